@@ -205,12 +205,12 @@ class TransformerConfig(Checked):
         Raises:
           UserError: The positions come from a table of `max_length` rows.
         """
-        if self.longest_input not in (None, max_length):
-            raise UserError(
-                f"max_length {max_length} differs from the {self.max_length} rows of the model's "
-                f"table of positions ({self.positions}): leave it out, or use a model with other "
-                "positions, such as sinusoidal or rotary"
-            )
+        require(
+            self.longest_input in (None, max_length),
+            f"max_length {max_length} differs from the {self.max_length} rows of the model's "
+            f"table of positions ({self.positions}): leave it out, or use a model with other "
+            "positions, such as sinusoidal or rotary",
+        )
         changes: dict[str, object] = {"max_length": max_length}
         if self.rope_scaling is not None:
             # Defaults of the scaling follow from `max_length`: fix them at the trained length.
@@ -319,8 +319,7 @@ class TransformerConfig(Checked):
           UserError: The family has no such head.
         """
         del labels
-        if head != self.head:
-            raise UserError(f"head {head!r} is unknown: choose {', '.join(self.heads)}")
+        require(head == self.head, f"head {head!r} is unknown: choose {', '.join(self.heads)}")
         return self
 
     @property

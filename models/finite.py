@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..data.common.errors import RunError
+from ..data.common.fields import require
 from .loading import load
 from .nn.typing import Params, PyTree
 from .registry import create
@@ -74,8 +75,9 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
         array = np.asarray(x)
         # NumPy itself does not count bfloat16 as a floating type.
         is_float = jnp.issubdtype(array.dtype, jnp.floating)
-        if is_float and not np.isfinite(array.astype(np.float32)).all():
-            raise RunError(
-                f"the model gives NaN or infinity as {name}: its parameters are too large; give "
-                "another --step or another model"
-            )
+        require(
+            not is_float or np.isfinite(array.astype(np.float32)).all(),
+            f"the model gives NaN or infinity as {name}: its parameters are too large; give "
+            "another --step or another model",
+            RunError,
+        )

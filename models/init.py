@@ -11,6 +11,7 @@ from flax.core import unfreeze
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..data.common.errors import UserError
+from ..data.common.fields import require
 from .model import Model
 from .nn.typing import Array, Key, Params
 from .registry import create, smallest_inputs
@@ -62,21 +63,22 @@ def fitting_params(model: Model, params: Params) -> Params:
         UserError: A parameter is missing, unknown, of another shape, or not of numbers; the
             message names its path.
     """
-    if model.execution.layers == "separate":
-        raise UserError(
-            'the model has execution layers="separate", which is for decoding: give the model and '
-            "the parameters before unstack_layers"
-        )
+    require(
+        model.execution.layers != "separate",
+        'the model has execution layers="separate", which is for decoding: give the model and '
+        "the parameters before unstack_layers",
+    )
     wanted: Params = flatten_dict(parameter_shapes(create(model.config)), sep="/")
     given: Params = flatten_dict(unfreeze(params), sep="/")
     # A frequent mistake is to pass the result of `model.init` instead of its entry "params".
-    if given.keys() == {f"params/{path}" for path in wanted}:
-        raise UserError('params has one entry, "params": give its value, params["params"]')
+    require(
+        given.keys() != {f"params/{path}" for path in wanted},
+        'params has one entry, "params": give its value, params["params"]',
+    )
     # Report the first problem in the order of paths.
     for path in sorted(wanted.keys() | given.keys()):
         shape = wanted[path].shape if path in wanted else None
-        if path not in given:
-            raise UserError(f"params has no {path} {shape}: give all parameters of the model")
+        require(path in given, f"params has no {path} {shape}: give all parameters of the model")
         x = given[path]
         if shape is None:
             raise UserError(f"params has {path}, which the model does not have: leave it out")
@@ -86,6 +88,8 @@ def fitting_params(model: Model, params: Params) -> Params:
                 f"params has {path} {found} where the model has {shape}: give the model "
                 f"that they belong to"
             )
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise UserError(f"params has {path} of the type {x.dtype}: give floating-point numbers")
+        require(
+            jnp.issubdtype(x.dtype, jnp.floating),
+            f"params has {path} of the type {x.dtype}: give floating-point numbers",
+        )
     return unflatten_dict({path: given[path].astype(np.float32) for path in wanted}, sep="/")

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..data.common.errors import UserError
-from ..data.common.fields import make_record
+from ..data.common.fields import make_record, require
 from ..data.common.json_text import JsonObject
 from .adapters.base import BASE, Base
 from .adapters.lora import A, B, LoRA, LoRAConfig, by_path, is_adapter, make_lora, nested
@@ -257,8 +257,7 @@ def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -
       UserError: The run trained no adapters, or is broken.
     """
     fields = read_config(folder)
-    if BASE not in fields:
-        raise UserError(f"{folder} trained no adapters (lora.rank): export the whole model")
+    require(BASE in fields, f"{folder} trained no adapters (lora.rank): export the whole model")
     config = model_config(folder)
     model = create(config)
     lora = adapters_of(fields, config, folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..data.common.errors import UserError
+from ..data.common.fields import require
 from ..data.common.json_text import JsonObject, read_object
 from .adapters.peft import is_peft_folder
 from .checksums import CHECKSUMS_FILE
@@ -65,11 +66,11 @@ def read_fields(folder: str | Path) -> JsonObject:
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
         # A PEFT folder has only the adapter, and its base has the config.json.
-        if is_peft_folder(Path(folder)):
-            raise UserError(
-                f"{folder} is an adapter of peft: make a run of it and its base with flaxzoo "
-                "import, or give it to models.load"
-            )
+        require(
+            not is_peft_folder(Path(folder)),
+            f"{folder} is an adapter of peft: make a run of it and its base with flaxzoo "
+            "import, or give it to models.load",
+        )
         path = Path(folder)
         what = "is no folder" if path.exists() else "does not exist"
         if path.is_dir():
@@ -148,8 +149,7 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
       UserError: A step is requested from a folder that has none.
     """
     if is_foreign(read_fields(folder)):
-        if step is not None:
-            raise UserError(f"{folder} has no checkpoints: leave step {step} out")
+        require(step is None, f"{folder} has no checkpoints: leave step {step} out")
         return None
     return newest_step(folder) if step is None else check_step(folder, step)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..common.atomic_io import build_folder
 from ..common.errors import DataError
+from ..common.fields import require
 from ..sources.parallel_corpus import ParallelText
 from ..sources.sentence_pairs import SentencePair
 from ..tokenizers.base import Tokenizer
@@ -139,11 +140,12 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
                 elif first_empty is None:
                     first_empty = num_read + number
             num_read += len(chunk)
-    if not numbers:
-        raise DataError(
-            f"none of {num_read:,} pairs of {text.name!r} has a text on both sides: give "
-            f"another source"
-        )
+    require(
+        numbers,
+        f"none of {num_read:,} pairs of {text.name!r} has a text on both sides: give "
+        f"another source",
+        DataError,
+    )
     metadata = {
         "num_read": num_read,
         "num_empty": num_read - len(numbers),

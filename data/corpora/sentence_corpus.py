@@ -16,6 +16,7 @@ import numpy as np
 
 from ..common.atomic_io import build_folder
 from ..common.errors import DataError, counted
+from ..common.fields import require
 from ..sources.documents import Documents
 from ..tokenizers.base import Tokenizer
 from .sentence_splitting import lines_as_sentences, split_sentences, splitter
@@ -112,8 +113,9 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
                     document_starts.append(first)
             seen += len(chunk)
         sentence_starts.append(tokens.position)
-    if not document_starts:
-        raise DataError(f"none of {seen} documents has a token: give a source with text")
+    require(
+        document_starts, f"none of {seen} documents has a token: give a source with text", DataError
+    )
     # Both arrays end with the total, so that every item has a start and an end.
     document_starts.append(len(sentence_starts) - 1)
     metadata = {

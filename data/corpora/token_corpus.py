@@ -22,6 +22,7 @@ import numpy as np
 
 from ..common.atomic_io import build_folder
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.progress import SECONDS_BETWEEN_LINES, Progress
 from ..dataset import PickledByFields
 from ..tokenizers.base import Tokenizer
@@ -191,8 +192,7 @@ def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Pat
             # Count all bytes, because bits per byte refers to the text and not to its tokens.
             num_bytes += sum(len(text.encode()) for text in chunk)
             seen += len(chunk)
-    if not starts:
-        raise DataError(f"none of {seen} documents has two tokens: give a source with text")
+    require(starts, f"none of {seen} documents has two tokens: give a source with text", DataError)
     metadata = {
         "num_bytes": num_bytes,
         "vocab_size": tokenizer.vocab_size,

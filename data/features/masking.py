@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
 from ..tokenizers.base import Tokenizer
 
@@ -75,8 +76,11 @@ class Masking(PickledByFields):
           DataError: The tokenizer has no mask token, or does not mark words.
         """
         ids = tokenizer.special_ids.present
-        if "mask" not in ids:
-            raise DataError(f"this {tokenizer.kind} tokenizer has no mask token: train a wordpiece")
+        require(
+            "mask" in ids,
+            f"this {tokenizer.kind} tokenizer has no mask token: train a wordpiece",
+            DataError,
+        )
         return cls(
             ids["mask"],
             tuple(sorted(set(ids.values()))),
@@ -214,10 +218,11 @@ def continuations(tokenizer: Tokenizer) -> np.ndarray:
         return np.zeros(tokenizer.vocab_size, bool)
     # Byte-level BPE writes a space as Ġ, SentencePiece as ▁.
     begins = np.asarray([piece.startswith(("Ġ", "▁")) for piece in pieces])
-    if not begins.any():
-        raise DataError(
-            f"this {tokenizer.kind} tokenizer does not mark where words begin: leave whole_word out"
-        )
+    require(
+        begins.any(),
+        f"this {tokenizer.kind} tokenizer does not mark where words begin: leave whole_word out",
+        DataError,
+    )
     return ~begins
 
 

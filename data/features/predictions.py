@@ -4,7 +4,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
+from ..common.errors import DataError
+from ..common.fields import require
 
 Prediction = dict[str, Any]
 """The prediction for one labeled example, serializable as JSON."""
@@ -29,8 +30,10 @@ def label_id(label: str, ids: dict[str, int], location: str) -> int:
 def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarray:
     """Returns one model output after checking that it has one item per row."""
     values = np.asarray(predictions[name])
-    if len(values) != rows:
-        raise UserError(f"{name} has {len(values)} rows, but there are {rows}: pass all outputs")
+    require(
+        len(values) == rows,
+        f"{name} has {len(values)} rows, but there are {rows}: pass all outputs",
+    )
     return cast(np.ndarray, values)
 
 

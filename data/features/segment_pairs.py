@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..tokenizers.frame import Frame, Layout
@@ -105,18 +106,20 @@ class Segments(PickledByFields):
 
     def _check_documents(self) -> None:
         corpus = self.corpus
-        if corpus.num_documents < 2 and not self.swap:
-            raise DataError(
-                "next sentences need two documents, and the training or validation data have one: "
-                "make documents smaller (text:GLOB#block or #sentences), hold out more, name other "
-                "validation data, or set data.next_sentence False"
-            )
-        if corpus.num_single == corpus.num_documents:
-            raise DataError(
-                f"each of {corpus.num_documents:,} documents is a single sentence, so no "
-                f"segment continues another: give longer documents (#file, #block), or "
-                f"data.next_sentence False"
-            )
+        require(
+            corpus.num_documents >= 2 or self.swap,
+            "next sentences need two documents, and the training or validation data have one: "
+            "make documents smaller (text:GLOB#block or #sentences), hold out more, name other "
+            "validation data, or set data.next_sentence False",
+            DataError,
+        )
+        require(
+            corpus.num_single != corpus.num_documents,
+            f"each of {corpus.num_documents:,} documents is a single sentence, so no "
+            f"segment continues another: give longer documents (#file, #block), or "
+            f"data.next_sentence False",
+            DataError,
+        )
 
     @property
     def target(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..corpora.sentence_corpus import SentenceCorpus
 from ..tokenizers.frame import Frame
 from .segment_pairs import Example, framed_example
@@ -46,13 +47,14 @@ class Windows:
             )
         # With fewer tokens, an A from the middle would leave no room for a separate B.
         needed = first + 2 * second
-        if len(self.corpus.tokens) < needed:
-            raise DataError(
-                f"random halves or windows for sequences of {self.length} tokens need a text of "
-                f"{needed:,}, and the training or validation data have "
-                f"{len(self.corpus.tokens):,}: lower data.length, give more text, hold out more, "
-                "or name other validation data"
-            )
+        require(
+            len(self.corpus.tokens) >= needed,
+            f"random halves or windows for sequences of {self.length} tokens need a text of "
+            f"{needed:,}, and the training or validation data have "
+            f"{len(self.corpus.tokens):,}: lower data.length, give more text, hold out more, "
+            "or name other validation data",
+            DataError,
+        )
 
     @property
     def sizes(self) -> tuple[int, int]:

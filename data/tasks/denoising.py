@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Annotated, ClassVar
 
 from ..common.errors import DataError, counted
-from ..common.fields import Fraction, Range
+from ..common.fields import Fraction, Range, require
 from ..features.denoising import Denoising
 from ..features.span_corruption import SpanLength
 from ..tokenizers.base import Tokenizer
@@ -30,11 +30,12 @@ def mask_of(tokenizer: Tokenizer) -> int:
     mask = tokenizer.special_ids.mask
     if mask is not None:
         return mask
-    if not tokenizer.sentinels:
-        raise DataError(
-            f"this {tokenizer.kind} tokenizer has no mask token and no sentinel: train one "
-            "(data.tokenizer.kind sentencepiece-unigram)"
-        )
+    require(
+        tokenizer.sentinels,
+        f"this {tokenizer.kind} tokenizer has no mask token and no sentinel: train one "
+        "(data.tokenizer.kind sentencepiece-unigram)",
+        DataError,
+    )
     return tokenizer.sentinels[0]
 
 

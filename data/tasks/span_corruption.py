@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..common.errors import DataError, UserError, counted
-from ..common.fields import PositiveInt
+from ..common.fields import PositiveInt, require
 from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
 from ..dataset import BatchSpec, DataSplit, PickledByFields
@@ -205,8 +205,9 @@ class CorruptedData(DocumentsData):
         corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
         drawn = (EVALUATION_SEED, False) if seed is None else (seed, True)
         examples = self.examples_type(corpus, tokenizer, noise, self.lengths, *drawn)
-        if not examples.num_texts:
-            raise DataError("no document has two tokens: give a source with text")
+        require(
+            examples.num_texts, "no document has two tokens: give a source with text", DataError
+        )
         summary = (
             f"{counted(corpus.num_documents, 'document')} in "
             f"{counted(examples.num_texts, 'text')}, {examples.fill}{unknown_tokens(corpus)}"
@@ -270,10 +271,11 @@ class SpanCorruptionData(CorruptedData):
         """See ``CorruptedData``; each gap of the longest text needs a sentinel."""
         longest = self.corruption.longest_text(*self.lengths)
         (most,) = self.corruption.counts(np.asarray([longest]))[1].tolist()
-        if most > len(tokenizer.sentinels):
-            raise DataError(
-                f"a text of {longest} tokens has {most} gaps, and the vocabulary "
-                f"{counted(len(tokenizer.sentinels), 'sentinel')}: give a smaller data.length, or "
-                f"train a vocabulary with data.num_sentinels {most}"
-            )
+        require(
+            most <= len(tokenizer.sentinels),
+            f"a text of {longest} tokens has {most} gaps, and the vocabulary "
+            f"{counted(len(tokenizer.sentinels), 'sentinel')}: give a smaller data.length, or "
+            f"train a vocabulary with data.num_sentinels {most}",
+            DataError,
+        )
         return self.corruption

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..chat_templates.chat_template import find_template
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.json_text import optional_object
 from .base import Tokenizer
 from .frame import BatchSettings
@@ -112,8 +113,7 @@ def _file_in(folder: Path) -> Path:
     if len(models) > 1:
         names = ", ".join(model.name for model in models)
         raise DataError(f"{folder} contains several sentencepiece models ({names}): name one")
-    if not models:
-        raise DataError(f"no tokenizer in the folder {folder}: it should contain {_KNOWN}")
+    require(models, f"no tokenizer in the folder {folder}: it should contain {_KNOWN}", DataError)
     return models[0]
 
 

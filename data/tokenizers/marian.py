@@ -22,6 +22,7 @@ from tokenizers import AddedToken
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.json_text import optional_object
 from .base import SPACE, Encoded, SpecialIds, check_unicode, clean_up, printable
 from .export import Export, ExportedTokenizer
@@ -72,8 +73,11 @@ class MarianTokenizer(ExportedTokenizer):
         own = is_target and settings.flag("separate_vocabs", False)
         vocabulary = folder / _VOCABULARIES[own]
         for file in (*(folder / name for name in MODELS), vocabulary):
-            if not file.is_file():
-                raise DataError(f"{file} is missing from Marian's tokenizer: download it as well")
+            require(
+                file.is_file(),
+                f"{file} is missing from Marian's tokenizer: download it as well",
+                DataError,
+            )
         self._files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
         self._config: JsonObject = optional_object(folder / CONFIG)
         # With a shared vocabulary transformers decodes both sides with the source's model.
@@ -83,8 +87,11 @@ class MarianTokenizer(ExportedTokenizer):
         )
         self._ids = read_ids(vocabulary)
         self._pieces = {id: piece for piece, id in self._ids.items()}
-        if len(self._pieces) != len(self._ids):
-            raise DataError(f"{vocabulary} gives one id to two pieces: fetch it again")
+        require(
+            len(self._pieces) == len(self._ids),
+            f"{vocabulary} gives one id to two pieces: fetch it again",
+            DataError,
+        )
         # Every special token must be in the vocabulary.
         names = {role: settings.named(role) for role in _USUAL_NAMES}
         self._special = {*names.values(), *_other_specials(settings.values)}
@@ -95,11 +102,12 @@ class MarianTokenizer(ExportedTokenizer):
             )
         # Marian's vocabulary has all tokens, so an added token must be one of them.
         for token in content.added.values():
-            if token.content not in self._special:
-                raise DataError(
-                    f"{folder}: the added token {token.content!r} is not supported by "
-                    f"Marian: remove it, or add it to the vocabulary and to extra_special_tokens"
-                )
+            require(
+                token.content in self._special,
+                f"{folder}: the added token {token.content!r} is not supported by "
+                f"Marian: remove it, or add it to the vocabulary and to extra_special_tokens",
+                DataError,
+            )
         self._unknown, self._end = names["unk_token"], names["eos_token"]
         self._cleans = settings.flag("clean_up_tokenization_spaces", False)
         ids = {role.removesuffix("_token"): self._ids[name] for role, name in names.items()}

@@ -20,6 +20,7 @@ from tokenizers import AddedToken
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.json_text import optional_object
 from .base import SPACE, Encoded, SpecialIds, Tokenizer, encode_around
 from .export import Export, ExportedTokenizer
@@ -56,8 +57,7 @@ class SentinelTokenizer(ExportedTokenizer):
         Raises:
           DataError: The number is below 1.
         """
-        if number < 1:
-            raise DataError(f"the number of sentinels must be at least 1, got {number}")
+        require(number >= 1, f"the number of sentinels must be at least 1, got {number}", DataError)
         self.base, self.number = base, number
         self.kind = base.kind
         self.vocab_size = base.vocab_size + number

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..common.errors import DataError
-from ..common.fields import Checked, PositiveInt
+from ..common.fields import Checked, PositiveInt, require
 from .base import END_OF_TEXT, SpecialIds, Tokenizer
 from .load import load_tokenizer
 
@@ -75,11 +75,12 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     # A size is an error for the kind characters, optional for words, and required for the other
     # kinds.
     kind, size = config.kind, config.vocab_size
-    if kind == "characters" and size is not None:
-        raise DataError(
-            f"data.tokenizer.vocab_size {size} was given for a characters tokenizer, whose "
-            f"size is the number of characters in the text: leave it out"
-        )
+    require(
+        kind != "characters" or size is None,
+        f"data.tokenizer.vocab_size {size} was given for a characters tokenizer, whose "
+        f"size is the number of characters in the text: leave it out",
+        DataError,
+    )
     if kind not in ("characters", "words") and size is None:
         raise DataError(
             f"a {kind} tokenizer needs a vocabulary size: set data.tokenizer.vocab_size, for "
@@ -129,16 +130,18 @@ class _Corpus:
         Raises:
           DataError: The texts are empty, or the size is above ``possible``.
         """
-        if not self.has_text:
-            raise DataError(
-                "a tokenizer cannot be trained: the source has no text; give one with text"
-            )
-        if self.size > possible:
-            raise DataError(
-                f"the corpus is too small for a vocabulary of {self.size} tokens: it fills "
-                f"{possible}; set data.tokenizer.vocab_size to at most {possible}, or give more "
-                "text"
-            )
+        require(
+            self.has_text,
+            "a tokenizer cannot be trained: the source has no text; give one with text",
+            DataError,
+        )
+        require(
+            self.size <= possible,
+            f"the corpus is too small for a vocabulary of {self.size} tokens: it fills "
+            f"{possible}; set data.tokenizer.vocab_size to at most {possible}, or give more "
+            "text",
+            DataError,
+        )
 
 
 def _train_characters(corpus: _Corpus, lowercase: bool) -> Tokenizer:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
 from ..checksums import checksum_of_files
 from ..hub import local_folder
@@ -83,10 +84,10 @@ class Base:
         files = _parameters(folder, self.step)
         if not files:
             raise missing
-        if checksum_of_files(files) != self.checksum:
-            raise UserError(
-                f"{run} has adapters of {named}, whose parameters have changed since: restore them"
-            )
+        require(
+            checksum_of_files(files) == self.checksum,
+            f"{run} has adapters of {named}, whose parameters have changed since: restore them",
+        )
         return folder
 
 

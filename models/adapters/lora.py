@@ -277,11 +277,11 @@ def make_lora(config: LoRAConfig, model: Model) -> LoRA:
     body = [path for path in maps if not path.startswith(HEAD)]
     targets = _matching(config.targets, body, "lora.targets", "linear map")
     adapted = tuple(maps[path] for path in targets if f"{path}/kernel" not in whole)
-    if not adapted:
-        raise UserError(
-            f"lora.targets {' '.join(config.targets)} are all in lora.also_trained: name another "
-            "linear map"
-        )
+    require(
+        adapted,
+        f"lora.targets {' '.join(config.targets)} are all in lora.also_trained: name another "
+        "linear map",
+    )
     return LoRA(config, adapted, whole)
 
 

@@ -110,8 +110,11 @@ class PeftAdapter:
         """
         fields = PeftFields.read(read_object(folder / CONFIG), folder / CONFIG)
         file = folder / WEIGHTS
-        if not file.is_file():
-            raise WeightsError(f"{folder} has no {WEIGHTS}: save the adapter as safetensors")
+        require(
+            file.is_file(),
+            f"{folder} has no {WEIGHTS}: save the adapter as safetensors",
+            WeightsError,
+        )
         edits: dict[str, list[Edit]] = {}
         for name, edit in _edits(fields, open_tensors(file), file):
             edits.setdefault(name, []).append(edit)
@@ -178,10 +181,11 @@ class PeftAdapter:
         part = HEADS[head].own_params[0]
         name = next(r.hf for r in module_mapping(probe).rules if f"head/{part}/kernel" in r.flax)
         stored = [edit.value for edit in self.edits.get(name, ()) if edit.kind == "tensor"]
-        if not stored:
-            raise WeightsError(
-                f"{self.file} lacks {name}: train the adapter with it in modules_to_save"
-            )
+        require(
+            stored,
+            f"{self.file} lacks {name}: train the adapter with it in modules_to_save",
+            WeightsError,
+        )
         labels = tuple(f"LABEL_{number}" for number in range(stored[0].shape[0]))
         return base.with_head(head, labels)
 
@@ -205,11 +209,12 @@ class PeftAdapter:
         """
         mapping = module_mapping(config)
         # Reorder the factors as the equivalent model reorders parameters (sinusoidal positions).
-        if mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] != config:
-            raise WeightsError(
-                f"{self.folder} is an adapter of a model in the Hugging Face format: give "
-                f"the exported base"
-            )
+        require(
+            mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] == config,
+            f"{self.folder} is an adapter of a model in the Hugging Face format: give "
+            f"the exported base",
+            WeightsError,
+        )
         # The tensors of the base. The adapted model may store separately the tensors that the base
         # shares.
         shared = _shared_names(self._with_head(base))
@@ -224,10 +229,11 @@ class PeftAdapter:
             found = [mapping.find(name, edits.keys()) for name, _ in rule.tensors(flax)]
             if not any(found) and params.keys() >= {*rule.flax}:
                 continue
-            if rule.layers is not None:
-                raise WeightsError(
-                    f"{self.file} changes {rule.hf}, which some layers lack: {MERGE}"
-                )
+            require(
+                rule.layers is None,
+                f"{self.file} changes {rule.hf}, which some layers lack: {MERGE}",
+                WeightsError,
+            )
             # Edit each tensor in the Hugging Face format, and split it into the parameters again.
             tensors: list[np.ndarray] = []
             for (name, shape), key in zip(rule.tensors(flax), found, strict=True):
@@ -268,21 +274,23 @@ class PeftAdapter:
         is_conv1d = not rule.layout.transposed and not rule.flax[0].endswith("/embedding")
         for edit in edits:
             change, expected = edit.array(), shape
-            if edit.kind == "embedding" and name.endswith("embed_positions.weight"):
-                raise WeightsError(
-                    f"{self.file} adapts {name}, which peft reads at other positions than the "
-                    "base: train the adapter without it"
-                )
+            require(
+                edit.kind != "embedding" or not name.endswith("embed_positions.weight"),
+                f"{self.file} adapts {name}, which peft reads at other positions than the "
+                "base: train the adapter without it",
+                WeightsError,
+            )
             if edit.kind == "linear" and is_conv1d:
                 change = change.T
             if edit.kind == "rows":
                 expected = (len(edit.rows), *shape[1:])
             # Without this check numpy would broadcast a change of another shape.
-            if change.shape != expected or max(edit.rows, default=0) >= shape[0]:
-                raise WeightsError(
-                    f"{name} in {self.file} is {list(change.shape)}, not {list(expected)}: give "
-                    "the base that the adapter was trained on, with as many tokens"
-                )
+            require(
+                change.shape == expected and max(edit.rows, default=0) < shape[0],
+                f"{name} in {self.file} is {list(change.shape)}, not {list(expected)}: give "
+                "the base that the adapter was trained on, with as many tokens",
+                WeightsError,
+            )
             # New values replace the tensor or some of its rows; products are added to it.
             if tensor is None or edit.kind == "tensor":
                 tensor = change

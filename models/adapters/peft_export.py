@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...data.common.atomic_io import new_folder
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..heads.specs import HEADS
@@ -145,11 +146,12 @@ def _adapter_of(
     adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
     if not adapted:
         return None
-    if rule.layers is not None:
-        raise WeightsError(
-            f"{rule.hf} is in some layers only, whose adapters cannot be exported: merge them, or "
-            "train with other lora.targets"
-        )
+    require(
+        rule.layers is None,
+        f"{rule.hf} is in some layers only, whose adapters cannot be exported: merge them, or "
+        "train with other lora.targets",
+        WeightsError,
+    )
     # The factors of each part, layers first, with A as [L, r, in] as peft stores it.
     factors: list[tuple[int, np.ndarray, np.ndarray]] = []
     for part, m in enumerate(parts):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...data.common.errors import UserError
-from ...data.common.fields import Checked, make_record
+from ...data.common.fields import Checked, make_record, require
 from ...data.common.json_text import JsonObject
 from ..hf.tensors.mapping import WeightsError
 
@@ -104,11 +104,12 @@ class PeftFields(Checked):
         stored = self.trainable_token_indices or ()
         if isinstance(stored, Mapping):
             stored = next((x for name, x in stored.items() if module.endswith(name)), ())
-        if len(stored) != num_rows or min(stored, default=0) < 0:
-            raise WeightsError(
-                f"trainable_token_indices must name the {num_rows} trained tokens of {module}, "
-                f"got {stored!r}: restore adapter_config.json"
-            )
+        require(
+            len(stored) == num_rows and min(stored, default=0) >= 0,
+            f"trainable_token_indices must name the {num_rows} trained tokens of {module}, "
+            f"got {stored!r}: restore adapter_config.json",
+            WeightsError,
+        )
         return tuple(stored)
 
     def is_saved(self, module: str) -> bool:
@@ -119,11 +120,11 @@ class PeftFields(Checked):
 def _check_pattern(pattern: str) -> None:
     """Checks that a regular expression is valid and cannot take long."""
     # A repeated group can take time exponential in the length of a name.
-    if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > MAX_REPEATS:
-        raise UserError(
-            f"alpha_pattern {pattern!r} repeats too often: name the modules, or use up to "
-            f"{MAX_REPEATS} repetitions and none of a group"
-        )
+    require(
+        not re.search(r"\)[*+{]", pattern) and len(re.findall("[*+{]", pattern)) <= MAX_REPEATS,
+        f"alpha_pattern {pattern!r} repeats too often: name the modules, or use up to "
+        f"{MAX_REPEATS} repetitions and none of a group",
+    )
     try:
         re.compile(pattern)
     except re.error as error:

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 
-from ...data.common.errors import UserError
-from ...data.common.fields import Rate
+from ...data.common.fields import Rate, require
 from ..config import Execution, TransformerConfig
 from ..heads.modules import ClassificationHead, HeadInputs, LastTokenClassificationHead, ValueHead
 from ..heads.outputs import CausalLMOutput, ClassifierOutput, EncoderOutput, Projection
@@ -155,11 +154,11 @@ class CausalLM(nn.Module):
             or a mask `[B, T, S]`.
         """
         c, e = self.config, self.execution
-        if cache is not None and not c.causal:
-            raise UserError(
-                "a model with causal=False sees later tokens and cannot continue a cache: train "
-                "one with causal=True"
-            )
+        require(
+            cache is None or c.causal,
+            "a model with causal=False sees later tokens and cannot continue a cache: train "
+            "one with causal=True",
+        )
         # The classifier reads the last real token of a row, which these inputs do not determine.
         if c.head == "sequence_classification":
             check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)

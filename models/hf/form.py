@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
 from ..config import TransformerConfig
 from ..heads.specs import HEADS
@@ -132,8 +133,11 @@ class Form(Generic[Config]):
         """
         # Reject what transformers lacks before anything is written.
         check_exportable(config, {**fixed, **self.allowed}, self.model_type)
-        if head not in self.classes:
-            raise WeightsError(f"{self.model_type} has no class with the head {head}")
+        require(
+            head in self.classes,
+            f"{self.model_type} has no class with the head {head}",
+            WeightsError,
+        )
         fields = settings_to_hf(
             self.fields,
             dataclasses.replace(config, **explicit),

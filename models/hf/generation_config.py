@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, JsonValue, read_object
 from ..decoding.request import GenerationRequest, Sampling
 from ..hub import local_folder
@@ -168,11 +169,11 @@ def _token_settings(fields: HFSettings, causal: bool) -> Settings:
             f"forced_eos_token_id must be one of eos_token_id {fields.get('eos_token_id')}, "
             f"got {forced}: add it to eos_token_id"
         )
-    if first is not None and causal:
-        raise UserError(
-            f"forced_bos_token_id {first} is not supported by a causal language model: put "
-            f"it into the prompts"
-        )
+    require(
+        first is None or not causal,
+        f"forced_bos_token_id {first} is not supported by a causal language model: put "
+        f"it into the prompts",
+    )
     # If no start token is stated, a decoder begins with `bos_token_id`.
     start, bos = tokens["decoder_start_token_id"], tokens.pop("bos_token_id")
     start = tokens["decoder_start_token_id"] = None if causal else bos if start is None else start
@@ -255,11 +256,12 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
     config = read_object(folder / "config.json", WeightsError)
     # A run folder keeps the settings of the folder it was imported from.
     if "model_type" not in config:
-        if GENERATION not in config:
-            raise WeightsError(
-                f"{folder} has no generation settings: give a folder in the Hugging Face "
-                f"format, or a run imported from one"
-            )
+        require(
+            GENERATION in config,
+            f"{folder} has no generation settings: give a folder in the Hugging Face "
+            f"format, or a run imported from one",
+            WeightsError,
+        )
         source, given, model = folder / "config.json", config[GENERATION], config["model"]
         if not isinstance(given, dict) or not isinstance(model, dict):
             raise WeightsError(f"{source}: {GENERATION} {given!r} is not an object: restore it")
@@ -304,11 +306,11 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
     # `max_length` includes the prompt. Its default is limited by the model's positions.
     default = NEW_TOKENS + prompt_length
     total: Any = fields.get("max_length", min(default, longest or default))
-    if total <= prompt_length:
-        raise UserError(
-            f"max_length {total} leaves no room for new tokens after {prompt_length} "
-            f"tokens: give max_new_tokens"
-        )
+    require(
+        total > prompt_length,
+        f"max_length {total} leaves no room for new tokens after {prompt_length} "
+        f"tokens: give max_new_tokens",
+    )
     return total - prompt_length
 
 
@@ -333,11 +335,11 @@ def _banned(fields: HFSettings, eos_ids: Sequence[int]) -> tuple[tuple[int, ...]
     """Returns the banned sequences of one or more tokens."""
     given = fields.get("bad_words_ids", [])
     sequences = [_ids(sequence) for sequence in given] if isinstance(given, list) else [None]
-    if not all(sequences):
-        raise UserError(
-            f"bad_words_ids {given!r} is not supported: only a list of words, each a list of its "
-            "tokens' ids"
-        )
+    require(
+        all(sequences),
+        f"bad_words_ids {given!r} is not supported: only a list of words, each a list of its "
+        "tokens' ids",
+    )
     # A suppressed token is a banned sequence of one token.
     tokens = _ids(fields.get("suppress_tokens", []))
     if tokens is None or set(eos_ids) & set(tokens):

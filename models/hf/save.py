@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...data.common.atomic_io import new_folder
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..decoding.request import published_request
@@ -132,11 +132,11 @@ def check_vocabulary(
         ("", tokenizer.target.vocab_size, config.vocab_size),
         (" for sources", tokenizer.vocab_size, source_size),
     ):
-        if size > known:
-            raise UserError(
-                f"{name} has {size:,} tokens{what}, more than the {known:,} of its model: "
-                "give the model's own"
-            )
+        require(
+            size <= known,
+            f"{name} has {size:,} tokens{what}, more than the {known:,} of its model: "
+            "give the model's own",
+        )
 
 
 def write_tokenizer(folder: Path, config: TransformerConfig, tokenizer: Vocabulary) -> str:

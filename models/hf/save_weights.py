@@ -10,6 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from numpy.typing import DTypeLike
 
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, JsonValue, to_json
 from ..config import TransformerConfig
 from ..decoding.request import GenerationRequest
@@ -85,11 +86,12 @@ def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
     merged = dict(of_model)
     for name, value in of_tokenizer.items():
         known = merged.get(name)
-        if known is not None and value not in (None, known):
-            raise WeightsError(
-                f"{name} is {known} in the model, whose positions depend on it, but {value} "
-                f"in the tokenizer: give the tokenizer of the model"
-            )
+        require(
+            known is None or value in (None, known),
+            f"{name} is {known} in the model, whose positions depend on it, but {value} in the "
+            "tokenizer: give the tokenizer of the model",
+            WeightsError,
+        )
         merged[name] = value if known is None else known
     return merged
 
@@ -105,8 +107,11 @@ def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
     Raises:
       WeightsError: A number exceeds the range of float16.
     """
-    if dtype == "float16" and np.abs(x).max(initial=0) > np.finfo(np.float16).max:
-        raise WeightsError(f"{name} has numbers beyond float16: choose bfloat16 or float32")
+    require(
+        dtype != "float16" or np.abs(x).max(initial=0) <= np.finfo(np.float16).max,
+        f"{name} has numbers beyond float16: choose bfloat16 or float32",
+        WeightsError,
+    )
     return np.ascontiguousarray(x, DTYPES[dtype])
 
 

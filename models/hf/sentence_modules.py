@@ -14,6 +14,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from ...data.common.fields import require
 from ...data.common.files import path_inside
 from ...data.common.json_text import JsonObject, JsonValue, parse_json, read_object
 from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
@@ -157,10 +158,11 @@ def activation_name(path: str, file: Path, field: str) -> str:
     """
     # Another package may define the same name differently.
     *package, name = path.split(".")
-    if package[:1] != ["torch"] or name not in ACTIVATIONS:
-        raise WeightsError(
-            f"{file}: {field} {path} is not supported: only {', '.join(ACTIVATIONS)} of torch"
-        )
+    require(
+        package[:1] == ["torch"] and name in ACTIVATIONS,
+        f"{file}: {field} {path} is not supported: only {', '.join(ACTIVATIONS)} of torch",
+        WeightsError,
+    )
     return name
 
 

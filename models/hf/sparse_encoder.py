@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
 from ..nn.typing import Array, Float
 from .config_mapping import ConfigMapping, Field, FixedField
@@ -118,10 +119,11 @@ def read_sparse_settings(folder: Path) -> SparseSettings | None:
     pooling = folder / modules[1][1] / "config.json"
     stated = str(read_settings(_POOLING, pooling)["activation"])
     known: dict[str, SparseActivation] = {name: name for name in get_args(SparseActivation)}
-    if stated not in known:
-        raise WeightsError(
-            f"{pooling}: activation_function {stated!r} is not supported: only {', '.join(known)}"
-        )
+    require(
+        stated in known,
+        f"{pooling}: activation_function {stated!r} is not supported: only {', '.join(known)}",
+        WeightsError,
+    )
     tokenized = read_transformer(_TRANSFORMER, folder)
     whole = read_settings(_WHOLE, folder / WHOLE_MODEL, optional=True)
     return SparseSettings(activation=known[stated], texts=EmbeddingSettings(**tokenized, **whole))

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from ...data.common.errors import UserError
-from ...data.common.fields import Rate, check_value
+from ...data.common.fields import Rate, check_value, require
 from .typing import Array, Bool, Float, Int, Key, UInt
 
 DROPOUT_MASK = "dropout_mask"
@@ -71,11 +70,11 @@ def key_words(keys: Key[Array, "*shape"] | UInt[Array, "*shape 2"]) -> UInt[Arra
       UserError: the keys belong to another generator.
     """
     implementation = jax.random.key_impl(keys)
-    if str(implementation) != "threefry2x32":
-        raise UserError(
-            f"dropout does not support keys of {implementation}: give "
-            "jax.random.key(seed, impl='threefry2x32'), or no keys"
-        )
+    require(
+        str(implementation) == "threefry2x32",
+        f"dropout does not support keys of {implementation}: give "
+        "jax.random.key(seed, impl='threefry2x32'), or no keys",
+    )
     return jax.random.key_data(keys)
 
 

@@ -13,6 +13,7 @@ from flax import struct
 from jax.extend.core import Primitive
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..config import Execution, TransformerConfig
 from .attention import AttentionContext, MultiHeadAttention
 from .cache import Cache, LayerCache, LayerCaches
@@ -115,8 +116,10 @@ def prepare_inputs(
     # With a mask per query the query axis holds beams, so `max_length` does not apply.
     if longest is not None and length > longest and not per_query:
         raise UserError(f"input of {length} tokens exceeds max_length {longest}: shorten it")
-    if cache is not None and segment_ids is not None:
-        raise UserError(f"a cache cannot continue packed sequences: leave {prefix}segment_ids out")
+    require(
+        cache is None or segment_ids is None,
+        f"a cache cannot continue packed sequences: leave {prefix}segment_ids out",
+    )
     # Keys are the tokens of this call, or all slots of the cache.
     num_keys = length if cache is None else cache.length
     if attention_mask is not None and attention_mask.shape[-1] != num_keys:
@@ -130,11 +133,11 @@ def prepare_inputs(
     start = jnp.zeros((), jnp.int32) if cache is None else cache.index
     if position_ids is None:
         # With a mask per query, the tokens may belong to several beams.
-        if per_query and skip_padding:
-            raise UserError(
-                f"{prefix}attention_mask [B, T, S] does not determine positions: "
-                f"give {prefix}position_ids"
-            )
+        require(
+            not per_query or not skip_padding,
+            f"{prefix}attention_mask [B, T, S] does not determine positions: "
+            f"give {prefix}position_ids",
+        )
         counted = attention_mask if skip_padding else None
         position_ids = default_positions(start, length, counted, segment_ids)
     mask = AttentionMask(length, num_keys, attention_mask, segment_ids, causal=causal, start=start)
@@ -145,12 +148,12 @@ def _check_rings(cache: Cache, num_beams: int, prefix: str) -> None:
     """Raises UserError if the rings of a cache are too small for several beams."""
     for ring in cache.rings:
         assert ring.window is not None
-        if ring.num_slots < ring.window * num_beams:
-            raise UserError(
-                f"{prefix}attention_mask [B, T, S] with T = {num_beams} needs {num_beams} windows "
-                f"of {ring.window}, and a layer of the cache has {ring.num_slots} slots: give "
-                f"init_cache num_beams={num_beams}, or spare={cache.length} to keep all slots"
-            )
+        require(
+            ring.num_slots >= ring.window * num_beams,
+            f"{prefix}attention_mask [B, T, S] with T = {num_beams} needs {num_beams} windows "
+            f"of {ring.window}, and a layer of the cache has {ring.num_slots} slots: give "
+            f"init_cache num_beams={num_beams}, or spare={cache.length} to keep all slots",
+        )
 
 
 @struct.dataclass

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, JsonValue
 from ...models.adapters.base import BASE
 from ...models.config import TransformerConfig
@@ -41,8 +42,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     folder, output = Path(folder), Path(output)
     config = read_config(folder)
     kept = steps(folder)
-    if last < 1:
-        raise RunError(f"last must be at least 1, got {last}")
+    require(last >= 1, f"last must be at least 1, got {last}", RunError)
     if len(kept) < last:
         listed = ", ".join(map(str, kept)) or "none"
         raise RunError(

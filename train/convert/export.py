@@ -226,8 +226,11 @@ def _write_safetensors(exported: Exported, output: Path) -> list[str]:
 
 
 def _write_npz(exported: Exported, output: Path) -> list[str]:
-    if exported.dtype == "bfloat16":
-        raise RunError("npz has no bfloat16: choose float16 or float32, or the form safetensors")
+    require(
+        exported.dtype != "bfloat16",
+        "npz has no bfloat16: choose float16 or float32, or the form safetensors",
+        RunError,
+    )
     content = io.BytesIO()
     # `Any`, because a type checker cannot know that no array is named like a keyword of `savez`.
     arrays: dict[str, Any] = exported.arrays()
@@ -237,10 +240,11 @@ def _write_npz(exported: Exported, output: Path) -> list[str]:
 
 
 def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
-    if exported.dtype != "float32":
-        raise RunError(
-            f"a program takes parameters of float32, not {exported.dtype}: leave the dtype out"
-        )
+    require(
+        exported.dtype == "float32",
+        f"a program takes parameters of float32, not {exported.dtype}: leave the dtype out",
+        RunError,
+    )
     config = exported.config.model
     program = export_forward(exported.model)
     names = ", ".join(f"{name}=…" for name in input_names(config))

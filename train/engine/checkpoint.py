@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
 from ...models.nn.typing import PyTree
@@ -219,12 +220,13 @@ class Checkpoints:
         Raises:
             RunError: `shapes` has frozen parameters, and the checkpoint has none.
         """
-        if shapes.frozen is not None and not (self._folder / str(step) / FROZEN).is_dir():
-            raise RunError(
-                f"checkpoint {step} of {self._folder.parent} has no frozen parameters, which the "
-                "objective needs as its reference: resume it with the objective that it was "
-                "written with"
-            )
+        require(
+            shapes.frozen is None or (self._folder / str(step) / FROZEN).is_dir(),
+            f"checkpoint {step} of {self._folder.parent} has no frozen parameters, which the "
+            "objective needs as its reference: resume it with the objective that it was "
+            "written with",
+            RunError,
+        )
         arrays = {name: ocp.args.StandardRestore(part) for name, part in _parts(shapes).items()}
         items = {**arrays, DATA: ocp.args.JsonRestore()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**items))

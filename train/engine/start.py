@@ -245,11 +245,12 @@ def start_or_resume(
     )
     if newest is None:
         return Start(_first_state(opened, log))
-    if not resume:
-        raise RunError(
-            f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
-            "from there, or give another --workdir"
-        )
+    require(
+        resume,
+        f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
+        "from there, or give another --workdir",
+        RunError,
+    )
     # A checkpoint of adapters omits their base, which is read from its source.
     base = None if run.config.lora is None else _first_state(opened, log).frozen
     if base is not None:

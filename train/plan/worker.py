@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from ...data.chat.policy import PolicyData
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.adapters.lora import make_lora
 from ...models.init import parameter_shapes
 from ...models.loading import model_config
@@ -59,8 +60,7 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
     Raises:
         UserError: Mesh, batch and parameters cannot be divided over the devices.
     """
-    if config.parallel != "jit":
-        raise UserError(f"parallel {config.parallel} cannot be planned: leave it out")
+    require(config.parallel == "jit", f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
     if mesh.shape["data"] % topology.data_multiple:
         raise UserError(

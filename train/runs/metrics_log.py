@@ -14,6 +14,7 @@ from typing import Any
 
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import RunError, UserError
+from ...data.common.fields import require
 from ...data.common.json_text import to_json
 from ...models.run_files import CONFIG_FILE
 
@@ -65,11 +66,12 @@ class MetricsLog:
         """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
         # A deleted file that is still open would accept lines, but they would be lost.
-        if not self._file.is_file():
-            raise RunError(
-                f"{self._file} was deleted during training: restore it; the same command resumes "
-                "from the newest checkpoint"
-            )
+        require(
+            self._file.is_file(),
+            f"{self._file} was deleted during training: restore it; the same command resumes "
+            "from the newest checkpoint",
+            RunError,
+        )
         try:
             # JSON has neither NaN nor infinity, so write null.
             finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}

@@ -19,6 +19,7 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ...common.errors import DataError
+from ...common.fields import require
 from ..base import END_OF_TEXT, SpecialIds
 from ..folder import (
     FLAGS,
@@ -147,11 +148,12 @@ def _check_growth(file: Path, content: JsonObject) -> None:
     for step in steps:
         with library_errors(f"{file}: the step {step.get('type')} of the normalizer fails"):
             text = _one_step(step).normalize_str(text)
-        if len(text) > _LARGEST_GROWTH * len(probe):
-            raise DataError(
-                f"{file}: the normalizer or the decoder turns {len(probe)} characters into "
-                f"{len(text)}: the limit is {_LARGEST_GROWTH} times as many"
-            )
+        require(
+            len(text) <= _LARGEST_GROWTH * len(probe),
+            f"{file}: the normalizer or the decoder turns {len(probe)} characters into "
+            f"{len(text)}: the limit is {_LARGEST_GROWTH} times as many",
+            DataError,
+        )
 
 
 # Decoder steps that join tokens and hardly change the length of a text.
@@ -363,8 +365,11 @@ def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> Huggin
         # The template refers to special tokens by id, so all of them must exist by now.
         if (template := family.template(backend, settings)) is not None:
             backend.post_processor = template
-    if not backend.get_vocab_size(with_added_tokens=True):
-        raise DataError(f"{folder.path}: the vocabulary of the tokenizer is empty: fetch it again")
+    require(
+        backend.get_vocab_size(with_added_tokens=True),
+        f"{folder.path}: the vocabulary of the tokenizer is empty: fetch it again",
+        DataError,
+    )
     # transformers ignores the clean-up setting for BPE unless it is forced.
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     applies = settings.flag(forced, False) or not isinstance(backend.model, models.BPE)

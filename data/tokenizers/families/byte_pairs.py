@@ -6,6 +6,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from ...common.errors import DataError
+from ...common.fields import require
 from ..base import SPACE
 from ..folder import Settings
 from ..sentencepiece_model import when
@@ -27,11 +28,11 @@ def _pairs(vocabulary: Vocabulary, **options: str | bool) -> models.BPE:
 def bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     """Makes BERT's tokenizer, of WordPiece."""
     unknown = settings.named("unk_token")
-    if unknown not in vocabulary.ids:
-        raise DataError(
-            f"{settings.file}: unk_token {unknown!r} is not in the vocabulary: name one of its "
-            "pieces"
-        )
+    require(
+        unknown in vocabulary.ids,
+        f"{settings.file}: unk_token {unknown!r} is not in the vocabulary: name one of its pieces",
+        DataError,
+    )
     normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.flag("tokenize_chinese_chars", True),

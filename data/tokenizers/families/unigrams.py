@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from ...common.errors import DataError
+from ...common.fields import require
 from ..base import SPACE
 from ..folder import Settings, Token, name_of
 from ..sentencepiece_model import precompiled, when
@@ -125,8 +126,7 @@ def pegasus(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     name = settings.named("unk_token")
     # The id depends on the number of reserved tokens before it.
     ids = [id for id, piece in enumerate(vocabulary.scores) if piece == (name, 0.0)]
-    if not ids:
-        raise DataError(f"{settings.file.parent}: the vocabulary has no {name}: fetch it again")
+    require(ids, f"{settings.file.parent}: the vocabulary has no {name}: fetch it again", DataError)
     rules = precompiled(vocabulary.charsmap) or [normalizers.Replace(Regex(r"\n"), " ")]
     return _unigrams(vocabulary, ids[0], [*rules, _ONE_SPACE])
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeVar
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig, MixedDecoderConfig
 from ..config_mapping import (
@@ -88,10 +89,11 @@ class DecoderForm(Form[Config]):
             max_length=max_length,
         )
         fraction = settings.get("rope_fraction", 1)
-        if fraction != 1 and not self.fractional:
-            raise WeightsError(
-                f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
-            )
+        require(
+            fraction == 1 or self.fractional,
+            f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0",
+            WeightsError,
+        )
         settings |= settings_from_hf(self.fields, fields, source)
         # Set the head. Replace explicit values that equal the default, so that configurations
         # compare equal.
@@ -121,11 +123,12 @@ class DecoderForm(Form[Config]):
         """Converts a configuration to the content of a `config.json`; see `Form`."""
         # Reject what the family in transformers cannot express.
         kind = None if config.rope_scaling is None else config.rope_scaling.kind
-        if kind not in (None, *self.rotary_kinds):
-            raise WeightsError(
-                f"{self.model_type} has no rotary scaling {kind!r}: only "
-                f"{', '.join(map(repr, self.rotary_kinds))}"
-            )
+        require(
+            kind in (None, *self.rotary_kinds),
+            f"{self.model_type} has no rotary scaling {kind!r}: only "
+            f"{', '.join(map(repr, self.rotary_kinds))}",
+            WeightsError,
+        )
         head = config.head if config.head in CLASSIFIERS else "causal_lm"
         explicit = {
             "num_kv_heads": config.kv_heads,
@@ -262,11 +265,12 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
     window = window if used is True else None
     windowed = take_layer_types(fields, num_layers, source)
     if window is None:
-        if windowed is not None and any(windowed):
-            raise WeightsError(
-                f"{source}: layer_types has windows, but use_sliding_window and sliding_window "
-                "state none: make them agree"
-            )
+        require(
+            windowed is None or not any(windowed),
+            f"{source}: layer_types has windows, but use_sliding_window and sliding_window "
+            "state none: make them agree",
+            WeightsError,
+        )
         return
     if windowed is None:
         # Files without `layer_types` state the first layer with a window.

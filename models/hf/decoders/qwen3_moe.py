@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.qwen3_moe import Qwen3MoeConfig
 from ..config_mapping import ConfigMapping, Field, Settings, typed_field
@@ -31,8 +32,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     width = typed_field(fields, "intermediate_size", 6144, source)
     for name in ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"):
         fields.pop(name, None)
-    if every < 1:
-        raise WeightsError(f"{source}: decoder_sparse_step {every} must be at least 1")
+    require(every >= 1, f"{source}: decoder_sparse_step {every} must be at least 1", WeightsError)
     dense = tuple(i for i in range(number) if i in listed or (i + 1) % every)
     if dense:
         settings |= {"dense_layers": dense, "d_ff_dense": width}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig
 from ...rotary_scaling import RotaryScaling
@@ -86,11 +87,12 @@ def take_windowed_base(
         fields["rope_parameters"] = given.get("full_attention")
         local = {**local, "rope_parameters": given.get("sliding_attention")}
     rotary = take_rotary(local, source, default_base=default_base)
-    if rotary.keys() != {"rope_type", "rope_theta"} or rotary["rope_type"] != "default":
-        raise WeightsError(
-            f"{source}: rotary scaling of sliding_attention, {rotary}, is not supported: only the "
-            "type 'default'"
-        )
+    require(
+        rotary.keys() == {"rope_type", "rope_theta"} and rotary["rope_type"] == "default",
+        f"{source}: rotary scaling of sliding_attention, {rotary}, is not supported: only the "
+        "type 'default'",
+        WeightsError,
+    )
     return rotary["rope_theta"]
 
 
@@ -172,10 +174,11 @@ def scaling_from_hf(
         settings.setdefault("original_length", max_length)
     if kind == "dynamic":  # transformers reads max_position_embeddings instead
         settings.pop("original_length", None)
-    if kind == "llama3" and not {"low_frequency", "high_frequency"} <= settings.keys():
-        raise WeightsError(
-            f"{source}: rotary scaling of type 'llama3' needs low_freq_factor and high_freq_factor"
-        )
+    require(
+        kind != "llama3" or {"low_frequency", "high_frequency"} <= settings.keys(),
+        f"{source}: rotary scaling of type 'llama3' needs low_freq_factor and high_freq_factor",
+        WeightsError,
+    )
     for name in ("short_factors", "long_factors"):
         if isinstance(settings.get(name), list):
             settings[name] = tuple(settings[name])
@@ -193,12 +196,13 @@ def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> JsonObject:
     rotary: JsonObject = {"rope_type": "default", "rope_theta": base}
     if scaling is None:
         return rotary
-    if scaling.kind == "dynamic" and scaling.original_length is not None:
-        raise WeightsError(
-            f"rope_scaling of the kind dynamic has original_length {scaling.original_length}, "
-            "which is max_position_embeddings in transformers: export the model with that "
-            "max_length and without original_length"
-        )
+    require(
+        scaling.kind != "dynamic" or scaling.original_length is None,
+        f"rope_scaling of the kind dynamic has original_length {scaling.original_length}, "
+        "which is max_position_embeddings in transformers: export the model with that "
+        "max_length and without original_length",
+        WeightsError,
+    )
     # Write the fields that differ from their defaults; "llama3" always needs both factors.
     rotary["rope_type"] = scaling.kind
     for name, field in _SCALING.items():

@@ -1,5 +1,6 @@
 """SmolLM3 in the Hugging Face format."""
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.smollm3 import UNROTATED_EVERY, SmolLM3Config
 from ..config_mapping import ConfigMapping, Field, Settings, typed_field
@@ -24,8 +25,9 @@ def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bo
     given = fields.pop("no_rope_layers", None)
     fields.pop("no_rope_layer_interval", None)
     if given is None:
-        if every < 1:
-            raise WeightsError(f"{source}: no_rope_layer_interval {every} must be at least 1")
+        require(
+            every >= 1, f"{source}: no_rope_layer_interval {every} must be at least 1", WeightsError
+        )
         given = [int((i + 1) % every != 0) for i in range(num_layers)]
     # Despite its name, the field has 1 for each layer with rotary positions.
     if (
@@ -53,11 +55,12 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     windowed = take_layer_types(fields, num_layers, source)
     if windowed is None:
         windowed = [is_used and not x for x in rotated]
-    if any(windowed) and not is_used:
-        raise WeightsError(
-            f"{source}: layer_types has windows, but use_sliding_window and sliding_window state "
-            "none: make them agree"
-        )
+    require(
+        not any(windowed) or is_used,
+        f"{source}: layer_types has windows, but use_sliding_window and sliding_window state "
+        "none: make them agree",
+        WeightsError,
+    )
     set_windows(settings, window, windowed, source)
 
 

@@ -4,6 +4,7 @@ A Pegasus model is a Marian model with pre-norm sublayers and one embedding for 
 output.
 """
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject
 from ...encoder_decoders.transformer import EncoderDecoderConfig
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings
@@ -29,12 +30,13 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     target_size = fields["decoder_vocab_size"] = fields.get("decoder_vocab_size") or source_size
     if not fields.get("share_encoder_decoder_embeddings", True):
         return
-    if source_size != target_size:
-        raise WeightsError(
-            f"{source}: decoder_vocab_size {target_size!r} is not vocab_size {source_size!r}, "
-            "though share_encoder_decoder_embeddings is true: set it to false, or make the sizes "
-            "equal"
-        )
+    require(
+        source_size == target_size,
+        f"{source}: decoder_vocab_size {target_size!r} is not vocab_size {source_size!r}, "
+        "though share_encoder_decoder_embeddings is true: set it to false, or make the sizes "
+        "equal",
+        WeightsError,
+    )
     if fields.get("tie_word_embeddings", True):
         settings["source_vocab_size"] = None
 

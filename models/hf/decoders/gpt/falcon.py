@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+from .....data.common.fields import require
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.falcon import FalconConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
@@ -76,11 +77,12 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 def _own_fields(config: FalconConfig) -> JsonObject:
     is_parallel = config.residual != "sequential"
     is_grouped = config.kv_heads not in (1, config.num_heads)
-    if is_grouped and not is_parallel:
-        raise WeightsError(
-            f"falcon has no residual 'sequential' with num_kv_heads {config.kv_heads}: only 1 or "
-            f"num_heads, {config.num_heads}"
-        )
+    require(
+        not is_grouped or is_parallel,
+        f"falcon has no residual 'sequential' with num_kv_heads {config.kv_heads}: only 1 or "
+        f"num_heads, {config.num_heads}",
+        WeightsError,
+    )
     # Two norms, or several groups of heads, exist in the newer form only.
     return {
         "alibi": config.positions == "alibi",

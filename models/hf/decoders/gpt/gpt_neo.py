@@ -1,5 +1,6 @@
 """GPT-Neo in the Hugging Face format."""
 
+from .....data.common.fields import require
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt_neo import GPTNeoConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, Settings
@@ -23,11 +24,12 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         known = len(kinds) == number and set(kinds) <= {"global", "local"}
     except (TypeError, ValueError):
         known = False
-    if not known:
-        raise WeightsError(
-            f'{source}: attention_types {types!r} does not state "global" or "local" for each of '
-            f'{number} layers: give it as [[["global", "local"], {number} // 2]]'
-        )
+    require(
+        known,
+        f'{source}: attention_types {types!r} does not state "global" or "local" for each of '
+        f'{number} layers: give it as [[["global", "local"], {number} // 2]]',
+        WeightsError,
+    )
     local = tuple(i for i, kind in enumerate(kinds) if kind == "local")
     if not local:
         settings["local_window"] = None
