@@ -25,6 +25,8 @@ from .dataset import ExampleSource, OrderedExamples, PickledByFields
 from .mixture import MixedExamples
 
 Batch = dict[str, np.ndarray]
+IteratorState = dict[str, Any]
+"""The position in the data, as JSON."""
 MIXTURE = "mixture"
 """The entry of an iterator's state that has the position of each source."""
 
@@ -158,7 +160,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         self._step += 1
         return batch
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> IteratorState:
         """Returns ``{"step": number of the next batch}``.
 
         The state of a mixture also has ``mixture``, the position of each source; see
@@ -166,13 +168,13 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         """
         return self._state_at(self._step)
 
-    def _state_at(self, step: int) -> dict[str, Any]:
+    def _state_at(self, step: int) -> IteratorState:
         examples = self._batches.examples
         if not isinstance(examples, MixedExamples):
             return {"step": step}
         return {"step": step, MIXTURE: examples.positions(self._batches.read_before(step))}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: IteratorState) -> None:
         """Moves to the step of a state.
 
         Raises:

@@ -94,24 +94,30 @@ class RotaryScaling(Checked):
 
     def of_length(self, max_length: int) -> "RotaryScaling":
         """Returns the same scaling with the defaults that depend on `max_length` filled in."""
-        if self.kind == "dynamic" and self.original_length is None:
-            return dataclasses.replace(self, original_length=max_length)
-        if self.kind in ("yarn", "longrope") and self.factor is None:
-            assert self.original_length is not None
-            return dataclasses.replace(self, factor=max_length / self.original_length)
+        if self.kind == "dynamic":
+            return dataclasses.replace(self, original_length=self.trained_length(max_length))
+        if self.kind in ("yarn", "longrope"):
+            return dataclasses.replace(self, factor=self.growth(max_length))
         return self
+
+    def trained_length(self, max_length: int) -> int:
+        """Returns the trained length, in tokens."""
+        return self.original_length or max_length
+
+    def growth(self, max_length: int) -> float:
+        """Returns how much longer sequences may be than in training."""
+        return self.factor or max_length / self.trained_length(max_length)
 
     def amplitude(self, max_length: int) -> float:
         """Returns the factor of sines and cosines. Attention scores grow by its square."""
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
             return self.attention_factor or 1.0
-        assert self.original_length is not None
-        factor = self.factor or max_length / self.original_length
+        factor = self.growth(max_length)
         # If sequences are not longer than in training, no correction is needed.
         if factor <= 1:
             return 1.0
         if self.kind == "longrope":
-            return math.sqrt(1 + math.log(factor) / math.log(self.original_length))
+            return math.sqrt(1 + math.log(factor) / math.log(self.trained_length(max_length)))
         if self.mscale and self.mscale_all_dim:
             grown = (0.1 * m * math.log(factor) + 1 for m in (self.mscale, self.mscale_all_dim))
             return next(grown) / next(grown)

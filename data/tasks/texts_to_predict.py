@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from ..common.errors import DataError, counted
 from ..common.fields import require
@@ -136,12 +135,12 @@ class TextReader:
                 self.check_number(1, location, "give a dict of the fields text and text_b")
                 yield Record(location, (row,))
 
-    def of_row(self, row: Mapping[str, Any], location: str) -> Record:
+    def of_row(self, row: Mapping[str, object], location: str) -> Record:
         """Reads the texts of an object of fields."""
         found = self.names_in(row, location)
         return Record(location, tuple(pick(row, name, location) for name in found))
 
-    def names_in(self, names: Mapping[str, Any], location: str) -> tuple[str, ...]:
+    def names_in(self, names: Mapping[str, object], location: str) -> tuple[str, ...]:
         """Returns the names of the texts among the names of fields; other names are unread.
 
         Raises:
@@ -178,7 +177,7 @@ class TextReader:
         self.unread.update(names.keys() - {*found})
         return found
 
-    def _known(self, names: Mapping[str, Any]) -> tuple[str, ...]:
+    def _known(self, names: Mapping[str, object]) -> tuple[str, ...]:
         """Returns the names of the run's source, the usual names, or an empty tuple."""
         return self.fields if {*self.fields} <= names.keys() else _customary(names)
 
@@ -197,7 +196,7 @@ class TextReader:
 _COLUMNS = ColumnRoles("the columns of texts", {})
 
 
-def _customary(names: Mapping[str, Any]) -> tuple[str, ...]:
+def _customary(names: Mapping[str, object]) -> tuple[str, ...]:
     """Returns the usual names of a pair of texts or of a single text that are there, or ()."""
     for pair in PAIRS:
         if {*pair} <= names.keys():

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.module import InterceptorContext
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ...data.common.errors import UserError, suggest
@@ -34,6 +35,8 @@ KEYS = "lora_keys"
 """The variable that holds a layer's dropout keys, one per row."""
 
 Apply = Callable[..., Any]
+Args = tuple[PyTree, ...]
+Kwargs = dict[str, PyTree]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
     input_axes: dict[str, int] = {}
 
     # The shape of a kernel does not show how many of its axes are inputs, but the trace does.
-    def note(method: Apply, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    def note(method: Apply, args: Args, kwargs: Kwargs, context: InterceptorContext) -> object:
         if isinstance(context.module, Linear) and context.method_name == "__call__":
             input_axes["/".join(context.module.path)] = context.module.num_input_axes
         return method(*args, **kwargs)
@@ -214,9 +217,7 @@ class LoRA:
         """Wraps a model's `apply` to add the adapters found in its parameters."""
         rate, scale = self.config.dropout_rate, self.config.scale
 
-        def add(
-            method: Apply, args: Any, kwargs: Any, context: nn.module.InterceptorContext
-        ) -> Any:
+        def add(method: Apply, args: Args, kwargs: Kwargs, context: InterceptorContext) -> object:
             module = context.module
             adapted = isinstance(module, Linear) and context.method_name == "__call__"
             if not adapted or not module.has_variable("params", A):
@@ -234,7 +235,7 @@ class LoRA:
             low = jnp.tensordot(x.astype(y.dtype), a, axes=module.num_input_axes)
             return y + jnp.tensordot(low * scale, b, axes=1)
 
-        def apply(variables: PyTree, *args: object, **kwargs: Any) -> object:
+        def apply(variables: PyTree, *args: object, **kwargs: PyTree) -> object:
             params, rng = variables["params"], kwargs.get("rng")
             # Dropout keys reach the maps as variables, like the factors.
             if rate and rng is not None:

@@ -190,10 +190,8 @@ class CausalLM(nn.Module):
         of_call = config_of_call(c, cache)
         x, outputs = run_layers(self.layer, of_call, e, x, cache=cache, context=context)
         x = self.finish(x)
-        if cache is not None:
-            # Store the new keys and values. Logits become NaN if the cache overflowed.
-            assert outputs.cache is not None
-            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+        # Store the new keys and values. Logits become NaN if the cache overflowed.
+        x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         router = stack_statistics(outputs.router)
         body = EncoderOutput(x, attentions=outputs.attentions, router=router)
         # The head: classifiers return labels, language models the unmultiplied projection.

@@ -197,12 +197,8 @@ class T5Stack(Stack[T5Config]):
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context)
         x = RMSNorm(c, e, name="final_norm")(x)
         x = dropout(x, c.dropout_rate, context.rng, "output")
-        if cache is not None:
-            assert outputs.cache is not None
-            # Keys and values of the source are computed once and reused by later calls.
-            cross = outputs.cross if cache.cross is None else cache.cross
-            written = positions.key_positions
-            x, cache = advance_cache(cache, outputs.cache, x, cross, positions=written)
+        written = positions.key_positions
+        x, cache = advance_cache(cache, outputs.cache, x, outputs.cross, positions=written)
         return x, cache, outputs
 
 

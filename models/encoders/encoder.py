@@ -340,10 +340,8 @@ class Encoder(nn.Module):
             order = range(max(order, default=-1) + 1)
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context, order=order)
         x = self.finish(x)
-        if cache is not None:
-            # Store the new keys and values. Logits become NaN if the cache overflowed.
-            assert outputs.cache is not None
-            x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
+        # Store the new keys and values. Logits become NaN if the cache overflowed.
+        x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         # The head. Without one, the body's output is returned.
         body = EncoderOutput(x, self._pool(x, attention_mask, rng), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)

@@ -9,14 +9,13 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ...data.common.fields import expectation, require
 from ...data.common.json_text import JsonObject, JsonValue
-from ..config import TransformerConfig
+from ..config import Settings, TransformerConfig
 from .tensors.mapping import WeightsError
 
 HFConfig: TypeAlias = Mapping[str, JsonValue]
 """The content of a `config.json`, or part of it."""
-Settings: TypeAlias = dict[str, Any]
-"""Arguments of a configuration class, by name."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -43,10 +42,17 @@ class Field:
     """The value that transformers uses if a file lacks the field."""
     values: Mapping[str, str] | None = None
     """Supported Hugging Face values and their values here. If None, values are copied."""
-    kind: type | None = None
+    kind: Any = None
     """The type of a non-null value. If None, the default's type, or any type if that is null."""
     omit_default: bool = False
     """Whether the default is left out on export: for fields that only some models have."""
+
+    @property
+    def hint(self) -> object:
+        """The declared type of a value in a file; see `data/common/fields.py`."""
+        if self.default is None:
+            return (self.kind or object) | None
+        return self.kind or type(self.default)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +147,7 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
             _check_supported(field.hf, value, field.values, source)
             continue
         value = hf_config.get(field.hf, field.default)
-        _check_type(field, value, source)
+        check_type(field.hf, value, field.hint, source)
         if type(value) is int and float in (field.kind, type(field.default)):
             value = float(value)  # files may have whole numbers without a decimal point
         if field.values is not None:
@@ -187,7 +193,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
 
 
 def typed_field(
-    hf_config: HFConfig, name: str, default: Any, source: str, *, kind: type | None = None
+    hf_config: HFConfig, name: str, default: Any, source: str, *, kind: Any = None
 ) -> Any:
     """Returns a field that does not fit a row of a table, after checking its type.
 
@@ -196,23 +202,24 @@ def typed_field(
       name: The name of the field.
       default: Its value if the file lacks it.
       source: The path of the file, for messages.
-      kind: The type of a non-null value. If None, the type of the default.
+      kind: The type of a non-null value, which may have a range. If None, the type of the default.
 
     Raises:
       WeightsError: The value has another type.
     """
     value = hf_config.get(name, default)
-    _check_type(Field(name, "", default, kind=kind), value, source)
+    check_type(name, value, Field(name, "", default, kind=kind).hint, source)
     return value
 
 
-def _check_type(field: Field, value: JsonValue, source: str) -> None:
-    """Raises WeightsError unless a value has the type of its field; integers count as floats."""
-    kind = field.kind or type(field.default)
-    kinds = (int, float) if kind is float else (kind,)
-    is_null = value is None and field.default is None
-    if kind is not type(None) and not is_null and type(value) not in kinds:
-        raise WeightsError(f"{source}: {field.hf} {value!r} is not of type {kind.__name__}")
+def check_type(name: str, value: object, hint: object, source: str) -> None:
+    """Checks the value of a field against its type; integers count as floats.
+
+    Raises:
+      WeightsError: The value has another type, or is out of the type's range.
+    """
+    expected = expectation(value, hint)
+    require(not expected, f"{source}: {name} must be {expected}, got {value!r}", WeightsError)
 
 
 def _check_supported(name: str, value: object, values: Iterable[object], source: str) -> None:

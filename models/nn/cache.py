@@ -164,18 +164,22 @@ def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, le
 
 
 def advance_cache(
-    cache: Cache,
-    layers: LayerCaches,
+    cache: Cache | None,
+    layers: LayerCaches | None,
     x: Float[Array, "B T D"],
     cross: LayerCaches | None = None,
     *,
     positions: Int[Array, "B S"] | None = None,
-) -> tuple[Float[Array, "B T D"], Cache]:
-    """Returns the hidden states and the cache after T slots were written.
+) -> tuple[Float[Array, "B T D"], Cache | None]:
+    """Returns the hidden states and the cache, if there is one, after T slots were written.
 
+    Keys and values of the source, `cross`, are computed once and reused by later calls.
     A write beyond the last slot overwrites that slot. The hidden states are then NaN, to expose
     the mistake.
     """
+    if cache is None:
+        return x, None
+    cross = cross if cache.cross is None else cache.cross
     # JAX cannot raise for a traced index, so an overflow shows as NaN.
     end = cache.index + x.shape[1]
     x = jnp.where(end <= cache.length, x, jnp.nan)

@@ -131,17 +131,16 @@ class AttentionMask:
         except that padding queries of packed sequences (0) attend to the hidden keys, so that every
         query has keys.
         """
-        if self.attention_mask is None and self.segment_ids is None:
-            return None
-        if self.segment_ids is None:
-            assert self.attention_mask is not None
+        if self.segment_ids is not None:
+            keys = jnp.asarray(self.segment_ids)
+            given = self.query_segment_ids
+            queries = keys if given is None else jnp.asarray(given)
+        elif self.attention_mask is not None:
             # All tokens form segment 1. Hidden keys move to segment 0 below.
             keys = jnp.ones(self.attention_mask.shape, jnp.int32)
             queries = jnp.ones((keys.shape[0], self.num_queries), jnp.int32)
         else:
-            keys = jnp.asarray(self.segment_ids)
-            given = self.query_segment_ids
-            queries = keys if given is None else jnp.asarray(given)
+            return None
         if self.attention_mask is not None:
             keys = jnp.where(jnp.asarray(self.attention_mask) != 0, keys, 0)
         return queries, keys
@@ -156,6 +155,5 @@ def select_mask(
     # The choice is traced. A kernel selects its mask itself; for XLA, select the array here.
     if windowed.values is None:
         return dataclasses.replace(windowed, use_window=use_window)
-    assert full.values is not None
-    values = jnp.where(use_window, windowed.values, full.values)
+    values = jnp.where(use_window, windowed.values, full.materialize())
     return dataclasses.replace(full, values=values)

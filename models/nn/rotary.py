@@ -108,50 +108,45 @@ def rotary_frequencies(
     if scaling is None:
         return frequency
     if scaling.kind == "linear":
-        assert scaling.factor is not None
-        return frequency / scaling.factor
+        return frequency / scaling.growth(max_length)
     if scaling.kind == "llama3":
-        return _llama3(frequency, scaling)
+        return _llama3(frequency, scaling, max_length)
     if scaling.kind == "yarn":
         return _yarn(frequency, scaling, base, max_length)
     # The remaining kinds (longrope, dynamic) depend on the length of each row.
     length = jnp.max(jnp.asarray(position_ids), axis=-1)[:, None, None] + 1  # [B, 1, 1]
     if scaling.kind == "longrope":
-        assert scaling.original_length is not None
-        is_long = length > scaling.original_length
+        is_long = length > scaling.trained_length(max_length)
         factors = (
             jnp.asarray(x, jnp.float32) for x in (scaling.long_factors, scaling.short_factors)
         )
         long, short = (1.0 / (x * jnp.float32(base) ** exponent) for x in factors)
         return jnp.where(is_long, long, short)
-    assert scaling.factor is not None
     # dynamic: the base grows once a row exceeds the trained length.
-    trained = scaling.original_length or max_length
+    trained, factor = scaling.trained_length(max_length), scaling.growth(max_length)
     length = jnp.maximum(length, trained).astype(jnp.float32)
-    growth = scaling.factor * length / trained - (scaling.factor - 1)
+    growth = factor * length / trained - (factor - 1)
     return 1.0 / (base * growth ** (size / (size - 2))) ** exponent
 
 
-def _llama3(frequency: Float[Array, " F"], scaling: RotaryScaling) -> Float[Array, " F"]:
-    assert scaling.factor is not None
-    assert scaling.original_length is not None
+def _llama3(
+    frequency: Float[Array, " F"], scaling: RotaryScaling, max_length: int
+) -> Float[Array, " F"]:
+    factor = scaling.growth(max_length)
     # How often each plane turns over the trained length: scale planes that turn slowly, keep fast
     # ones, and blend between.
-    turns = scaling.original_length * frequency / (2 * math.pi)
+    turns = scaling.trained_length(max_length) * frequency / (2 * math.pi)
     low, high = scaling.low_frequency, scaling.high_frequency
     smooth = (turns - low) / (high - low)
-    between = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    return jnp.where(
-        turns < low, frequency / scaling.factor, jnp.where(turns > high, frequency, between)
-    )
+    between = (1 - smooth) * frequency / factor + smooth * frequency
+    return jnp.where(turns < low, frequency / factor, jnp.where(turns > high, frequency, between))
 
 
 def _yarn(
     frequency: Float[Array, " F"], scaling: RotaryScaling, base: float, max_length: int
 ) -> Float[Array, " F"]:
-    original, size = scaling.original_length, 2 * frequency.size
-    assert original is not None
-    factor = scaling.factor or max_length / original
+    original, size = scaling.trained_length(max_length), 2 * frequency.size
+    factor = scaling.growth(max_length)
 
     def dimension(turns: float) -> float:
         """Returns the dimension whose plane has `turns` turns over the trained length."""

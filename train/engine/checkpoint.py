@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
+from ...data.batching import IteratorState
 from ...data.common.errors import RunError
 from ...data.common.fields import require
 from ...data.common.progress import LogFn
@@ -27,9 +27,6 @@ from ...models.run_files import CHECKPOINTS, EMA, EMA_FURTHER, PARAMS, numbered,
 from ..losses.objective import joined, split
 from ..optim.ema import ema_of, with_ema
 from ..state import TrainState
-
-DataState = dict[str, Any]
-"""The position in the data, as JSON."""
 
 OPTIMIZER = "optimizer"
 DATA = "data"
@@ -125,7 +122,7 @@ class Checkpoints:
         """The step of the newest checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, data: DataState, measure: float | None) -> None:
+    def save(self, state: TrainState, data: IteratorState, measure: float | None) -> None:
         """Starts writing a state, unless a checkpoint of its step exists.
 
         Args:
@@ -207,7 +204,7 @@ class Checkpoints:
             f"problem; the same command resumes from {start}"
         )
 
-    def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, DataState]:
+    def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, IteratorState]:
         """Reads a state onto the devices given by the shardings of `shapes`.
 
         Args:

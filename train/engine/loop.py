@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import jax.numpy as jnp
 
-from ...data.batching import BatchIterator, evaluation_batches
+from ...data.batching import BatchIterator, IteratorState, evaluation_batches
 from ...data.chat.policy import PolicyExamples
 from ...data.common.errors import StepNotTaken, counted
 from ...data.common.fields import require, require_one_of
@@ -30,7 +30,7 @@ from ..runs.metrics_log import MetricsLog, read_metrics
 from ..runs.samples import write_samples
 from ..state import Metrics, TrainState
 from .bad_steps import BadSteps
-from .checkpoint import Checkpoints, DataState
+from .checkpoint import Checkpoints
 from .start import OpenRun, position_to_save
 from .stop_signals import StopNow
 from .stopping import Callbacks, Stopper
@@ -60,7 +60,7 @@ class Loop:
     step: int
     evaluation_due: bool
     """Whether this step has not been evaluated yet, although it should be."""
-    position: DataState = dataclasses.field(init=False)
+    position: IteratorState = dataclasses.field(init=False)
     """The position in the data after this step."""
     pending: tuple[int, Metrics] | None = None
     """A step whose metrics have not been read yet."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ...data.batching import BatchIterator, TrainBatches, train_iterator
+from ...data.batching import BatchIterator, IteratorState, TrainBatches, train_iterator
 from ...data.common.errors import RunError, counted
 from ...data.common.fields import require
 from ...data.common.progress import LogFn
@@ -33,7 +33,7 @@ from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import LOCK_FILE, RunLock
 from ..state import TrainState, count_parameters
 from .bad_steps import SkipCounts
-from .checkpoint import Checkpoints, DataState, set_aside_damaged
+from .checkpoint import Checkpoints, set_aside_damaged
 from .compile import CompiledTrainer, compile_trainer
 from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .policy.trainer import compile_policy_trainer
@@ -266,10 +266,10 @@ def start_or_resume(
 
 
 def position_to_save(
-    position: DataState, skipped: SkipCounts, *, evaluation_due: bool
-) -> DataState:
+    position: IteratorState, skipped: SkipCounts, *, evaluation_due: bool
+) -> IteratorState:
     """Returns the JSON part of a checkpoint, which `start_or_resume` reads."""
-    data: DataState = {**position, SKIPPED: dataclasses.asdict(skipped)}
+    data: IteratorState = {**position, SKIPPED: dataclasses.asdict(skipped)}
     return {**data, EVALUATION_DUE: True} if evaluation_due else data
 
 

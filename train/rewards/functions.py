@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...data.chat.policy import Prompt
 from ...data.common.errors import UserError, suggest
@@ -228,7 +228,7 @@ class Rewards:
 
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+    ) -> NDArray[np.float32]:
         """Returns the rewards float32 `[R, F]` of R completions by F functions, NaN if not judged.
 
         Raises:
@@ -237,7 +237,7 @@ class Rewards:
         """
         # Records may have different fields. A missing field becomes None.
         names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
-        given: dict[str, list[Any]] = {
+        given: dict[str, Sequence[object]] = {
             **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},
             "prompts": [prompt.text for prompt in prompts],
             "completions": list(completions),
@@ -256,15 +256,13 @@ class Rewards:
         return np.stack([columns[name] for name in self.functions], axis=1)
 
 
-def weighted(
-    rewards: np.ndarray[Any, np.dtype[np.float32]], weights: Sequence[float]
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def weighted(rewards: NDArray[np.float32], weights: Sequence[float]) -> NDArray[np.float32]:
     """Returns the weighted sum of rewards `[R, F]` per completion, NaN if no function judges it."""
     total = np.nansum(rewards * np.asarray(weights, np.float32), axis=1)
     return np.where(np.isnan(rewards).all(axis=1), np.float32(np.nan), total)
 
 
-def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -> object:
+def _call(name: str, function: RewardFunction, given: Mapping[str, Sequence[object]]) -> object:
     """Calls a reward with the arguments that it accepts."""
     parameters = inspect.signature(function).parameters.values()
     named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
@@ -279,7 +277,7 @@ def _call(name: str, function: RewardFunction, given: Mapping[str, list[Any]]) -
     return function(**{key: x for key, x in given.items() if takes_all or key in named})
 
 
-def _checked(name: str, values: object, number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _checked(name: str, values: object, number: int) -> NDArray[np.float32]:
     """Returns the values of a reward as an array with NaN for None."""
     listed = list(values) if isinstance(values, Sequence | np.ndarray) else []
     require(

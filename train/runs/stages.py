@@ -35,7 +35,7 @@ FIXED = ("data.kind", "data.tokenizer.")
 
 
 def check_extension(
-    old: TrainConfig, changed: Mapping[str, tuple[Any, Any]], folder: Path, new_steps: int
+    old: TrainConfig, changed: Mapping[str, tuple[object, object]], folder: Path, new_steps: int
 ) -> None:
     """Checks that a run can get a further stage.
 
@@ -155,7 +155,7 @@ def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
     return rows if finished else {}
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
     """Yields the changed settings of a stage, without its length and position."""
     for name in now:
         hidden = name in ("steps", "epochs") or name.startswith("stage")

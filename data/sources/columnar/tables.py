@@ -110,7 +110,7 @@ class _ArrowTable(Table):
         self._next, self._reader = 0, self._open()
         self.schema = self._reader.schema
 
-    def _open(self) -> Any:
+    def _open(self) -> ArrowTable:
         import pyarrow
         import pyarrow.ipc
 
@@ -316,7 +316,7 @@ class ColumnRecords:
         ]
         self._ends = np.cumsum([size for _, _, size in self._pieces])
         self._table: tuple[int, Table] = (0, rows.open_table(0))
-        self._piece: tuple[int, Any] = (-1, None)
+        self._piece: tuple[int, ArrowTable] = (-1, None)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -335,7 +335,7 @@ class ColumnRecords:
             found.append({self._column: text.encode()})
         return found
 
-    def _read(self, owner: int) -> Any:
+    def _read(self, owner: int) -> ArrowTable:
         """Returns the column of a piece."""
         if self._piece[0] != owner:
             table, piece, _ = self._pieces[owner]

@@ -5,12 +5,11 @@ Biderman et al. 2023, "Pythia". A quarter of each head is rotated.
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 
 from ....data.common.fields import Rate, require
-from ...config import Activation, PositionKind, RotatedFraction, require_pairs
+from ...config import Activation, PositionKind, RotatedFraction, Settings, require_pairs
 from ...nn.layers import FeedForward, LayerNorm
 from ...nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ...nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
@@ -102,7 +101,7 @@ class GPTNeoX(GPT):
 
 def _pythia(published: str, vocab_size: int, *sizes: int) -> Preset:
     names = "num_layers", "d_model", "num_heads"
-    settings: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    settings: Settings = dict(zip(names, sizes, strict=True))
     config = GPTNeoXConfig(vocab_size=vocab_size, max_length=2048, **settings)
     return Preset(config, "Biderman et al. 2023", published)
 

@@ -6,7 +6,7 @@ from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig
 from ...rotary_scaling import RotaryScaling
-from ..config_mapping import Settings
+from ..config_mapping import Settings, check_type
 from ..tensors.mapping import WeightsError
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
@@ -39,9 +39,7 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     rotary.setdefault("rope_type", "default")
     rotary.setdefault("rope_theta", default_base)
     for name in ("rope_theta", "partial_rotary_factor"):
-        value = rotary.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise WeightsError(f"{source}: {name} {value!r} is not of type float")
+        check_type(name, rotary.get(name, 1.0), float, source)
     return rotary
 
 

@@ -1,6 +1,8 @@
 """SmolLM3 in the Hugging Face format."""
 
-from ....data.common.fields import require
+from typing import Literal
+
+from ....data.common.fields import PositiveInt, require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.smollm3 import UNROTATED_EVERY, SmolLM3Config
 from ..config_mapping import ConfigMapping, Field, Settings, typed_field
@@ -21,24 +23,20 @@ from .causal_decoder import (
 
 def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bool]:
     """Removes the fields of rotary layers; returns whether each layer has rotary positions."""
-    every = typed_field(fields, "no_rope_layer_interval", UNROTATED_EVERY, source)
-    given = fields.pop("no_rope_layers", None)
-    fields.pop("no_rope_layer_interval", None)
-    if given is None:
-        require(
-            every >= 1, f"{source}: no_rope_layer_interval {every} must be at least 1", WeightsError
-        )
-        given = [int((i + 1) % every != 0) for i in range(num_layers)]
+    name = "no_rope_layer_interval"
+    every = typed_field(fields, name, UNROTATED_EVERY, source, kind=PositiveInt)
+    usual = [int((i + 1) % every != 0) for i in range(num_layers)]
+    given = typed_field(fields, "no_rope_layers", None, source, kind=tuple[Literal[0, 1], ...])
+    given = usual if given is None else given
+    require(
+        len(given) >= num_layers,
+        f"{source}: no_rope_layers {given!r} is not supported: give 0 or 1 for each of "
+        f"{num_layers} layers",
+        WeightsError,
+    )
+    for name in ("no_rope_layers", "no_rope_layer_interval"):
+        fields.pop(name, None)
     # Despite its name, the field has 1 for each layer with rotary positions.
-    if (
-        not isinstance(given, list)
-        or len(given) < num_layers
-        or any(x not in (0, 1) for x in given)
-    ):
-        raise WeightsError(
-            f"{source}: no_rope_layers {given!r} is not supported: only 0 or 1 for each of "
-            f"{num_layers} layers"
-        )
     return [bool(x) for x in given[:num_layers]]
 
 

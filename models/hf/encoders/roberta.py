@@ -1,7 +1,8 @@
 """RoBERTa in the Hugging Face format."""
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from ....data.common.fields import NonNegativeInt, expectation, require
 from ....data.common.json_text import JsonObject
 from ...encoders.roberta import RobertaConfig
 from ..config_mapping import ConfigMapping, Settings, with_defaults
@@ -16,12 +17,13 @@ Config = TypeVar("Config", bound=RobertaConfig)
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the number of unused rows at the beginning of the position embedding."""
     pad_id = fields.get("pad_token_id", 1)
-    if not isinstance(pad_id, int) or isinstance(pad_id, bool) or pad_id < 0:
-        raise WeightsError(
-            f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions "
-            "from this id, so give the one that it was trained with (usually 1)"
-        )
-    take_offset(fields, settings, pad_id + 1)
+    require(
+        not expectation(pad_id, NonNegativeInt),
+        f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions from "
+        "this id, so give the one that it was trained with (usually 1)",
+        WeightsError,
+    )
+    take_offset(fields, settings, cast(int, pad_id) + 1)
 
 
 def take_offset(fields: JsonObject, settings: Settings, offset: int) -> None:
@@ -52,7 +54,7 @@ def roberta_form(
       name: The prefix of the names of its classes in transformers.
       **differences: Further fields of the form, in place of RoBERTa's.
     """
-    usual: dict[str, Any] = {
+    usual: Settings = {
         "fields": ConfigMapping((IS_DECODER, *BERT_FIELDS), IGNORED),
         "token_logits": TokenLogits(
             "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder"

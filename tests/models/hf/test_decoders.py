@@ -597,7 +597,7 @@ REFUSED = {
     ],
     "SmolLM3": [
         ({"no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\]"),
-        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval 0 must"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval must be at least 1, got 0"),
         ({"layer_types": ["sliding_attention"] * 3}, "use_sliding_window .*sliding_window state"),
     ],
     "StableLm": [({"hidden_dropout": 0.1}, "hidden_dropout 0.1")],

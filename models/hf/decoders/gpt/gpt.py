@@ -1,7 +1,5 @@
 """OpenAI GPT and GPT-2 in the Hugging Face format: configuration, classes and tensors."""
 
-from typing import Any
-
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt import GPTConfig
 from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings
@@ -35,7 +33,7 @@ ALIASES = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-SHARED: dict[str, Any] = {
+SHARED: Settings = {
     "config": GPTConfig,
     "prefix": "transformer.",
     "layers": "h.{i}",

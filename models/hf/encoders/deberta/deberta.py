@@ -1,10 +1,8 @@
 """DeBERTa in the Hugging Face format: `deberta` (version 1) and `deberta-v2` (versions 2, 3)."""
 
-from typing import Any
-
 from ....encoders.deberta.deberta import DebertaConfig
 from ....encoders.deberta.disentangled import PROJECTIONS
-from ...config_mapping import ConfigMapping
+from ...config_mapping import ConfigMapping, Settings
 from ...form import head_classes, join_forms
 from ...generation_config import NAMES
 from ...tensors.layout import BY_HEAD, CONVOLUTION, VECTOR
@@ -50,7 +48,7 @@ def _own_rules(config: DebertaConfig, prefix: str) -> list[TensorRule]:
 # transformers has no class for the head of replaced-token detection, which trained version 3.
 CLASSES = head_classes(DebertaConfig, "DebertaV2")
 del CLASSES["replaced_token_detection"]
-SHARED: dict[str, Any] = {
+SHARED: Settings = {
     "config": DebertaConfig,
     "embeddings": {
         "token_embedding": "embeddings.word_embeddings",
