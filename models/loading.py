@@ -78,8 +78,10 @@ def load(
     """
     folder = local_folder(path).resolve()
     adapter = PeftAdapter.read(folder) if is_peft_folder(folder) else None
-    if adapter is None and base is not None:
-        raise UserError(f"{folder} is not an adapter of peft: leave base {base} out")
+    require(
+        adapter is not None or base is None,
+        f"{folder} is not an adapter of peft: leave base {base} out",
+    )
     # The base determines the architecture; an adapter may replace its head.
     under = folder if adapter is None else local_folder(adapter.base(base)).resolve()
     config = model_config(under)
@@ -366,8 +368,8 @@ def _check_shapes(wanted: Params, stored: Params, checkpoint: Path) -> None:
     """Raises UserError if the stored shapes differ from the model's, before arrays are read."""
     for path in wanted.keys() | stored.keys():
         sizes = [list(x[path].shape) if path in x else "missing" for x in (stored, wanted)]
-        if sizes[0] != sizes[1]:
-            raise UserError(
-                f"{checkpoint} does not fit the model in {CONFIG_FILE}: {path} is {sizes[0]} there "
-                f"and {sizes[1]} in the model: restore either"
-            )
+        require(
+            sizes[0] == sizes[1],
+            f"{checkpoint} does not fit the model in {CONFIG_FILE}: {path} is {sizes[0]} there "
+            f"and {sizes[1]} in the model: restore either",
+        )

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 
 Span = tuple[int, int]
 Packing = Literal["concat", "first-fit"]
@@ -201,11 +202,12 @@ def check_fills_a_sequence(total: int, length: int) -> None:
     Raises:
       DataError: The corpus has too few tokens.
     """
-    if total < length:
-        raise DataError(
-            f"the corpus has {total} target tokens, fewer than one sequence of {length}: "
-            f"give more text, or sequences of at most {total}"
-        )
+    require(
+        total >= length,
+        f"the corpus has {total} target tokens, fewer than one sequence of {length}: "
+        f"give more text, or sequences of at most {total}",
+        DataError,
+    )
 
 
 def _pieces(target_counts: np.ndarray, length: int) -> Iterator[Span]:

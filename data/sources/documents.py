@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from .in_memory import Examples
 
 _READ_AT_ONCE = 256
@@ -119,11 +120,12 @@ def as_source(source: SourceLike) -> str:
     if not isinstance(source, Documents):
         return Examples.of(source)
     kinds = {source.lines_are_sentences or part.lines_are_sentences for part in source.parts}
-    if len(kinds) > 1:
-        raise DataError(
-            "only some of the joined documents have one sentence per line: give the names of the "
-            "sources, or Documents.of(list(documents)) to split all of them into sentences"
-        )
+    require(
+        len(kinds) <= 1,
+        "only some of the joined documents have one sentence per line: give the names of the "
+        "sources, or Documents.of(list(documents)) to split all of them into sentences",
+        DataError,
+    )
     return Examples.of(source, lines_are_sentences=kinds.pop())
 
 

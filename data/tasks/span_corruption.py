@@ -237,12 +237,12 @@ class SpanCorruptionData(CorruptedData):
         super().__post_init__()
         corruption = self.corruption
         size = self.tokenizer.vocab_size
-        if self.tokenizer.path is None and size is not None and size <= self.num_sentinels:
-            raise UserError(
-                f"data.tokenizer.vocab_size {size} leaves no room for tokens in addition to "
-                f"data.num_sentinels "
-                f"{self.num_sentinels}: give a larger vocabulary"
-            )
+        require(
+            self.tokenizer.path is not None or size is None or size > self.num_sentinels,
+            f"data.tokenizer.vocab_size {size} leaves no room for tokens in addition to "
+            f"data.num_sentinels "
+            f"{self.num_sentinels}: give a larger vocabulary",
+        )
         if not corruption.longest_text(self.length, self.target_length):
             sides = self.length, self.target_length or self.length
             raise UserError(

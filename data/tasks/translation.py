@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..common.errors import DataError, counted
-from ..common.fields import PositiveInt, Rate
+from ..common.fields import PositiveInt, Rate, require
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
@@ -339,12 +339,13 @@ class TranslationData(DataConfig):
         # Check the lengths on the sample, so that training does not skip long numbers.
         for which, length in enumerate(self.lengths):
             longest = max(len(examples.side(number, which)) for number in sample.numbers)
-            if longest > length:
-                raise DataError(
-                    f"a number takes up to {longest} tokens on a side, more than data."
-                    f"{('length', 'target_length')[which]} {length}: give longer sequences or a "
-                    "larger vocabulary"
-                )
+            require(
+                longest <= length,
+                f"a number takes up to {longest} tokens on a side, more than data."
+                f"{('length', 'target_length')[which]} {length}: give longer sequences or a "
+                "larger vocabulary",
+                DataError,
+            )
         # The examples are computed, so the sample and the tokenizer identify the data.
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (

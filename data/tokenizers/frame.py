@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..common.errors import DataError
-from ..common.fields import Checked, FieldError
+from ..common.fields import Checked, FieldError, require
 from ..common.json_text import JsonObject, optional_object
 
 Side = Literal["left", "right"]
@@ -76,11 +76,12 @@ class Layout:
         Raises:
           DataError: A text is missing or repeated, or the texts are in another order.
         """
-        if [id for id in ids if id in texts] != list(texts):
-            raise DataError(
-                "the template of this tokenizer puts its texts in another order or repeats one: "
-                "choose a tokenizer whose template is A, or A before B"
-            )
+        require(
+            [id for id in ids if id in texts] == list(texts),
+            "the template of this tokenizer puts its texts in another order or repeats one: "
+            "choose a tokenizer whose template is A, or A before B",
+            DataError,
+        )
         # All tokens between the texts are special tokens.
         edges = [-1, *(ids.index(text) for text in texts), len(ids)]
         gaps = [slice(a + 1, b) for a, b in pairwise(edges)]

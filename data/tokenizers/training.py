@@ -81,11 +81,12 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         f"size is the number of characters in the text: leave it out",
         DataError,
     )
-    if kind not in ("characters", "words") and size is None:
-        raise DataError(
-            f"a {kind} tokenizer needs a vocabulary size: set data.tokenizer.vocab_size, for "
-            "example 4096"
-        )
+    require(
+        kind in ("characters", "words") or size is not None,
+        f"a {kind} tokenizer needs a vocabulary size: set data.tokenizer.vocab_size, for "
+        "example 4096",
+        DataError,
+    )
     corpus = _Corpus(texts, kind, size or 0)
     tokenizer = _TRAINERS[kind](corpus, config.lowercase)
     corpus.check_filled(tokenizer.vocab_size)

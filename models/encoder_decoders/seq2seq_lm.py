@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..config import Execution, TransformerConfig
 from ..heads.outputs import ModelOutput, Projection, Seq2SeqLMOutput
 from ..nn.cache import Cache
@@ -127,8 +128,10 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         """
         if decoder_input_ids is None:
             decoder_input_ids = self.default_target(input_ids)
-        if (segment_ids is None) != (decoder_segment_ids is None):
-            raise UserError("only one side is packed: give both segment_ids or neither")
+        require(
+            (segment_ids is None) == (decoder_segment_ids is None),
+            "only one side is packed: give both segment_ids or neither",
+        )
         # Encode the source, unless the caller or the cache holds the result of an earlier call.
         encoded, attentions = None, None
         if encoder_outputs is not None:

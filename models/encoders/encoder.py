@@ -380,29 +380,31 @@ class Encoder(nn.Module):
         if (input_ids.ndim == 3) != spec.takes_choices:
             axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
             raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
-        if masked_positions is not None and not spec.predicts_masked:
-            raise UserError(
-                f"head {head!r} does not predict masked tokens: leave masked_positions out"
-            )
-        if cache is not None and head != "causal_lm":
-            raise UserError(f"head {head!r} does not support a cache: choose head 'causal_lm'")
-        if segment_ids is not None and head != "none" and spec.needs_pooler:
-            raise UserError(f"head {head!r} requires one text per row: leave segment_ids out")
+        require(
+            masked_positions is None or spec.predicts_masked,
+            f"head {head!r} does not predict masked tokens: leave masked_positions out",
+        )
+        require(
+            cache is None or head == "causal_lm",
+            f"head {head!r} does not support a cache: choose head 'causal_lm'",
+        )
+        require(
+            segment_ids is None or head == "none" or not spec.needs_pooler,
+            f"head {head!r} requires one text per row: leave segment_ids out",
+        )
         if token_type_ids is not None:
             number = self.config.num_token_types
-            if number == 0:
-                raise UserError("the model has no token types: leave token_type_ids out")
+            require(number != 0, "the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
                 return  # in a compiled call, a type that does not exist gives NaN
             # A type out of range gives NaN, so check the values where they are known. In a compiled
             # call, numpy reads a constant, and jax would trace it.
             types = np.asarray(token_type_ids)
             low, high = int(types.min()), int(types.max())
-            if low < 0 or high >= number:
-                wrong = low if low < 0 else high
-                raise UserError(
-                    f"token_type_ids contain {wrong}: the model knows 0 to {number - 1}"
-                )
+            require(
+                0 <= low <= high < number,
+                f"token_type_ids contain {low} to {high}: the model knows 0 to {number - 1}",
+            )
 
     def _embed(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping
 
 import flax.linen as nn
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..config import TransformerConfig
 from .modules import (
     ClassificationHead,
@@ -241,12 +241,18 @@ def check_head(config: TransformerConfig) -> None:
     Raises:
       UserError: The head is unknown, or labels are missing or not all different.
     """
-    if config.head not in config.heads:
-        raise UserError(f"head {config.head!r} is unknown: choose {', '.join(config.heads)}")
-    if HEADS[config.head].needs_labels and not config.labels:
-        raise UserError(f"head {config.head!r} has no labels: give at least one name")
-    if len(set(config.labels)) < len(config.labels):
-        raise UserError(f"labels {', '.join(config.labels)} are not all different")
+    require(
+        config.head in config.heads,
+        f"head {config.head!r} is unknown: choose {', '.join(config.heads)}",
+    )
+    require(
+        not HEADS[config.head].needs_labels or config.labels,
+        f"head {config.head!r} has no labels: give at least one name",
+    )
+    require(
+        len(set(config.labels)) == len(config.labels),
+        f"labels {', '.join(config.labels)} are not all different",
+    )
 
 
 def require_head(
@@ -264,5 +270,4 @@ def require_head(
     Raises:
       UserError: the model has another head.
     """
-    if config.head not in heads:
-        raise UserError(f"a model with the head {config.head} {refusal}: {remedy}")
+    require(config.head in heads, f"a model with the head {config.head} {refusal}: {remedy}")

@@ -177,11 +177,11 @@ def _token_settings(fields: HFSettings, causal: bool) -> Settings:
     # If no start token is stated, a decoder begins with `bos_token_id`.
     start, bos = tokens["decoder_start_token_id"], tokens.pop("bos_token_id")
     start = tokens["decoder_start_token_id"] = None if causal else bos if start is None else start
-    if start is None and not causal:
-        raise UserError(
-            "decoder_start_token_id is missing: give one token id, or all settings of the "
-            "model's folder (models.generation_arguments)"
-        )
+    require(
+        start is not None or causal,
+        "decoder_start_token_id is missing: give one token id, or all settings of the "
+        "model's folder (models.generation_arguments)",
+    )
     return {**tokens, "eos_token_id": eos_ids, "bad_words_ids": _banned(fields, eos_ids)}
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..config import Execution
 from ..nn.masks import AttentionMask
 from ..nn.typing import Array, Bool, Float
@@ -109,12 +109,12 @@ class HeadConvolution(nn.Module):
         # Each token continues another beam: read only the history of that beam.
         if earlier.are_beams:
             assert history is not None
-            if history.shape[1] != x.shape[1]:
-                raise UserError(
-                    f"a mask [B, T, S] with T = {x.shape[1]} continues a cache of "
-                    f"{history.shape[1]} beams: the convolution of heads needs the history of "
-                    "each (models.nn.cache.with_beams)"
-                )
+            require(
+                history.shape[1] == x.shape[1],
+                f"a mask [B, T, S] with T = {x.shape[1]} continues a cache of "
+                f"{history.shape[1]} beams: the convolution of heads needs the history of "
+                "each (models.nn.cache.with_beams)",
+            )
             y += jnp.einsum("wNH,BTwNH->BTNH", taps[:0:-1], history)
             return y, jnp.concatenate([history, x[:, :, None]], axis=2)[:, :, 1:]
         if earlier.real is not None:

@@ -72,11 +72,11 @@ def check_one_sequence_per_row(
       UserError: there is a cache, `segment_ids`, or a mask `[B, T, S]`.
     """
     per_token = attention_mask is not None and attention_mask.ndim == 3
-    if cache is not None or segment_ids is not None or per_token:
-        raise UserError(
-            f"head {head!r} reads one sequence per row: leave cache and segment_ids out, and give "
-            "attention_mask [B, T]"
-        )
+    require(
+        cache is None and segment_ids is None and not per_token,
+        f"head {head!r} reads one sequence per row: leave cache and segment_ids out, and give "
+        "attention_mask [B, T]",
+    )
 
 
 def prepare_inputs(
@@ -114,8 +114,10 @@ def prepare_inputs(
     per_query = attention_mask is not None and attention_mask.ndim == 3
     longest = config.longest_input
     # With a mask per query the query axis holds beams, so `max_length` does not apply.
-    if longest is not None and length > longest and not per_query:
-        raise UserError(f"input of {length} tokens exceeds max_length {longest}: shorten it")
+    require(
+        longest is None or length <= longest or per_query,
+        f"input of {length} tokens exceeds max_length {longest}: shorten it",
+    )
     require(
         cache is None or segment_ids is None,
         f"a cache cannot continue packed sequences: leave {prefix}segment_ids out",
@@ -249,7 +251,7 @@ def make_layer_context(
     cross_mask: AttentionMask | None = None,
     head_mask: Float[AnyArray, "*L N"] | None = None,
     cross_head_mask: Float[AnyArray, "*L N"] | None = None,
-    positions: Positions | None = None,
+    positions: Positions = Positions(),
     real: Float[Array, "B T"] | None = None,
 ) -> LayerContext:
     """Builds the inputs that all layers share, with masks in the form of the attention backend.
@@ -265,7 +267,7 @@ def make_layer_context(
       windowed_layers: whether each layer has the window.
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that the decoder may attend to.
-      positions: the positions of the tokens. If None, a stack adds them later.
+      positions: the positions of the tokens, unless a stack adds them later.
       real: 1 for real tokens. If None, all are real.
       head_mask: factor of the weights of each head, for all layers or per layer.
       cross_head_mask: the same for cross-attention.
@@ -311,7 +313,7 @@ def make_layer_context(
         cross_mask=None if cross_mask is None else prepared(cross_mask),
         head_mask=_of_all_layers(config, head_mask, "head_mask"),
         cross_head_mask=_of_all_layers(config, cross_head_mask, "cross_attn_head_mask"),
-        positions=Positions() if positions is None else positions,
+        positions=positions,
         real=real,
     )
 
@@ -324,11 +326,11 @@ def _of_all_layers(
         return None
     # One factor for each head of each layer; [N] is the same for all layers.
     shape = len(config.layer_order), config.num_heads
-    if head_mask.shape not in (shape, shape[1:]):
-        raise UserError(
-            f"{name} has the shape {list(head_mask.shape)}: give one factor for each head, "
-            f"{list(shape[1:])} or, for each layer, {list(shape)}"
-        )
+    require(
+        head_mask.shape in (shape, shape[1:]),
+        f"{name} has the shape {list(head_mask.shape)}: give one factor for each head, "
+        f"{list(shape[1:])} or, for each layer, {list(shape)}",
+    )
     return jnp.broadcast_to(jnp.asarray(head_mask, jnp.float32), shape)
 
 

@@ -124,8 +124,7 @@ def read_prompts(path: str) -> list[Prompt]:
             prompts.append(Prompt(line))
         elif line.strip():
             prompts.append(_prompt(parse_line(line, location), location))
-    if not prompts:
-        raise DataError(f"no prompts in {path}: write one on each line")
+    require(prompts, f"no prompts in {path}: write one on each line", DataError)
     return prompts
 
 
@@ -133,20 +132,22 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
     """Returns the prompt of a line of JSON."""
     own = {name: row[name] for name in _OWN if name in row}
     others = {name: value for name, value in row.items() if name not in _OWN}
-    if "prompt" not in own:
-        raise DataError(
-            f"{location} has no 'prompt' (its fields are {', '.join(row) or 'none'}): write "
-            '{"prompt": "a text to continue"}'
-        )
+    require(
+        "prompt" in own,
+        f"{location} has no 'prompt' (its fields are {', '.join(row) or 'none'}): write "
+        '{"prompt": "a text to continue"}',
+        DataError,
+    )
     if isinstance(own.get("stop_strings"), str):
         own["stop_strings"] = [own["stop_strings"]]
     # Reject misspelled settings, but keep unrelated fields.
     for name in others:
-        if name in _FOR_ALL:
-            raise DataError(
-                f"{location} has the field {name!r}, which applies to all prompts: give it "
-                f"as an option"
-            )
+        require(
+            name not in _FOR_ALL,
+            f"{location} has the field {name!r}, which applies to all prompts: give it "
+            f"as an option",
+            DataError,
+        )
         similar = difflib.get_close_matches(name, _OWN, n=1, cutoff=_TOO_SIMILAR)
         if similar or name == "stop":
             raise DataError(

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
 from ...data.tokenizers.load import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
@@ -65,10 +66,12 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         config = dataclasses.replace(config, lora=None)
         config = config if tuned == config.model else config_of_model(tuned)
     else:
-        if base is not None:
-            raise RunError(f"{folder} is not an adapter of peft: leave base {base} out")
-        if not is_foreign(read_fields(folder)):
-            raise RunError(f"{folder} is a run folder already: copy it")
+        require(
+            base is None, f"{folder} is not an adapter of peft: leave base {base} out", RunError
+        )
+        require(
+            is_foreign(read_fields(folder)), f"{folder} is a run folder already: copy it", RunError
+        )
         config, tokenizer = open_run(folder)
     # config.json keeps this order of the fields: model, train, origin, generation settings.
     train = to_dict(config)

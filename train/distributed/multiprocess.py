@@ -23,6 +23,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.common.errors import ReportedByPrimary, RunError
+from ...data.common.fields import require
 from ...data.common.json_text import to_json
 from ...models.nn.typing import Params
 
@@ -81,8 +82,11 @@ def has_others(environment: Mapping[str, str]) -> bool:
 
 def _connect(seconds: int) -> None:
     address, count, index = os.environ.get(ADDRESS), _number(COUNT), _number(INDEX)
-    if count is not None and index is not None and index >= count:
-        raise RunError(f"{INDEX} {index} is not below {COUNT} {count}: count from 0")
+    require(
+        count is None or index is None or index < count,
+        f"{INDEX} {index} is not below {COUNT} {count}: count from 0",
+        RunError,
+    )
     # End with a message before jax's timeout, which ends the process with a traceback.
     alone = threading.Timer(seconds, _give_up, (seconds, address, count))
     alone.daemon = True

@@ -119,9 +119,9 @@ def _load_json(folder: Folder, file: Path) -> HuggingFaceTokenizer:
 
 def _check_ids(file: Path, content: JsonObject) -> None:
     """Checks the ids of a ``tokenizer.json``: a huge id would give a huge embedding table."""
-    model = content.get("model")
-    pieces = model.get("vocab") if isinstance(model, dict) else None
-    check_ids(pieces if isinstance(pieces, dict) else {}, file)
+    match content:
+        case {"model": {"vocab": dict(pieces)}}:
+            check_ids(pieces, file)
     added = checked(content.get("added_tokens") or [], tuple[dict, ...], file, "added_tokens")
     check_ids({f"added_tokens[{i}]": token.get("id") for i, token in enumerate(added)}, file)
 
@@ -163,11 +163,12 @@ _OF_TOKENS += ("Strip",)
 
 def _steps(part: Any) -> Iterator[JsonObject]:
     """Yields the steps of a normalizer or decoder in order."""
-    if isinstance(part, dict) and part.get("type") == "Sequence":
-        for step in part.get("normalizers") or part.get("decoders") or []:
-            yield from _steps(step)
-    elif isinstance(part, dict):
-        yield part
+    match part:
+        case {"type": "Sequence"}:
+            for step in part.get("normalizers") or part.get("decoders") or []:
+                yield from _steps(step)
+        case dict():
+            yield part
 
 
 def _one_step(step: JsonObject) -> tokenizers.normalizers.Normalizer:
@@ -182,11 +183,12 @@ def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Voca
     # Older files state no type, so infer it from the fields.
     untyped = "BPE" if "merges" in model else "WordPiece"
     kind = model.get("type") or ("Unigram" if isinstance(pieces, list) else untyped)
-    if (kind if kind != "WordLevel" else "WordPiece") != family.model:
-        raise DataError(
-            f"{file}: a {family.classes[0]} has a {family.model} model, not {kind}: correct "
-            f"tokenizer_class, for example to PreTrainedTokenizerFast"
-        )
+    require(
+        {"WordLevel": "WordPiece"}.get(kind, kind) == family.model,
+        f"{file}: a {family.classes[0]} has a {family.model} model, not {kind}: correct "
+        f"tokenizer_class, for example to PreTrainedTokenizerFast",
+        DataError,
+    )
     if family.model == "Unigram":
         charsmaps = (s.get("precompiled_charsmap") for s in _steps(content.get("normalizer")))
         charsmap = next(filter(None, charsmaps), "")
@@ -271,11 +273,12 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
     """Loads an older format: ``vocab.txt``, or a JSON vocabulary with merges."""
     family = family_of(folder)
     names = " and ".join(file.name for file in files)
-    if family is None and folder.class_name is not None:
-        raise DataError(
-            f"{folder.settings.file}: tokenizer_class {folder.class_name!r} is not supported with "
-            f"{names}: give {TOKENIZER_JSON}, which save_pretrained of transformers writes"
-        )
+    require(
+        family is not None or folder.class_name is None,
+        f"{folder.settings.file}: tokenizer_class {folder.class_name!r} is not supported with "
+        f"{names}: give {TOKENIZER_JSON}, which save_pretrained of transformers writes",
+        DataError,
+    )
     # Without a class, the number of files decides between BERT and GPT-2.
     is_wordpiece = len(files) == 1
     family = family or (BERT if is_wordpiece else GPT2)
@@ -288,11 +291,12 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
         ids = read_ids(files[0])
         missing = set(pre_tokenizers.ByteLevel.alphabet()) - set(ids)
         # The library would silently drop bytes that have no piece.
-        if family.every_byte and missing:
-            raise DataError(
-                f"{files[0]} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 "
-                "bytes have no piece"
-            )
+        require(
+            not family.every_byte or not missing,
+            f"{files[0]} is not a vocabulary for byte-level BPE: {len(missing)} of the 256 "
+            "bytes have no piece",
+            DataError,
+        )
         vocabulary = Vocabulary(ids=ids, merges=read_merges(files[1], ids))
     # Without a config, special tokens are found by their usual names.
     if not folder.is_stated:
@@ -363,8 +367,7 @@ def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> Huggin
             every = dict.fromkeys(map(name_of, [*named.values(), *extra]))
             backend.add_tokens([AddedToken(name, special=True) for name in every])
         # The template refers to special tokens by id, so all of them must exist by now.
-        if (template := family.template(backend, settings)) is not None:
-            backend.post_processor = template
+        backend.post_processor = family.template(backend, settings)
     require(
         backend.get_vocab_size(with_added_tokens=True),
         f"{folder.path}: the vocabulary of the tokenizer is empty: fetch it again",
@@ -408,16 +411,14 @@ def _extra_tokens(settings: Settings, family: Family, vocabulary: Vocabulary) ->
 def _named_tokens(values: Mapping[str, Any]) -> dict[str, Token]:
     """Returns the special tokens of roles that only some models have, such as ``image_token``."""
     stated = {n: v for n, v in values.items() if n.endswith("_token") and n not in ROLES}
-    tokens = {n: v for n, v in stated.items() if isinstance(v, AddedToken)}
-    strings = {n: v for n, v in stated.items() if isinstance(v, str)}
-    # An object names further roles; a list names only tokens.
-    others, more = (
-        values.get(name) for name in ("extra_special_tokens", "model_specific_special_tokens")
+    tokens, strings = (
+        {name: value for name, value in stated.items() if isinstance(value, kind)}
+        for kind in (AddedToken, str)
     )
-    named = others if isinstance(others, dict) else {}
-    if not strings and not named and isinstance(more, dict):
-        named = more
-    return {**tokens, **strings, **named}
+    # An object names further roles; a list names only tokens.
+    objects = ("extra_special_tokens", "model_specific_special_tokens")
+    others, more = (x if isinstance(x := values.get(name), dict) else {} for name in objects)
+    return {**tokens, **strings, **(others if strings or others else more)}
 
 
 def _add_tokens(

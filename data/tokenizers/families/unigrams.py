@@ -113,11 +113,12 @@ def t5_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
     stated, sentinels = controls(vocabulary, settings), _sentinels(settings)
     # If the files also list the sentinels, their number must agree.
     known = [token for token in stated if "<extra_id_" in name_of(token)]
-    if known and sentinels and len(known) != len(sentinels):
-        raise DataError(
-            f"{settings.file}: extra_ids {len(sentinels)} is not the number of <extra_id_…> in "
-            f"additional_special_tokens, {len(known)}: correct one of them"
-        )
+    require(
+        not known or not sentinels or len(known) == len(sentinels),
+        f"{settings.file}: extra_ids {len(sentinels)} is not the number of <extra_id_…> in "
+        f"additional_special_tokens, {len(known)}: correct one of them",
+        DataError,
+    )
     return stated if known else [*stated, *sentinels]
 
 

@@ -5,7 +5,7 @@ A family states its differences in a `DecoderForm`: fields, names of parts, clas
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
@@ -239,16 +239,18 @@ def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[b
     Raises:
       WeightsError: Its length is not the number of layers, or a layer's type is unknown.
     """
-    types = fields.pop("layer_types", None)
+    kinds = tuple[Literal["full_attention", "sliding_attention"], ...]
+    types = typed_field(fields, "layer_types", None, source, kind=kinds)
+    fields.pop("layer_types", None)
     if types is None:
         return None
-    known = KINDS_OF_LAYERS
-    if not isinstance(types, list) or len(types) != num_layers or set(types) - set(known):
-        raise WeightsError(
-            f"{source}: layer_types {types!r} is not supported: only one of "
-            f"{', '.join(map(repr, known))} for each of {num_layers} layers"
-        )
-    return [known[str(kind)] for kind in types]
+    require(
+        len(types) == num_layers,
+        f"{source}: layer_types {types!r} is not supported: give one for each of {num_layers} "
+        "layers",
+        WeightsError,
+    )
+    return [KINDS_OF_LAYERS[kind] for kind in types]
 
 
 def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> None:

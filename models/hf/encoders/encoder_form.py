@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject
 from ...encoders.encoder import EncoderConfig
 from ...heads.specs import HEADS
@@ -130,11 +131,12 @@ class EncoderForm(Form[Config]):
         settings["head"] = head = self.read_head(hf_config, settings, source)
         # `is_decoder` makes attention causal, which only the head causal_lm has here.
         is_decoder = bool(hf_config.get("is_decoder"))
-        if is_decoder != (head == "causal_lm"):
-            raise WeightsError(
-                f"{source}: is_decoder {is_decoder!r} is not supported with the head {head!r}: a "
-                "model is a decoder if and only if its head is causal_lm"
-            )
+        require(
+            is_decoder == (head == "causal_lm"),
+            f"{source}: is_decoder {is_decoder!r} is not supported with the head {head!r}: a "
+            "model is a decoder if and only if its head is causal_lm",
+            WeightsError,
+        )
         if head not in self.config.pooling_heads:
             settings.pop("pooling", None)
         # Leave rates out that equal the default, so that configurations compare equal.

@@ -1,5 +1,6 @@
 """ModernBERT in the Hugging Face format."""
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.modernbert import FULL_EVERY, ModernBertConfig
 from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
@@ -47,11 +48,12 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
             {**parts, "rope_theta": fields.pop(older, None)}, source, default_base=default
         )
         settings[name] = rotary.pop("rope_theta")
-        if rotary != {"rope_type": "default"}:
-            raise WeightsError(
-                f"{source}: rotary scaling of {kind}, {rotary}, is not supported: only the type "
-                "'default'"
-            )
+        require(
+            rotary == {"rope_type": "default"},
+            f"{source}: rotary scaling of {kind}, {rotary}, is not supported: only the type "
+            "'default'",
+            WeightsError,
+        )
 
 
 def _own_fields(config: ModernBertConfig) -> JsonObject:

@@ -3,6 +3,7 @@
 The authors' configuration derives from GPT-2's, and published files may state both forms.
 """
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.nomic_bert import NomicBertConfig
 from ..config_mapping import ConfigMapping, Settings, typed_field
@@ -68,8 +69,11 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     size = fields.pop("head_dim", None)
     width = typed_field(fields, "hidden_size", 768, source)
     same = width // typed_field(fields, "num_attention_heads", 12, source)
-    if size not in (None, same):
-        raise WeightsError(f"{source}: head_dim {size!r} is not supported: only {same}")
+    require(
+        size in (None, same),
+        f"{source}: head_dim {size!r} is not supported: only {same}",
+        WeightsError,
+    )
 
 
 FORM = rotary_form(

@@ -295,8 +295,11 @@ class Conversation:
         """
         path = Path(path)
         check_file(path)
-        if path.exists() and not _is_transcript(path):
-            raise DataError(f"{path} is not a transcript: name another file")
+        require(
+            not path.exists() or _is_transcript(path),
+            f"{path} is not a transcript: name another file",
+            DataError,
+        )
 
     def load(self, path: str | Path) -> None:
         """Replaces the turns and instructions with a transcript's.

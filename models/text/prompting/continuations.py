@@ -259,10 +259,9 @@ class ContinuationScorer(TextModel):
     def _check(self, name: str, context: Sequence[int], continuation: Sequence[int]) -> None:
         """Raises UserError if a request cannot be scored."""
         config = self._model.config
-        sizes = {"context": config.vocab_size, "continuation": config.vocab_size}
-        if self.is_encoder_decoder:
-            # The encoder may have a separate vocabulary.
-            sizes["context"] = config.source_vocab_size or config.vocab_size
+        # The encoder may have a separate vocabulary.
+        source_size = config.source_vocab_size or config.vocab_size
+        sizes = {"context": source_size, "continuation": config.vocab_size}
         for (part, size), ids in zip(sizes.items(), (context, continuation), strict=True):
             require(len(ids), f"{name} has no tokens in its {part}: give at least 1")
             least, most = min(ids), max(ids)

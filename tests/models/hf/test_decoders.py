@@ -577,7 +577,7 @@ REFUSED = {
         ({"layer_types": ["full_attention"]}, "fields: layer_types"),
     ],
     "Qwen2": [
-        ({"layer_types": ["linear_attention"] * 3}, "layer_types .*only one"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types must .*full_attention, sliding"),
         ({"layer_types": ["full_attention"]}, "3 layers"),
         (
             {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 1},

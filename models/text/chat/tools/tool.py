@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .....data.common.errors import UserError
+from .....data.common.fields import require
 
 LONGEST_OUTPUT = 2000
 """Maximum characters of a tool's output; a note replaces the rest."""
@@ -91,11 +92,11 @@ class Tool:
     def _check(self, arguments: Mapping[str, Any]) -> None:
         # Check names, then types, so that the model can correct its call.
         properties = self.schema["function"]["parameters"]["properties"]
-        if arguments.keys() != properties.keys():
-            raise UserError(
-                f"{self.name} takes the arguments {', '.join(properties) or 'none'}, not "
-                f"{', '.join(map(str, arguments)) or 'none'}"
-            )
+        require(
+            arguments.keys() == properties.keys(),
+            f"{self.name} takes the arguments {', '.join(properties) or 'none'}, not "
+            f"{', '.join(map(str, arguments)) or 'none'}",
+        )
         for name, value in arguments.items():
             wanted = properties[name].get("type", "")
             types = _TYPES.get(wanted)
