@@ -219,7 +219,7 @@ def check_type(name: str, value: object, hint: object, source: str) -> None:
       WeightsError: The value has another type, or is out of the type's range.
     """
     expected = expectation(value, hint)
-    require(not expected, f"{source}: {name} must be {expected}, got {value!r}", WeightsError)
+    require(not expected, f"{source}: {name} {value!r} must be {expected}", WeightsError)
 
 
 def _check_supported(name: str, value: object, values: Iterable[object], source: str) -> None:

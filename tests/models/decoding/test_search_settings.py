@@ -167,7 +167,7 @@ REFUSED = {
     "n-grams": ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size 1.5"),
     "groups": ({"num_beam_groups": 2}, "num_beam_groups 2"),
     "early": ({"early_stopping": "soon"}, "early_stopping 'soon'"),
-    "beams in words": ({"num_beams": "four"}, "num_beams must be a whole number, got 'four'"),
+    "beams in words": ({"num_beams": "four"}, "num_beams 'four' must be a whole number"),
     "no beam": ({"num_beams": 0}, "num_beams must be .* got 0"),
     "more than were kept": ({"num_return_sequences": 9}, "num_return_sequences 9"),
     "unknown": ({"mirostat": 1}, "mirostat"),

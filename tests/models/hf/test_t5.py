@@ -224,7 +224,7 @@ def test_scaled_outputs_as_transformers_reads_them(tied, scaled):
         ({"architectures": ["T5ForQuestionAnswering"]}, "T5ForQuestionAnswering"),
         ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj 'gated-tanh'"),
         ({"feed_forward_proj": "double-relu"}, "feed_forward_proj 'double-relu'"),
-        ({"is_gated_act": 1}, "is_gated_act 1 .*bool"),
+        ({"is_gated_act": 1}, "is_gated_act 1 .*True or False"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder False .*True"),
         ({"is_decoder": True}, "is_decoder True .*False"),
         ({"feed_forward_size": 3}, "fields: feed_forward_size"),
