@@ -134,11 +134,11 @@ class PeftAdapter:
         if given is not None:
             return given
         named, revision = self.fields.base_model_name_or_path, self.fields.revision
-        require(
-            named and revision in (None, "main"),
-            f"{self.folder / CONFIG}: base_model_name_or_path {named!r}, revision "
-            f"{revision!r}, does not name a model to load: give the folder of the base",
-        )
+        if not named or revision not in (None, "main"):
+            raise UserError(
+                f"{self.folder / CONFIG}: base_model_name_or_path {named!r}, revision "
+                f"{revision!r}, does not name a model to load: give the folder of the base"
+            )
         return named
 
     def model_config(self, base: TransformerConfig) -> TransformerConfig:

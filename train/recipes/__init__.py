@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...data.common.errors import UserError, suggest
-from ...data.common.fields import require
 from ...models import registry
 from ...models.registry import FAMILIES, families, family_of_preset, presets
 from ..config import Recipe, TrainConfig
@@ -80,11 +79,11 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
         return of_model(registry.preset(preset))
     # Recipes of a family take the presets of this family only.
     family, of_preset = family_of_preset(preset), RECIPES[name].of_preset
-    require(
-        of_preset is not None and family == name,
-        f"the recipe {name} does not have the preset {preset!r}: "
-        f"flaxzoo train {family} --preset {preset}",
-    )
+    if of_preset is None or family != name:
+        raise UserError(
+            f"the recipe {name} does not have the preset {preset!r}: "
+            f"flaxzoo train {family} --preset {preset}"
+        )
     return of_preset(preset)
 
 
