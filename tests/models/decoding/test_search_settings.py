@@ -160,7 +160,10 @@ REFUSED = {
     "an end that never comes": ({"suppress_tokens": [marian.EOS]}, r"suppress_tokens \[0\]"),
     "two ends": ({"eos_token_id": [0, 2]}, r"eos_token_id \[0, 2\]"),
     "no end": ({"eos_token_id": None}, "eos_token_id None"),
-    "another forced end": ({"forced_eos_token_id": 3}, "forced_eos_token_id 3 .* eos_token_id 0"),
+    "another forced end": (
+        {"forced_eos_token_id": 3},
+        "forced_eos_token_id must .*eos_token_id 0, got 3",
+    ),
     "forced words": ({"forced_bos_token_id": "en"}, "forced_bos_token_id 'en'"),
     "shortest": ({"min_new_tokens": -3}, "min_new_tokens must be .* got -3"),
     "repetitions": ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),

@@ -329,7 +329,10 @@ REFUSED = {
     "no beams": ({"num_beams": 0}, "num_beams .*got 0"),
     "none": ({"max_new_tokens": 0}, "max_new_tokens .*got 0"),
     "no room": ({"max_length": 9}, "max_length 9 .*9 tokens"),
-    "an end elsewhere": ({"forced_eos_token_id": 7}, "forced_eos_token_id 7 .* eos_token_id 5"),
+    "an end elsewhere": (
+        {"forced_eos_token_id": 7},
+        "forced_eos_token_id must .*eos_token_id 5, got 7",
+    ),
     "two ends at the end": ({"forced_eos_token_id": [5, 7]}, r"forced_eos_token_id \[5, 7\]"),
     "no token": (
         {"eos_token_id": 41, "forced_eos_token_id": 41, "num_beams": 2},

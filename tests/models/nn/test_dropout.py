@@ -111,7 +111,7 @@ def test_weights_are_dropped_or_scaled_and_so_are_their_gradients():
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg"])
 def test_keys_of_another_generator_are_refused(implementation):
     keys = models.row_keys(jax.random.key(7, impl=implementation), 2)
-    message = f"keys of {implementation} .*threefry2x32"
+    message = f"keys of {implementation}: .*threefry2x32"
     with pytest.raises(UserError, match=message):
         head_keys(keys, 3)
     model = models.create(
