@@ -79,8 +79,8 @@ def similarity_attention(
       queries: Q vectors of size D, or a batch of such sets.
       keys: K vectors of size D.
       values: a vector of size V for each key.
-      score: the similarity. dot: q · k. scaled: q · k / √D. gaussian: -|q - k|² / 2, which is
-        kernel regression of bandwidth 1. Or a function of queries and keys that returns scores
+      score: the similarity. dot: q · k. scaled: q · k / √D. gaussian: `-|q - k|² / 2`, which
+        is kernel regression of bandwidth 1. Or a function of queries and keys that returns scores
         `[..., Q, K]`.
       mask: True where query (row) may attend to key (column). A row without any True attends to
         all keys equally.
