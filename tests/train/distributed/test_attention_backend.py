@@ -144,9 +144,9 @@ def test_both_sides_of_a_translation_are_cut_alike(run):
 @pytest.mark.parametrize(
     ("kernel", "device", "fields", "why"),
     [
-        ("cudnn", CPU, {}, "for a gpu, and here is a cpu"),
+        ("cudnn", CPU, {}, "requires a gpu, got a cpu"),
         ("splash", TPU, {"dropout_rate": 0.2}, "probability 0.2"),
-        ("flash", gpu(), {}, "for a tpu, and here is a gpu"),
+        ("flash", gpu(), {}, "requires a tpu, got a gpu"),
         ("blocks", CPU, {"length": 1021}, "no block of 64 to 512 tokens"),
     ],
 )
