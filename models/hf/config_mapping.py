@@ -284,7 +284,7 @@ ONLY_HERE: Mapping[str, tuple[object, ...]] = {
     "pooling": ("cls",),
     "head_convolution": (None,),
     "norm_affine": (True,),
-    "residual": (True,),
+    "add_residual": (True,),
     "residual_scalar": (False,),
     "positions_at": ("input",),
     "scale_scores": (True,),

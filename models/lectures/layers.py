@@ -52,10 +52,10 @@ class LectureLayer(Layer[Config]):
         """Returns x + scalar · y, after dropout of y.
 
         With `config.residual_scalar` the scalar is learned. Its initial value is 1, the plain sum.
-        The value 0 removes the sublayer. Without `config.residual`, returns y after dropout.
+        The value 0 removes the sublayer. Without `config.add_residual`, returns y after dropout.
         """
         options = cast(LectureOptions, self.config)
-        if not options.residual:
+        if not options.add_residual:
             return dropout(y, self.config.dropout_rate, rng, name)
         if not options.residual_scalar:
             return super().add(x, y, name, rng)

@@ -45,7 +45,7 @@ class LectureOptions(_Base):
     """
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether normalization has learned scales and biases; else it only normalizes."""
-    residual: bool = True
+    add_residual: bool = True
     """Whether a sublayer's output is added to its input; else it replaces the input."""
     residual_scalar: bool = False
     """Whether each sublayer's output is multiplied by one learned number, which begins at 1."""
@@ -68,8 +68,8 @@ class LectureOptions(_Base):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.residual or not self.residual_scalar,
-            "residual_scalar True multiplies what is added, and residual False adds nothing: leave "
+            self.add_residual or not self.residual_scalar,
+            "residual_scalar True multiplies what is added, and add_residual False adds nothing: leave "
             "one of them out",
         )
         if self.attention != "simple":

@@ -130,7 +130,7 @@ def test_refused_by_name(fields, message):
         ("gpt2", {"head_convolution": 3}, "gpt2 .*head_convolution 3: .*None"),
         ("gpt2", {"norm_affine": False}, "gpt2 .*norm_affine False: .*True"),
         ("gpt2", {"residual_scalar": True}, "gpt2 .*residual_scalar True: .*False"),
-        ("gpt2", {"residual": False}, "gpt2 .*residual False: .*True"),
+        ("gpt2", {"add_residual": False}, "gpt2 .*add_residual False: .*True"),
         ("gpt2", {"output_bias": True}, "gpt2 .*output_bias True: .*False"),
         ("gpt2", {"causal": False}, "gpt2 .*causal False: .*True"),
         ("gpt2", {"d_v": 32}, "gpt2 .*d_v 32: .*None, 64"),

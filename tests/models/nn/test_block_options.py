@@ -149,7 +149,7 @@ def test_without_residuals_a_sublayer_replaces_its_input(assert_close):
     """Maps of zeros then leave nothing of the tokens; with residuals they leave them unchanged."""
     states = {}
     for residual in (True, False):
-        _, params, apply = make("gpt", residual=residual)
+        _, params, apply = make("gpt", add_residual=residual)
         silent = {
             name: {k: jax.tree.map(jnp.zeros_like, v) for k, v in part.items()}
             if name in ("attention", "feed_forward")
@@ -159,8 +159,8 @@ def test_without_residuals_a_sublayer_replaces_its_input(assert_close):
         states[residual] = apply({**params, "layers": silent}).last_hidden_state
     assert_close(states[False], jnp.broadcast_to(states[False][:1, :1], states[False].shape))
     assert np.abs(states[True] - states[True][:1, :1]).max() > 0.1
-    with pytest.raises(ValueError, match=r"residual_scalar True .*residual False"):
-        make("gpt", residual=False, residual_scalar=True)
+    with pytest.raises(ValueError, match=r"residual_scalar True .*add_residual False"):
+        make("gpt", add_residual=False, residual_scalar=True)
 
 
 def test_an_affine_output_layer_adds_its_bias_to_the_logits(assert_close):
