@@ -69,8 +69,8 @@ class LectureOptions(_Base):
         super().__post_init__()
         require(
             self.add_residual or not self.residual_scalar,
-            "residual_scalar True multiplies what is added, and add_residual False adds nothing: leave "
-            "one of them out",
+            "residual_scalar True multiplies what is added, and add_residual False adds nothing: "
+            "leave one of them out",
         )
         if self.attention != "simple":
             return
