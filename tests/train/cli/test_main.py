@@ -355,21 +355,21 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
         ),
         ("generate RUN more", "'more' .*generate --help"),
         ("export RUN out --form npy", "--form .*huggingface,"),
-        ("generate runs/nowhere", "no folder runs/nowhere"),
+        ("generate runs/nowhere", "runs/nowhere does not exist"),
         ("train RUN --preset gpt2", "folder .*not a recipe"),
         ("train no.toml", "no.toml"),
         ("train runs/z", "recipe .*'runs/z'"),
         ("train quickstart --model.head sequence", "--model.head .*data"),
-        ("train bert-classify --model.head span", "head sequence_classification:"),
+        ("train bert-classify --model.head span", "head sequence_classification .*leave it out"),
         (
             "train bert-classify --init-from runs/no --data.source tsv:none.tsv",
-            "no folder runs/no",  # before the data are read
+            "runs/no does not exist",  # before the data are read
         ),
         (
             "tokenizer train builtin:python-docs out --vocab-size 5",
             "--vocab-size .*257",
         ),
-        ("generate RUN --prompt", "no prompt"),
+        ("generate RUN --prompt", "prompts must not be empty"),
         ("generate RUN --step 3", "step 3: .* 2, 4"),
         ("evaluate RUN --data txt:nowhere", "'txt:nowhere'"),
         (
@@ -456,7 +456,7 @@ def test_another_configuration_is_refused(flaxzoo, run, text):
     assert status == 2
     assert "(seed 0 → 3)" in messages
     assert "--init-from" not in messages
-    options = ["--seed", 3, "--batch-size", 4, "--micro-batches", 2, "--model.dropout-rate", 0.3]
+    options = ["--seed", 3, "--batch-size", 4, "--steps", 9, "--model.dropout-rate", 0.3]
     status, _, messages = flaxzoo(*train(text, run, *options))
     assert status == 2
     assert re.search(r"\(([^→]+→ \S+){3} and 1 more\)", messages)
