@@ -114,26 +114,42 @@ def make_train_step(
             gradients, means = summed(trained, state.frozen, scales, rows)
         loss, norm = weigh(means, scales[1]), optax.tree.norm(gradients)
 
-        def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
-            # The optimizer sees differences, and its average is stored in the form of parameters.
-            opt_state = map_ema(objective.differences, opt_state)
-            updates, opt_state = tx.update(gradients, opt_state, objective.differences(params))
-            opt_state = map_ema(objective.followed, opt_state)
-            followed = objective.followed(updates)  # pyright: ignore[reportArgumentType]
-            return optax.apply_updates(params, followed), opt_state  # pyright: ignore[reportReturnType]
-
-        def keep(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
-            return params, opt_state
-
-        # `cond` updates in place. A `where` would hold both the old and the new state: 1,743
-        # instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        trained, opt_state = jax.lax.cond(finite, update, keep, trained, state.opt_state)
+        trained, opt_state = update_if(
+            finite, trained, state.opt_state, gradients, objective=objective, tx=tx
+        )
         params, further = split(trained)
         metrics = {"loss": loss, **means, "gradient_norm": norm}
         return TrainState(state.step + 1, params, opt_state, state.frozen, further or None), metrics
 
     return step
+
+
+def update_if(
+    finite: Array,
+    params: Params,
+    opt_state: optax.OptState,
+    gradients: Params,
+    *,
+    objective: Objective,
+    tx: optax.GradientTransformation,
+) -> tuple[Params, optax.OptState]:
+    """Returns parameters and optimizer state: updated if `finite` (bool []), else unchanged."""
+
+    def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
+        # The optimizer sees differences, and its average is stored in the form of parameters.
+        opt_state = map_ema(objective.differences, opt_state)
+        updates, opt_state = tx.update(gradients, opt_state, objective.differences(params))
+        opt_state = map_ema(objective.followed, opt_state)
+        followed = objective.followed(updates)  # pyright: ignore[reportArgumentType]
+        return optax.apply_updates(params, followed), opt_state  # pyright: ignore[reportReturnType]
+
+    def keep(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
+        return params, opt_state
+
+    # `cond` updates in place. A `where` would hold both the old and the new state: 1,743
+    # instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
+    return jax.lax.cond(finite, update, keep, params, opt_state)
 
 
 def divide(sums: Terms, counts: Terms) -> Terms:
