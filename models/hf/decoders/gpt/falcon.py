@@ -130,7 +130,7 @@ FORM = FalconForm(
         aliases={"n_embed": "hidden_size"},
     ),
     allowed={
-        **{"positions": ("rotary", "alibi"), "position_base": (), "use_bias": (), "residual": ()},
+        **{"positions": ("rotary", "alibi"), "position_base": (), "use_bias": ()},
         **{"dropout_rate": (0.0,), "attention_dropout_rate": (0.0,)},
     },
     prefix="transformer.",
