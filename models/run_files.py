@@ -184,7 +184,7 @@ def steps(folder: str | Path) -> list[int]:
 
 
 def numbered(folder: str | Path) -> list[int]:
-    """Returns the numbers that name folders among a run's checkpoints, in ascending order."""
+    """Returns the steps of a run's checkpoints, which are the names of folders, in order."""
     checkpoints = Path(folder) / CHECKPOINTS
     if not checkpoints.is_dir():
         return []

@@ -192,11 +192,11 @@ class RewardData(PreferenceData):
 
 
 def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Returns the tokens of a text as a classifier reads them, with the frame that encoders need.
+    """Returns the tokens of a text with the special tokens of a classifier's input.
 
-    A frame that the tokens already have is not added again.
+    Special tokens that already surround the text are not added again.
     """
-    # A completion is encoded with the frame, a conversation without it.
+    # A completion is encoded with special tokens, a conversation without them.
     before, after = (list(marks) for marks in tokenizer.frame.single.marks)
     has_frame = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
     return ids if tokenizer.special_ids.cls is None or has_frame else [*before, *ids, *after]

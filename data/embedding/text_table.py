@@ -46,7 +46,7 @@ class NumberedTexts:
     def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
         """Numbers the texts of examples."""
         most = max(len(example.documents) for example in examples)
-        # `rows` numbers anchors and documents separately, and `keys` numbers all texts together.
+        # In `rows`, anchors and documents are counted separately. In `keys`, they share numbers.
         queries, documents, texts = TextTable(), TextTable(), TextTable()
         rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
         for i, example in enumerate(examples):

@@ -21,8 +21,9 @@ def label_id(label: str, ids: dict[str, int], location: str) -> int:
         known = list(ids)
         shown = ", ".join(known[:20]) + (f" … ({len(known)} in all)" if len(known) > 20 else "")
         raise DataError(
-            f"{location} has the label {label!r}, which the training data do not have: they "
-            f"have {shown}; correct it, or name the labels' column after a #"
+            f"{location}: the label {label!r} is not in the training data, whose labels are "
+            f"{shown}. Correct the label, or add the name of the labels' column to the source: "
+            "FILE#COLUMN"
         )
     return ids[label]
 

@@ -267,7 +267,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
 
 
 def _check_separator(first: _Row, source: LabelledSource) -> None:
-    """Rejects a table with another separator, which has a single column per line."""
+    """Rejects a comma-separated file with tabs, or the reverse, which is read as one column."""
     (line,) = first.cells if len(first.cells) == 1 else ("",)
     other, mark = ("csv", ",") if source.kind == "tsv" else ("tsv", "\t")
     require(

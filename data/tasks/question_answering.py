@@ -282,7 +282,7 @@ def _positions(questions: Sequence[_Question], before: np.ndarray) -> np.ndarray
     """
     if all(q.example.answers is None for q in questions):
         return None
-    # Every window of a question has the same span, if it is complete there.
+    # All windows of a question share one answer. A window without the whole answer has none.
     spans = [(q.span, *window) for q in questions for window in q.windows]
     found = [
         _in_window(*span, before=first) for span, first in zip(spans, before.tolist(), strict=True)

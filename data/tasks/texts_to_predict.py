@@ -118,7 +118,7 @@ class TextReader:
                 yield self.of_row(row, location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
-        """Reads a source without named columns; returns None if it does not name its texts."""
+        """Reads a source for which the user named no columns; None if its header names no texts."""
         if source.kind == "jsonl":
             lines = chain.from_iterable(source_lines(source))
             return self._of_json_lines(lines, source.conditions)

@@ -39,7 +39,7 @@ def pad_rows(
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Returns the smallest multiple that is not below `number`."""
+    """Returns the smallest multiple of `multiple` that is not below `number`."""
     return -(-number // multiple) * multiple
 
 

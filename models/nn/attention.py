@@ -278,7 +278,7 @@ class MultiHeadAttention(nn.Module):
         # [B, N, T, S] weights and [B, K, S, V] values to [B, T, N, V].
         attended = self.values(dropped, keys, context)
         if context.head_mask is not None:
-            # The values are multiplied in `_masked_output`; this changes only the returned weights.
+            # Mask only the returned weights. `_masked_output` masks the outputs of heads.
             weights = weights * context.head_mask[:, None, None]
         # [B, T, N, V] back to [B, T, D].
         output = self._masked_output(attended, context.head_mask)

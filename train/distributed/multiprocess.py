@@ -45,9 +45,9 @@ T = TypeVar("T")
 def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
     """Connects to the other training processes, if the environment names any.
 
-    Enter the context before jax initializes its devices. The environment names other processes
-    under `flaxzoo launch`, in a SLURM step with several tasks, on a TPU pod of Kubernetes, and
-    wherever `JAX_COORDINATOR_ADDRESS` is set.
+    Enter the context before jax initializes its devices. Environment variables define the other
+    processes. `flaxzoo launch`, SLURM (for a step with several tasks) and Kubernetes (for a TPU
+    pod) set them, or the user sets `JAX_COORDINATOR_ADDRESS`.
 
     Args:
         rendezvous_seconds: How long to wait for all processes.

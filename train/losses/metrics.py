@@ -222,9 +222,9 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
     lengths, predicted_lengths = ([len(tags) for tags in side] for side in (gold, predicted))
     require(
         lengths == predicted_lengths and any(lengths),
-        "gold and predicted must have as many tags for each sentence, and at least one "
-        "tag, got {len(gold)} sentences of {sum(lengths)} words and {len(predicted)} of "
-        f"{sum(predicted_lengths)}",
+        "gold and predicted must have the same numbers of tags in each sentence, and at least one "
+        f"tag, got {len(gold)} sentences with {sum(lengths)} tags and {len(predicted)} sentences "
+        f"with {sum(predicted_lengths)} tags",
     )
     for tag in set(itertools.chain(*gold, *predicted)):
         require(

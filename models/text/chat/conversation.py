@@ -232,7 +232,7 @@ class Conversation:
         return answer, written
 
     def _fitting(self, turns: Sequence[Turn], outputs: Sequence[Turn]) -> Sequence[Turn]:
-        """Shortens the outputs of tools until the window has room for half the longest answer."""
+        """Shortens the outputs of tools until half of `max_new_tokens` fits after the prompt."""
         # Halve the longest output until all of them fit.
         short, longest = outputs, max(len(turn.content) for turn in outputs)
         while longest > 100:

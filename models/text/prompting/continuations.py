@@ -299,7 +299,7 @@ class ContinuationScorer(TextModel):
     ) -> list[tuple[tuple[int, ...], Plan]]:
         """Returns each source with the plan of its requests; a causal model has one empty source.
 
-        A target is scored from its first token, so an encoder-decoder has no `PrefixGroup`.
+        An encoder-decoder has no `PrefixGroup`, because its decoder reads no common prefix.
         """
         config, both = self._model.config, self.is_encoder_decoder
         require(

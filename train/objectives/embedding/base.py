@@ -151,7 +151,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def accepted_documents(self) -> tuple[int, int | float]:
-        """The smallest and the largest number of documents with these settings."""
+        """The smallest and the largest number of documents of an example, for these settings."""
         return self.num_documents
 
     def remedy(self, form: ScoreForm) -> str:

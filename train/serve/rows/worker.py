@@ -118,7 +118,7 @@ class RowWorker:
             del self._arrivals[task]
         try:
             found = self._function.compute([task.work.item for task in batch])
-        except Exception as error:  # the other rows must outlive it
+        except Exception as error:  # a failed batch must not stop the worker
             fail_tasks(batch, error)
             return
         for task, result in zip(batch, found, strict=True):
