@@ -170,7 +170,9 @@ def check_length(config: TrainConfig) -> None:
     """
     longest = config.data.longest_side
     if longest > config.model.max_length:
-        longer = "raise the second" if config.init_from is None else "begin with a longer model"
+        longer = (
+            "raise model.max_length" if config.init_from is None else "begin with a longer model"
+        )
         side = "length" if longest == config.data.length else "target_length"
         raise UserError(
             f"data.{side} {longest} exceeds model.max_length "

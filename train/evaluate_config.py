@@ -2,7 +2,10 @@
 
 import dataclasses
 
-from ..data.common.fields import Checked, NonNegativeInt, PositiveInt, require
+from ..data.common.fields import Checked, NonNegativeInt, PositiveInt, require, require_default
+
+OPTIONS = ("tasks_every", "limit", "shots", "chat", "max_new_tokens", "stop")
+"""The fields that have no effect without tasks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class EvaluateConfig(Checked):
             require(
                 all(values), f"{name} must not have an empty text, got {list(values)}: remove it"
             )
+        if not self.tasks:
+            require_default(self, OPTIONS, "requires tasks, got none")
         require(
             len(set(self.tasks)) == len(self.tasks),
             f"tasks must name each task once, got {' '.join(self.tasks)}: remove the repetition",

@@ -88,8 +88,6 @@ def test_requests_of_the_page_are_answered(section, url):
     for language, block in section.blocks("sh", "python"):
         block = block.replace(ADDRESS, url)
         if language == "python":
-            if section.title == "langchain":
-                pytest.importorskip("langchain_openai")
             exec(compile(block, section.page, "exec"), {})
             continue
         for line, arguments in commands(block):

@@ -24,7 +24,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...data.common.errors import ReportedByPrimary, RunError
 from ...data.common.fields import require
-from ...data.common.json_text import to_json
 from ...models.nn.typing import Params
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -194,7 +193,8 @@ def from_primary(work: Callable[[], T]) -> T:
     key = f"flaxzoo/result/{next(_barriers)}"
     with barrier():
         if is_primary():
-            _client().key_value_set(key, to_json(work()))
+            # Metrics may be infinite or NaN, which only this form of JSON can hold.
+            _client().key_value_set(key, json.dumps(work()))
     return json.loads(_client().blocking_key_value_get(key, NO_LIMIT))
 
 

@@ -6,7 +6,8 @@ to the parameters is the sum of J^T g over micro-batches (Gao et al. 2021, "Scal
 contrastive learning batch size under memory limited setup"). Here the model runs twice: first
 without a gradient, for the outputs of the whole batch, and again after g is known. It needs the
 memory of one micro-batch and of the outputs of the whole batch. The second run is a sum over rows,
-so that each device accumulates its gradients over all micro-batches, and they are exchanged once.
+so that without FSDP each device accumulates its gradients over all micro-batches, and they are
+exchanged once.
 """
 
 from collections.abc import Callable

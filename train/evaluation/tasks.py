@@ -23,6 +23,7 @@ from ...data.common.progress import LogFn, Progress
 from ...data.sources.retrieval.collection import RetrievalData, read_retrieval
 from ...models.config import TransformerConfig
 from ...models.heads.specs import CAUSAL_HEADS, require_head
+from ...models.text.chat.conversation import own_stops
 from ...models.text.completions import Prompt
 from ...models.text.embed import TextEmbedder
 from ...models.text.folder import open_folder
@@ -181,6 +182,11 @@ class Answers(Task):
     def check(self, model: TransformerConfig) -> None:
         """See `Task`."""
         _require_writer(model, self.name)
+        require(
+            model.head != "seq2seq_lm" or not self.settings.stop,
+            f"stop {' '.join(self.settings.stop)} requires a causal language model, but the task "
+            f"{self.name} judges an encoder-decoder: leave it out",
+        )
 
     def __call__(self, judged: Judged) -> Results:
         """See `Task`."""
@@ -199,14 +205,18 @@ class Answers(Task):
         tokenizer = writer.tokenizer
         encoded = [record.encode(tokenizer) for record in self.records]
         options = {"do_sample": False, "max_new_tokens": self.settings.max_new_tokens}
+        stops = self.settings.stop
+        stops = self.settings.stop
         # The answer of a conversation ends with the turn.
         if any(isinstance(record.context, Dialogue) for record in self.records):
             stored = writer.context_request().eos_token_id
             turn = end_of_turn(tokenizer, tokenizer.chat_template)
             options["eos_token_id"] = [*dict.fromkeys((*stored, *turn))]
+            stops = (*stops, *own_stops(tokenizer.chat_template))
+            stops = (*stops, *own_stops(tokenizer.chat_template))
         completed = writer.complete(
             [Prompt(one.text, ids=one.ids) for one in encoded],
-            stop_strings=self.settings.stop,
+            stop_strings=stops,
             log=judged.log,
             **options,
         )
@@ -218,7 +228,10 @@ class Answers(Task):
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
         prompts = [record.context.opening for record in self.records]
-        found = translator(prompts, truncate=True, log=judged.log)
+        # Greedy, as the texts of a causal language model.
+        greedy = {"num_beams": 1, "num_return_sequences": 1}
+        length = {"max_new_tokens": self.settings.max_new_tokens}
+        found = translator(prompts, truncate=True, log=judged.log, **greedy, **length)
         return [translations[0].text for translations in found]
 
 
@@ -281,7 +294,8 @@ def _reference(row: JsonObject, location: str) -> str:
     """Returns the answer of a record: its field `answer`, or what follows the prompt."""
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    written = last.get("content") if isinstance(last, dict) else None
+    is_answer = isinstance(last, dict) and last.get("role") == "assistant"
+    written = last.get("content") if is_answer else None
     for answer in (row.get("answer"), row.get("completion"), written):
         if isinstance(answer, str | int | float):
             return str(answer)

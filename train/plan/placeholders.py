@@ -23,7 +23,7 @@ ASSUMED_SIZES = {
 """Kind of tokenizer → the assumed number of its tokens, which is known only from the text, and the
 option that sets another number."""
 EXAMPLES_PER_EPOCH = 1 << 20
-"""Assumed number of examples if a run is given in epochs. Affects only the learning rate."""
+"""Assumed number of examples of a run in epochs, for its learning rate and totals."""
 
 
 def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
@@ -61,6 +61,8 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         also = dict.fromkeys((*config.lora.also_trained, *head_parameters(config.model)))
         lora = dataclasses.replace(config.lora, also_trained=tuple(also))
         config = dataclasses.replace(config, lora=lora)
+    if not config.steps:
+        log(f"assumed: {EXAMPLES_PER_EPOCH:,} examples in an epoch; --steps gives another length")
     config = in_steps(config, EXAMPLES_PER_EPOCH)
     check_length(config)
     # In reinforcement learning the compiled step is the update on sampled completions.

@@ -127,5 +127,8 @@ def with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[st
     first, rest = {"role": "system", "content": ""}, messages
     if messages[0].get("role") == "system":
         first, *rest = messages
-    content = "\n".join(filter(None, [str(first["content"]), text]))
+    # A client may send the content as parts.
+    parts = [first["content"]] if isinstance(first["content"], str) else first["content"]
+    written = "".join(text_of_part(part, 1) for part in parts)
+    content = "\n".join(filter(None, [written, text]))
     return [{**first, "content": content}, *rest]

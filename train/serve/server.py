@@ -70,15 +70,18 @@ class Address:
         return key
 
     def bind(self) -> socket.socket:
-        """Returns a socket that reserves the port, and does not listen yet.
+        """Returns a socket with the address, which does not listen yet.
 
         Raises:
-            UserError: the port is in use or not allowed, or this machine has no such address.
+            UserError: a server listens on the port, the port is not allowed, or this machine has
+                no such address.
         """
         try:
-            (family, kind, _, _, address), *_ = socket.getaddrinfo(
+            found = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
+            # Clients of a host with both kinds of addresses try IPv4, too.
+            family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
             with contextlib.ExitStack() as closed:
                 bound = closed.enter_context(socket.socket(family, kind))
                 # A server that has just ended leaves connections that would block the port.
@@ -86,12 +89,16 @@ class Address:
                 bound.bind(address)
                 closed.pop_all()  # the caller closes it
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(
-                f"the server cannot listen on {self.host} port {self.port} ({reason}): give "
-                "another --port or --host"
-            ) from None
+            raise self.unusable(error) from None
         return bound
+
+    def unusable(self, error: OSError) -> UserError:
+        """Returns the error of an address on which the server cannot listen."""
+        reason = (error.strerror or str(error)).lower()
+        return UserError(
+            f"the server cannot listen on {self.host} port {self.port} ({reason}): give "
+            "another --port or --host"
+        )
 
 
 class _Protocol(H11Protocol):
@@ -214,8 +221,8 @@ def serve(
         UserError: a model cannot be served, the address needs a key, or the engine has failed.
     """
     access = Access(address.key())
-    # Reserve the port and open the models before the server listens, so that an error ends the
-    # command early.
+    # Bind the port and open the models before the server listens, so that an error ends the command
+    # early.
     with address.bind() as bound, _leaving_at_once():
         service = _open(names, access, limits, rows=rows, log=log)
         engine = service.engine
@@ -234,7 +241,12 @@ def serve(
         sys.setswitchinterval(SWITCH_INTERVAL)
         # The server listens while the engine compiles programs. /health answers 503 until then.
         engine.start()
-        _Server(config, engine, log).run([bound])
+        try:
+            _Server(config, engine, log).run([bound])
+        except OSError as error:
+            # Another server has begun to listen while the models were loaded.
+            engine.stop()
+            raise address.unusable(error) from None
     has_ended = engine.stop()
     require(not engine.failed, "the engine has failed, as printed above: start the server again")
     if not has_ended:

@@ -131,7 +131,7 @@ def test_a_pretraining_run_shows_what_fills_its_gap(work_folder):
 
 def test_a_label_that_training_has_not(tuned, work_folder, tmp_path):
     (tmp_path / "new.tsv").write_text("1\tthe cat\n7\tthe dog\n")
-    with pytest.raises(data.DataError, match=r"new.tsv line 2 .*label '7'"):
+    with pytest.raises(data.DataError, match=r"new.tsv line 2.*label '7'"):
         train.score_run(tuned("one").run.folder, f"tsv:{tmp_path}/new.tsv", log=print)
 
 

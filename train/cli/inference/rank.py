@@ -44,6 +44,7 @@ def rank_command(arguments: list[str]) -> None:
     if bool(parsed.prompt) == (parsed.prompt_file is not None):
         raise UserError("rank needs either --prompt TEXT or --prompt-file FILE")
     enable_compilation_cache()
+    from ....data.chat.encoding import end_of_turn
     from ....data.common.progress import Progress
     from ....models.text.completions import Prompt, read_prompts
     from ....models.text.generate import BATCH_SIZE, TextGenerator
@@ -53,7 +54,13 @@ def rank_command(arguments: list[str]) -> None:
     generator = TextGenerator.of_run(
         parsed.run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
     )
-    begun = [_begun(prompt, generator) for prompt in prompts] if parsed.chat else prompts
+    begun, options = prompts, {"num_return_sequences": parsed.num_samples}
+    if parsed.chat:
+        begun = [_begun(prompt, generator) for prompt in prompts]
+        # The token that ends a turn of the template ends an answer too.
+        turn = end_of_turn(generator.tokenizer, generator.tokenizer.chat_template)
+        stored = generator.context_request().eos_token_id
+        options["eos_token_id"] = [*dict.fromkeys((*stored, *turn))]
     with Progress().counter("answers", len(prompts) * parsed.num_samples) as advance:
         completed = generator.complete(
             begun,
@@ -63,7 +70,7 @@ def rank_command(arguments: list[str]) -> None:
             on_text=None,
             on_batch=advance,
             log=log,
-            **parsed.requested() | {"num_return_sequences": parsed.num_samples},
+            **options | parsed.requested(),
         )
     with parsed.output.open("a", encoding="utf-8") as file:
         for prompt, each in zip(prompts, completed, strict=True):

@@ -19,11 +19,10 @@ def vector_scores(
     """Returns the scores of the vectors that an evaluation kept, or nothing if it kept none.
 
     Pairs without scores are evaluated as a search: for each different anchor, all different
-        documents of the split are ranked by cosine, and the positives of the anchor are the
-        relevant ones. For scored pairs the
-    cosines are compared with the scores. For texts with labels `label_accuracy` is how often the
-    nearest other text has the same label. For several data sets, the scores are computed for each,
-    such as `qa_ndcg@10`, and then averaged.
+    documents of the split are ranked by cosine, and the positives of the anchor are the
+    relevant ones. For scored pairs the cosines are compared with the scores. For texts with labels
+    `label_accuracy` is how often the nearest other text has the same label. For several data sets,
+    the scores are computed for each, such as `qa_ndcg@10`, and then averaged.
 
     Args:
         evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
@@ -75,9 +74,8 @@ def _scores_of(
     # Texts are numbered from 0, so the number of a text is its index in the arrays below.
     relevant: list[dict[int, float]] = [{} for _ in range(int(distinct[-1]) + 1)]
     for query, document in zip(queries.tolist(), numbers[:, 0].tolist(), strict=True):
-        if query >= 0:
-            relevant[query][document] = 1.0
-    queries = anchors[first_query[distinct >= 0]]
+        relevant[query][document] = 1.0
+    queries = anchors[first_query]
     if not by_dot:
         return retrieval_scores(queries, corpus, relevant)
     return ranking_scores(nearest(queries, corpus, DEPTH)[1], relevant)

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import jax.numpy as jnp
 
-from ....data.common.fields import Fraction, NonNegative, NonNegativeInt, Positive, require
+from ....data.common.fields import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    require,
+    require_default,
+)
 from ....data.embedding.embedding_data import EmbeddingData
 from ....data.embedding.embedding_examples import ScoreForm
 from ....models.greatest_logits import greatest_logits
@@ -82,13 +89,17 @@ class SpladeConfig(MultipleNegativesConfig):
             require(
                 not getattr(self, name),
                 f"{name} requires dense vectors, but objective splade learns sparse ones: "
-                f"leave it out",
+                "leave it out",
             )
-
         require(
             self.ranking == "distillation" or self.temperature == 1,
             f"temperature {self.temperature} is for ranking distillation, and this is "
             f"{self.ranking}: leave it out",
+        )
+        settings = {"scale", "directions", "partition", "hardness", "hardness_strength"}
+        unused = settings - {field.name for field in dataclasses.fields(RANKINGS[self.ranking])}
+        require_default(
+            self, sorted(unused), f"requires ranking multiple_negatives, got {self.ranking}"
         )
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
+from ....models.decoding.padding import power_of_two
 from ....models.text.bucketing import (
     MOST_ROWS,
     padded_batches,
@@ -142,7 +143,9 @@ class RowWorker:
         The number of sequences is limited too, because other work waits for the end of a batch.
         """
         room, first = self.settings.batch_tokens, next(iter(self._arrivals)).work
-        group, left = first.group, max(1, MOST_ROWS // first.copies) if first.copies > 1 else MANY
+        # The search pads the number of rows to a power of two.
+        most = power_of_two(max(1, MOST_ROWS // first.copies) + 1) // 2
+        group, left = first.group, most if first.copies > 1 else MANY
         for task in self._arrivals:
             tokens = padded_length(task.work.length, self._function.longest)
             # The oldest row is computed in any case.

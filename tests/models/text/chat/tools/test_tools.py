@@ -106,16 +106,18 @@ def test_a_database_answers_queries(database, monkeypatch):
     "query",
     [
         "DELETE FROM prices", "DROP TABLE prices", "INSERT INTO prices VALUES ('x', 1)",
-        "ATTACH '/tmp/other.db' AS other", "PRAGMA writable_schema = 1", "VACUUM INTO '/tmp/x.db'",
+        "ATTACH 'other.db' AS other", "PRAGMA writable_schema = 1", "VACUUM INTO 'other.db'",
         "SELECT 1; DELETE FROM prices", "SELECT load_extension('x')", "CREATE TEMP TABLE t (a)",
         "SELECT zeroblob(2000000)", "SELECT nothing", "",
     ],
 )  # fmt: skip
-def test_a_database_is_only_read(database, query):
+def test_a_database_is_only_read(database, query, monkeypatch):
+    monkeypatch.chdir(database.parent)
     before = database.read_bytes()
     answer = json.loads(named_tool(f"database:{database}")({"query": query}))
     assert set(answer) == {"error"}
     assert database.read_bytes() == before
+    assert list(database.parent.iterdir()) == [database]
 
 
 def test_a_query_without_end_is_ended(database, monkeypatch):
