@@ -165,7 +165,7 @@ def test_json_labels(tmp_path):
 def test_unknown_label_in_validation(config, tokenizer, tmp_path):
     data = config("0\ta\n1\tb\n")
     (tmp_path / "v.tsv").write_text("0\tx\n2\ty\n")
-    with pytest.raises(DataError, match=r"v\.tsv line 2 .*label '2'"):
+    with pytest.raises(DataError, match=r"v\.tsv line 2.*label '2'"):
         data.whole_source(f"tsv:{tmp_path}/v.tsv", tokenizer, data.labels())
 
 
