@@ -23,7 +23,7 @@ from ...data.common.fields import Positive, Rate, require, require_default
 from ..config import Activation, Count, PositionKind, Settings
 from ..heads.modules import HeadInputs
 from ..heads.outputs import EncoderOutput, ModelOutput, Seq2SeqLMOutput
-from ..heads.specs import HEADS, check_head
+from ..heads.specs import HEADS, HeadSpec, check_head
 from ..nn.dropout import RowKeys, dropout
 from ..nn.layers import Linear
 from ..nn.masks import AnyArray
@@ -105,9 +105,14 @@ class BartConfig(EncoderDecoderConfig):
         return dataclasses.replace(self, head=head, labels=labels)
 
     @property
+    def head_spec(self) -> HeadSpec:
+        """The record of the head."""
+        return HEADS[self.head]
+
+    @property
     def classifier_dropout_rate(self) -> float:
         """Dropout rate of the inputs of classifiers."""
-        return self.classifier_dropout if HEADS[self.head].has_dropout else 0.0
+        return self.classifier_dropout if self.head_spec.has_dropout else 0.0
 
     @property
     def embedding_init_std(self) -> float:
@@ -131,7 +136,7 @@ class Bart(EncoderDecoder):
         """Declares the tables, the two stacks, and the head."""
         super().setup()
         c, e = self.config, self.execution
-        spec = HEADS[c.head]
+        spec = c.head_spec
         if spec.needs_pooler:
             self.pooler = Linear((c.d_model,), c.init_std, execution=e)
         if spec.module is not None:
@@ -161,7 +166,7 @@ class Bart(EncoderDecoder):
             return output
         # The classifier reads one state of the decoder, where the source ends.
         pooled = None
-        if HEADS[c.head].needs_pooler:
+        if c.head_spec.needs_pooler:
             if input_ids is None:
                 raise UserError(f"head {c.head!r} looks for the end of a source: give input_ids")
             # A sequence without an end token is read at its first position.
