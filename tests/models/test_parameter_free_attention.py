@@ -297,7 +297,7 @@ def test_sizes_of_their_own_are_refused():
         (models.LectureBertConfig, {"d_v": 8}),
         (models.LectureTransformerConfig, {"d_k": 8}),
     ):
-        with pytest.raises(ValueError, match=r'attention "simple" .*maps'):
+        with pytest.raises(ValueError, match=r'attention "simple" .*d_k and d_v at 4'):
             cls(**sizes, **given, attention="simple")
     with pytest.raises(ValueError, match=r"head_convolution 3 .*projections"):
         models.LectureGPTConfig(**sizes, head_convolution=3, attention="simple")

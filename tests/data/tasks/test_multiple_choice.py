@@ -76,7 +76,7 @@ def test_decode(config, tokenizer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"choices": ["x", "y"]}, "line 2 .*2 choices .* line 1 .*3: "),
+        ({"choices": ["x", "y"]}, "line 2 .*2 choices, .* line 1 has 3: "),
         ({"choices": ["x"]}, "line 2 .*1 choices"),
         ({"choices": "xyz"}, "line 2 .*context .*list"),
         ({"choices": ["x", 1, 2]}, "line 2 .*context .*list"),

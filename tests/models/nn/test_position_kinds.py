@@ -306,7 +306,7 @@ TINY_SIZES = {"vocab_size": 2, "max_length": 16, "num_layers": 1, "d_model": 4, 
     [
         (
             {"positions": "relative", "positions_at": "every_layer"},
-            "'every_layer' .*positions 'relative'",
+            "'every_layer' .*additive positions, got 'relative'",
         ),
         ({"positions": "rotary", "num_heads": 4}, "size 1 .*rotated"),
         ({"position_buckets": 3}, "position_buckets must .*3"),
