@@ -9,8 +9,8 @@ keys                                                a record is
 ``conversations`` of ``from`` and ``value``         a conversation (ShareGPT)
 ``instruction``, ``output`` (and ``input``)         a question and its answer (Alpaca)
 ``prompt``, ``chosen``, ``rejected``                a preference; texts or lists of messages
-``chosen``, ``rejected`` the same; the prompt is their common beginning.
-                                                    Texts of ``\n\nHuman:`` and
+``chosen``, ``rejected``                            the same; the prompt is their common
+                                                    beginning. Texts of ``\n\nHuman:`` and
                                                     ``\n\nAssistant:`` are dialogues (HH)
 ``prompt``, ``ranked``                              answers, the best first; equal ones in a list
 ==================================================  ===========================================

@@ -31,7 +31,11 @@ def following(before: RenderedChat, after: RenderedChat) -> RenderedChat:
     # The end of the user's turn is what the template writes after the last text of the user.
     closing = before.text[before.origins.rfind(USER) + 1 :]
     start = after.origins.rfind(USER) + 1
-    if after.text.startswith(before.text) or not after.text.startswith(closing, start):
+    if (
+        not closing
+        or after.text.startswith(before.text)
+        or not after.text.startswith(closing, start)
+    ):
         return after
     start += len(closing)
     text, by = after.text[start:], after.origins[start:]

@@ -47,7 +47,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
     sentence of each paragraph, and the rest of it; builtin:numbers-en-fr has numbers in two
     languages; beir:FOLDER#train and squad:GLOB have queries and their documents. For vectors also
     several data sets with names: sets:A=SOURCE | B=SOURCE. In Python, a list of examples is also
-        accepted.
+    accepted.
     """
     num_negatives: NonNegativeInt | None = None
     """Maximum number of negatives of an example. Defaults to the largest number in the data.

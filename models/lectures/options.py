@@ -84,7 +84,7 @@ class LectureOptions(_Base):
         require(
             (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),
             'attention "simple" requires keys and values of the size of a head: leave '
-            f"d_k and d_v at {part}, and num_kv_heads at num_heads {self.num_heads}",
+            f"d_k and d_v at {part}",
         )
 
     def _check_positions(self) -> None:

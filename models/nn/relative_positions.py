@@ -51,7 +51,7 @@ def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.
     """Returns the smallest distance of each bucket after the first that holds a range.
 
     They are computed with NumPy and not on the device: if a range begins at an integer, the
-        logarithm of some devices is slightly too small. A correctly rounded float32 logarithm
+    logarithm of some devices is slightly too small. A correctly rounded float32 logarithm
     gives the same ranges as torch.
     """
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)

@@ -113,7 +113,9 @@ class HubData:
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
         """Returns the class names of a column of class ids, or of lists of class ids."""
-        feature = self.splits[self.training].features.get(column)
+        feature = self.splits[self.training].features
+        for part in column.split("."):
+            feature = feature.get(part) if isinstance(feature, dict) else None
         # The feature of a list contains the feature of its items.
         feature = getattr(feature, "feature", feature)
         names = getattr(feature, "names", None)

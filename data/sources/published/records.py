@@ -113,7 +113,7 @@ class HubRecords(PublishedRecords):
         return self.hub.class_names(field)
 
     def pair_fields(self) -> tuple[str, ...]:
-        """See ``PublishedRecords``; always None, because the hub declares no such fields."""
+        """See ``PublishedRecords``; always empty, because the hub declares no such fields."""
         return ()
 
     def identity(self, split: Split) -> tuple[object, ...]:

@@ -184,7 +184,7 @@ def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Voca
     untyped = "BPE" if "merges" in model else "WordPiece"
     kind = model.get("type") or ("Unigram" if isinstance(pieces, list) else untyped)
     require(
-        {"WordLevel": "WordPiece"}.get(kind, kind) == family.model,
+        ("WordPiece" if kind == "WordLevel" else kind) == family.model,
         f"{file}: a {family.classes[0]} has a {family.model} model, not {kind}: correct "
         f"tokenizer_class, for example to PreTrainedTokenizerFast",
         DataError,

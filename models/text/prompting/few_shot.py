@@ -151,7 +151,7 @@ def _labels(
     kind: AnswerKind | None,
 ) -> list[str] | None:
     """Returns the possible labels in alphabetic order, or None if answers are texts."""
-    given = examples or queries  # count the queries only: the examples may be the same texts
+    given = examples or queries  # not both: they may be the same texts
     different = {pattern.answer(example.fields) for example in given}
     if kind is None:
         kind = "labels" if len(different) <= min(MOST_LABELS, len(given) / 2) else "texts"
