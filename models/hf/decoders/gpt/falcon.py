@@ -68,8 +68,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         raise WeightsError(f"{source}: partial_rotary_factor {part!r} is not supported: only 1.0")
     rotary["position_base"] = float(rotary.pop("rope_base"))
     # A model with ALiBi does not read the rotary fields.
-    is_alibi = _take(fields, "alibi", False, source)
-    settings |= {"positions": "alibi"} if is_alibi else rotary
+    settings |= {"positions": "alibi"} if _take(fields, "alibi", False, source) else rotary
     if fields.get("classifier_dropout") is None:
         fields["classifier_dropout"] = 0.0
 
