@@ -326,7 +326,11 @@ def test_a_generator_takes_the_causal_head(bert):
         ("token_classification", {"token_type_ids": TYPES + 1}, "token_type_ids .* 2: "),
         ("token_classification", {"token_type_ids": TYPES - 1}, "token_type_ids .*-1"),
         ("token_classification", {"masked_positions": IDS[:, :2]}, "'token_classification'"),
-        ("sequence_classification", {"segment_ids": TYPES}, "'sequence_classification' sees one"),
+        (
+            "sequence_classification",
+            {"segment_ids": TYPES},
+            "'sequence_classification' .*one text.* segment_ids",
+        ),
         ("multiple_choice", {}, r"head 'multiple_choice' .*\[B, C, T\]"),
         ("question_answering", {"input_ids": IDS[:, None]}, "'question_answering' takes"),
         ("masked_lm", {"cache": True}, "head 'masked_lm' .*cache: "),

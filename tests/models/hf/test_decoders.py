@@ -565,7 +565,7 @@ REFUSED = {
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "type 'ntk'"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1]}},
-            "fields: mrope_section",
+            "unsupported fields .*: mrope_section",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "linear .*factor"),
         (

@@ -262,7 +262,7 @@ def test_lines_that_are_no_prompts_are_refused(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([], {}, "no prompt"),
+        ([], {}, "prompts must .*at least one"),
         (["a"], {"batch_size": 0}, "batch_size .*1.* 0"),
         (["a"], {"stop_strings": [""]}, "stop string .*empty"),
         ("ab", {}, "prompts .*'ab'"),

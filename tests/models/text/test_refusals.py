@@ -97,7 +97,7 @@ def test_an_output_that_is_not_finite_is_refused(tmp_path, capsys, name):
     status, out, lines = run(tmp_path, capsys, command)
     assert (status, out) == (2, "")
     assert lines[-1].startswith("flaxzoo: ")
-    assert "NaN or infin" in lines[-1] or "not numbers" in lines[-1]
+    assert "NaN or infin" in lines[-1] or "scores are NaN" in lines[-1]
     assert not (tmp_path / "out.npy").exists()
 
 

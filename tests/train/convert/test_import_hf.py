@@ -154,7 +154,7 @@ def test_the_command(tmp_path, theirs, capsys):
         (["evaluate", "THEIRS"], "not trained here"),
         (["predict", "THEIRS", "--input", "none.txt"], "no head .*predict"),
         (["generate", "THEIRS"], "command embed"),
-        (["translate", "THEIRS", "--input", "none.txt"], "head none .*translates"),
+        (["translate", "THEIRS", "--input", "none.txt"], "head none cannot translate"),
         (["export", "THEIRS", "OUT", "--file-gb", "inf"], "file-gb .*finite"),
         (["export", "THEIRS", "OUT", "--form", "npz", "--file-gb", "1"], "file-gb "),
         (["export", "THEIRS", "OUT", "--form", "npz", "--dtype", "bfloat16"], "npz .*bfloat"),

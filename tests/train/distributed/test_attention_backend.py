@@ -93,8 +93,16 @@ def test_the_windows_of_modernbert(device, length, message, run):
         (TPU, {}, "attention by splash attention"),
         (gpu(), {}, "attention by cuDNN"),
         (gpu(), {"dtype": "float32"}, "XLA, not by cuDNN: the precision is float32 and not"),
-        (gpu("7.5"), {}, "XLA, not by cuDNN: a GPU 7.5 is not of NVIDIA's Ampere"),
-        (gpu("gfx942"), {}, "XLA, not by cuDNN: a GPU gfx942 is not of NVIDIA's"),
+        (
+            gpu("7.5"),
+            {},
+            "XLA, not by cuDNN: it requires NVIDIA's Ampere generation or later, got GPU 7.5",
+        ),
+        (
+            gpu("gfx942"),
+            {},
+            "XLA, not by cuDNN: it requires NVIDIA's Ampere generation or later, got GPU gfx942",
+        ),
         (TPU, {"length": 64}, "XLA, not by splash attention: rows have 64 tokens, not a mult"),
         (TPU, {"dropout_rate": 0.1}, "attention by flash attention"),
         (gpu(), {"dropout_rate": 0.1}, "XLA, not by flash attention in Triton: heads have size 8"),
