@@ -117,7 +117,10 @@ BREAKS = {
         ),
         "pad_token_id None",
     ),
-    "size is a word": (edit("config.json", hidden_size="wide"), "hidden_size 'wide' .* int"),
+    "size is a word": (
+        edit("config.json", hidden_size="wide"),
+        "hidden_size 'wide' .*whole number",
+    ),
     "sizes disagree": (edit("config.json", num_attention_heads=3), "num_heads 3"),
     "wider than its tensors": (
         edit("config.json", hidden_size=32),
