@@ -192,7 +192,7 @@ def test_each_data_set_has_its_loss(tmp_path):
     assert guided.for_evaluation().kinds == ("qa=multiple_negatives", "sts=cosine")
     with pytest.raises(UserError, match=r"--objective\.kinds qa=cosent sts=cosent"):
         train.CoSENTConfig().of_data(given, is_default=False)
-    with pytest.raises(UserError, match="is one"):
+    with pytest.raises(UserError, match="requires several data sets, got 'memory:"):
         train.SeveralConfig().of_data(KINDS["cosent"], is_default=False)
 
 
