@@ -99,6 +99,7 @@ def test_the_harness_evaluates_a_server(folder, tmp_path, monkeypatch):
     """Its command runs with a task whose data is a file."""
     ((_, block),) = section(SERVED, HARNESS).blocks("sh")
     (_, arguments), (line, _) = commands(block)
+    assert arguments is not None
     with contextlib.chdir(folder), running(tmp_path, *arguments[1:], *QUICK) as server:
         run_harness(line.replace(ADDRESS, server.url), tmp_path, monkeypatch)
 

@@ -161,7 +161,8 @@ def test_any_similarity_is_an_argument_of_one_function():
     # A function: the values of the nearest key in the sum of absolute differences.
     nearest = attend(score=lambda q, k: -1e4 * jnp.abs(q[:, :, None] - k[:, None]).sum(-1))
     chosen = np.abs(distances).sum(-1).argmin(-1)
-    np.testing.assert_allclose(nearest, np.take_along_axis(values, chosen[..., None], 1), atol=1e-5)
+    wanted = jnp.take_along_axis(values, chosen[..., None], 1)
+    np.testing.assert_allclose(nearest, wanted, atol=1e-5)
     first = attend(mask=jnp.arange(5)[None, None] == 0)
     np.testing.assert_allclose(first, jnp.broadcast_to(values[:, :1], values.shape), atol=1e-6)
     with pytest.raises(data.UserError, match=r"score .*'cosine'"):

@@ -229,9 +229,14 @@ class Answers(Task):
         )
         prompts = [record.context.opening for record in self.records]
         # Greedy, as the texts of a causal language model.
-        greedy = {"num_beams": 1, "num_return_sequences": 1}
-        length = {"max_new_tokens": self.settings.max_new_tokens}
-        found = translator(prompts, truncate=True, log=judged.log, **greedy, **length)
+        found = translator(
+            prompts,
+            truncate=True,
+            log=judged.log,
+            num_beams=1,
+            num_return_sequences=1,
+            max_new_tokens=self.settings.max_new_tokens,
+        )
         return [translations[0].text for translations in found]
 
 
@@ -294,9 +299,10 @@ def _reference(row: JsonObject, location: str) -> str:
     """Returns the answer of a record: its field `answer`, or what follows the prompt."""
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    is_answer = isinstance(last, dict) and last.get("role") == "assistant"
-    written = last.get("content") if is_answer else None
-    for answer in (row.get("answer"), row.get("completion"), written):
-        if isinstance(answer, str | int | float):
-            return str(answer)
+    # A question that comes last is not its answer.
+    answer = last if isinstance(last, dict) and last.get("role") == "assistant" else {}
+    written = answer.get("content")
+    for given in (row.get("answer"), row.get("completion"), written):
+        if isinstance(given, str | int | float):
+            return str(given)
     raise DataError(f"{location} has no answer: give a field answer, with a text or a number")

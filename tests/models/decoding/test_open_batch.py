@@ -176,9 +176,9 @@ def compiling():
     """The seconds of each program that is compiled within the context."""
     found = []
 
-    def listen(name, seconds, **fields):
-        if name == "/jax/core/compile/backend_compile_duration":
-            found.append((fields, seconds))
+    def listen(event, duration_secs, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append((kwargs, duration_secs))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

@@ -106,6 +106,7 @@ def test_a_search_judges_a_run_of_vectors(tmp_path):
     [
         (("prompts:{}/none.jsonl",), "none.jsonl"),
         (("prompts:{}/bare.jsonl",), "line 1 .*answer"),
+        (("prompts:{}/question.jsonl",), "line 1 .*answer"),  # a question is not its answer
         (("prompts:{}/one.jsonl", "prompts:{}/again/one.jsonl"), "name one"),
         (("beir:{}",), "corpus.jsonl"),
     ],
@@ -113,11 +114,19 @@ def test_a_search_judges_a_run_of_vectors(tmp_path):
 def test_what_cannot_judge_is_named(tasks, message, tmp_path):
     (tmp_path / "again").mkdir()
     write_lines(tmp_path / "bare.jsonl", [{"prompt": "a"}])
+    question = [{"messages": [{"role": "user", "content": "2 + 2?"}]}]
+    write_lines(tmp_path / "question.jsonl", question)
     for folder in (tmp_path, tmp_path / "again"):
         write_lines(folder / "one.jsonl", [{"prompt": "a", "answer": 1}])
     names = tuple(name.format(tmp_path) for name in tasks)
     with pytest.raises((DataError, UserError), match=message):
         open_all(EvaluateConfig(tasks=names))
+
+
+@pytest.mark.parametrize("options", [{"tasks_every": 10}, {"shots": 5}, {"stop": ("q",)}])
+def test_options_of_tasks_are_refused_without_tasks(options):
+    with pytest.raises(UserError, match=f"{next(iter(options))} .*requires tasks"):
+        EvaluateConfig(**options)
 
 
 def test_a_model_without_texts_is_refused_before_the_first_step(tmp_path, monkeypatch):

@@ -131,3 +131,8 @@ def test_micro_batches_on_one_device_equal_eight_devices_and_weights_grow(publis
 def test_settings_of_dense_vectors_are_refused():
     with pytest.raises(data.UserError, match=r"pooling .*dense"):
         train.SpladeConfig(pooling=("cls",))
+
+
+def test_settings_of_another_ranking_are_refused():
+    with pytest.raises(data.UserError, match=r"scale 20.0 .*multiple_negatives, got margin_mse"):
+        train.SpladeConfig(ranking="margin_mse", scale=20.0)

@@ -54,7 +54,8 @@ def rank_command(arguments: list[str]) -> None:
     generator = TextGenerator.of_run(
         parsed.run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
     )
-    begun, options = prompts, {"num_return_sequences": parsed.num_samples}
+    begun = prompts
+    options: dict[str, Any] = {"num_return_sequences": parsed.num_samples}
     if parsed.chat:
         begun = [_begun(prompt, generator) for prompt in prompts]
         # The token that ends a turn of the template ends an answer too.
