@@ -123,7 +123,7 @@ def test_documents_stay_together(config, train, tokenizer):
 def test_unknown_tag_in_validation(config, tokenizer, tmp_path):
     data = config("a B-X\n")
     (tmp_path / "v").write_text("-DOCSTART- O\n\na O\nb B-Y\n")
-    with pytest.raises(DataError, match=r"v line 4 .*label 'B-Y'"):
+    with pytest.raises(DataError, match=r"v line 4.*label 'B-Y'"):
         data.whole_source(f"conll:{tmp_path}/v", tokenizer, data.labels())
 
 
