@@ -65,9 +65,8 @@ def train_command(arguments: list[str]) -> int:
     return 0 if result.signal is None else 128 + result.signal
 
 
-def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
-    parser = RecipeParser("train", arguments)
-    workdir = default_workdir(arguments[0])
+def _add_options(parser: RecipeParser, workdir: Path) -> None:
+    """Adds the options that belong to a run, not to its configuration."""
     parser.add_argument(
         "--workdir",
         type=Path,
@@ -76,7 +75,6 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         help=f"The run folder. An unfinished run continues from its newest checkpoint. "
         f"(default: {workdir})",
     )
-    # These options belong to a run, not to its configuration.
     saving = parser.groups["checkpoints and evaluation"]
     saving.add_argument(
         "--resume",
@@ -111,6 +109,12 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         metavar="INT",
         help="Seconds to wait for the other processes of a run with several. (default: 300)",
     )
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
+    parser = RecipeParser("train", arguments)
+    workdir = default_workdir(arguments[0])
+    _add_options(parser, workdir)
     parsed, config = parser.read_recipe()
     if parsed.extend_to is not None:
         require(
