@@ -54,7 +54,7 @@ def main() -> None:
         run = arguments.run or make_run(work_folder / "run", arguments)
         prompts = [prompt(i) for i in range(arguments.streams)]
         expected, in_process = complete(run, prompts, arguments)
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(work_folder / "cache")}
+        cache = {"FLAXZOO_CACHE": str(work_folder / "cache")}
         with serving(run, work_folder, "--rows", arguments.rows, **cache) as server:
             cold = server.seconds
         with serving(run, work_folder, "--rows", arguments.rows, **cache) as server:
