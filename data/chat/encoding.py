@@ -12,7 +12,7 @@ from ..tokenizers.base import Tokenizer
 from .guard import encode_guarded
 from .rows import Row
 
-_ASSISTANT = "assistant"
+_ASSISTANT, _TOOL = "assistant", "tool"
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,33 @@ def num_common(a: Iterable[object], b: Iterable[object]) -> int:
     return len(list(same))
 
 
-def end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
-    """Returns the control token that ends an assistant's turn, if the template writes one.
+@dataclass(frozen=True)
+class TurnEnds:
+    """The tokens and strings that end an assistant's turn, in addition to the end of a text.
 
-    It may differ from the token that ends a text, as Gemma's ``<end_of_turn>`` and ``<eos>`` do.
+    Attributes:
+      ids: The control token, if the template writes one. It may differ from the token that ends a
+        text, as Gemma's ``<end_of_turn>`` and ``<eos>`` do.
+      strings: The strings with which the next turn begins, in the built-in template.
     """
+
+    ids: tuple[int, ...]
+    strings: tuple[str, ...]
+
+
+def turn_ends(tokenizer: Tokenizer, template: ChatTemplate, *, tools: bool = False) -> TurnEnds:
+    """Returns the tokens and strings that end an assistant's turn.
+
+    Args:
+      tokenizer: The tokenizer of the model.
+      template: The template.
+      tools: Whether the model may call tools. It must not write their output itself.
+    """
+    strings = ("user:", f"\n{_TOOL}:") if tools else ("user:",)
+    return TurnEnds(_end_token(tokenizer, template), strings if template.source == LECTURES else ())
+
+
+def _end_token(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
     # Render a short conversation and take the last token of the answer.
     messages = [{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}]
     encoded = encode_chat(tokenizer, messages, template=template)

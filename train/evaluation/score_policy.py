@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.batching import evaluation_batches
-from ...data.chat.encoding import end_of_turn
+from ...data.chat.encoding import turn_ends
 from ...data.chat.policy import PolicyData, PolicyExamples
 from ...data.chat.records import Dialogue
 from ...data.common.errors import RunError
@@ -49,7 +49,7 @@ def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int
         )
     if not isinstance(examples.prompts.prompt(0, 0).context, Dialogue):
         return (end,)
-    return tuple(dict.fromkeys((end, *end_of_turn(tokenizer, tokenizer.chat_template))))
+    return tuple(dict.fromkeys((end, *turn_ends(tokenizer, tokenizer.chat_template).ids)))
 
 
 def score_policy(

@@ -9,9 +9,8 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ...data.chat.encoding import end_of_turn
 from ...data.chat.policy import PromptRecord, prompt_record
 from ...data.chat.records import Dialogue
 from ...data.common.errors import DataError
@@ -23,7 +22,7 @@ from ...data.common.progress import LogFn, Progress
 from ...data.sources.retrieval.collection import RetrievalData, read_retrieval
 from ...models.config import TransformerConfig
 from ...models.heads.specs import CAUSAL_HEADS, require_head
-from ...models.text.chat.conversation import own_stops
+from ...models.text.chat.conversation import answer_options
 from ...models.text.completions import Prompt
 from ...models.text.embed import TextEmbedder
 from ...models.text.folder import open_folder
@@ -202,23 +201,17 @@ class Answers(Task):
         writer = TextGenerator.of_run(
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
-        tokenizer = writer.tokenizer
-        encoded = [record.encode(tokenizer) for record in self.records]
-        options = {"do_sample": False, "max_new_tokens": self.settings.max_new_tokens}
-        stops = self.settings.stop
-        stops = self.settings.stop
+        encoded = [record.encode(writer.tokenizer) for record in self.records]
         # The answer of a conversation ends with the turn.
-        if any(isinstance(record.context, Dialogue) for record in self.records):
-            stored = writer.context_request().eos_token_id
-            turn = end_of_turn(tokenizer, tokenizer.chat_template)
-            options["eos_token_id"] = [*dict.fromkeys((*stored, *turn))]
-            stops = (*stops, *own_stops(tokenizer.chat_template))
-            stops = (*stops, *own_stops(tokenizer.chat_template))
+        is_chat = any(isinstance(record.context, Dialogue) for record in self.records)
+        stop = self.settings.stop
+        ends: dict[str, Any] = answer_options(writer, stop) if is_chat else {"stop_strings": stop}
         completed = writer.complete(
             [Prompt(one.text, ids=one.ids) for one in encoded],
-            stop_strings=stops,
             log=judged.log,
-            **options,
+            do_sample=False,
+            max_new_tokens=self.settings.max_new_tokens,
+            **ends,
         )
         return [each.completions[0].text for each in completed]
 

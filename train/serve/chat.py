@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
-from ...data.chat.encoding import encode_chat, end_of_turn
+from ...data.chat.encoding import encode_chat, turn_ends
 from ...data.chat_templates.chat_template import LECTURES
 from ...data.common.fields import (
     Checked,
@@ -17,7 +17,6 @@ from ...data.common.fields import (
 )
 from ...data.common.json_text import JsonObject, JsonValue
 from ...data.tokenizers.base import Tokenizer
-from ...models.text.chat.conversation import own_stops
 from ...models.text.chat.tools.call_forms import CallForm
 from ...models.text.completions import Prompt
 from ...models.text.generate import TextGenerator
@@ -137,14 +136,14 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) 
     schemas = list(fields.tools) if form is not None and listed is None else None
     encoded = encode_chat(tokenizer, messages, tools=schemas, add_generation_prompt=True)
     sampling = fields.sampling(generator.stored, alternatives=fields.top_logprobs)
-    # The token that ends a turn of the template ends an answer too.
-    ends = (*sampling.eos_token_id, *end_of_turn(tokenizer, template))
+    # The answer ends with the turn.
+    ends = turn_ends(tokenizer, template, tools=bool(tools))
     works = make_works(
         generator,
-        Prompt(encoded.text, stop_strings=(*own_stops(template, tools=bool(tools)), *fields.stops)),
+        Prompt(encoded.text, stop_strings=(*ends.strings, *fields.stops)),
         encoded.ids,
         fields,
-        sampling=dataclasses.replace(sampling, eos_token_id=ends),
+        sampling=dataclasses.replace(sampling, eos_token_id=(*sampling.eos_token_id, *ends.ids)),
         seed=seeds_of(fields, 1)[0],
         param="messages",
         limit=fields.limit,

@@ -93,7 +93,7 @@ class Address:
         return bound
 
     def unusable(self, error: OSError) -> UserError:
-        """Returns the error of an address on which the server cannot listen."""
+        """Returns the error of an address that the server cannot use."""
         reason = (error.strerror or str(error)).lower()
         return UserError(
             f"the server cannot listen on {self.host} port {self.port} ({reason}): give "

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ....data.chat.encoding import EncodedChat, encode_chat, end_of_turn
-from ....data.chat_templates.chat_template import LECTURES, ChatTemplate, Message, check_role
+from ....data.chat.encoding import EncodedChat, TurnEnds, encode_chat, turn_ends
+from ....data.chat_templates.chat_template import ChatTemplate, Message, check_role
 from ....data.common.atomic_io import check_file, write_file
 from ....data.common.errors import DataError, UserError
 from ....data.common.fields import require
@@ -24,8 +24,6 @@ from .tools.call_forms import CallForm, Written
 from .tools.tool import Tool, ToolCall, as_error
 
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
-STOP = f"{USER}:"
-"""The beginning of the user's next turn, which ends an answer with the lectures' template."""
 OnText = Callable[[str], None]
 
 
@@ -105,7 +103,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
-        self._stop = (*own_stops(self._template, tools=bool(tools)), *stop_strings)
+        self._stop_strings = tuple(stop_strings)
         # A quarter of the window for the answer leaves most of it for the earlier turns.
         longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
         self._tools = {tool.name: tool for tool in tools}
@@ -200,9 +198,13 @@ class Conversation:
         encoded, room = self._prompt(turns)
         growing = GrowingText(
             self._generator.tokenizer,
-            Prompt(encoded.text, stop_strings=self._stop, max_new_tokens=room),
+            Prompt(
+                encoded.text,
+                stop_strings=(*self._ends.strings, *self._stop_strings),
+                max_new_tokens=room,
+            ),
             encoded.ids,
-            end_ids=(*self._request.eos_token_id, *self._end_of_turn),
+            end_ids=(*self._request.eos_token_id, *self._ends.ids),
         )
         request = dataclasses.replace(self._request, max_new_tokens=room)
         answered = sum(turn.role == ASSISTANT for turn in turns)
@@ -359,21 +361,24 @@ class Conversation:
         return encoded, window - len(encoded.ids)
 
     @functools.cached_property
-    def _end_of_turn(self) -> tuple[int, ...]:
-        """The control token that ends the assistant's turn, if the template writes one."""
-        return end_of_turn(self._generator.tokenizer, self._template)
+    def _ends(self) -> TurnEnds:
+        """The tokens and strings that end an answer."""
+        return turn_ends(self._generator.tokenizer, self._template, tools=bool(self._tools))
 
 
-def own_stops(template: ChatTemplate, *, tools: bool = False) -> tuple[str, ...]:
-    """Returns the strings that end an answer in a template without a token that ends a turn.
+def answer_options(generator: TextGenerator, stop_strings: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns options of `TextGenerator.complete` that end an answer at the end of its turn.
 
     Args:
-        template: the template.
-        tools: whether the model may call tools. It must not write their output itself.
+        generator: the model; its tokenizer has the chat template.
+        stop_strings: further strings that end an answer.
     """
-    if template.source != LECTURES:
-        return ()
-    return (STOP, f"\n{TOOL}:") if tools else (STOP,)
+    ends = turn_ends(generator.tokenizer, generator.tokenizer.chat_template)
+    stored = generator.context_request().eos_token_id
+    return {
+        "eos_token_id": [*dict.fromkeys((*stored, *ends.ids))],
+        "stop_strings": (*ends.strings, *stop_strings),
+    }
 
 
 def _is_transcript(path: Path) -> bool:

@@ -5,7 +5,7 @@ import json
 import pytest
 import tokenizers
 from flaxzoo import data
-from flaxzoo.data.chat.encoding import encode_completion, end_of_turn
+from flaxzoo.data.chat.encoding import encode_completion, turn_ends
 from flaxzoo.data.chat.preference_pairs import as_classified
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from hypothesis import given, settings
@@ -130,7 +130,8 @@ def test_an_answer_ends_with_a_token_that_ends_no_text(chatml):
     encoded = data.encode_chat(published, TURNS, template=template)
     assert learned(published, encoded) == "Five.<|im_end|>Ten.<|im_end|>"
     (end,) = published.encode_with_controls("<|im_end|>")[0]
-    assert end_of_turn(published, template) == (end,)
+    ends = turn_ends(published, template, tools=True)
+    assert (ends.ids, ends.strings) == ((end,), ())
 
 
 def test_ids_and_masks_are_those_of_transformers(chatml):

@@ -44,8 +44,8 @@ def rank_command(arguments: list[str]) -> None:
     if bool(parsed.prompt) == (parsed.prompt_file is not None):
         raise UserError("rank needs either --prompt TEXT or --prompt-file FILE")
     enable_compilation_cache()
-    from ....data.chat.encoding import end_of_turn
     from ....data.common.progress import Progress
+    from ....models.text.chat.conversation import answer_options
     from ....models.text.completions import Prompt, read_prompts
     from ....models.text.generate import BATCH_SIZE, TextGenerator
 
@@ -55,23 +55,20 @@ def rank_command(arguments: list[str]) -> None:
         parsed.run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
     )
     begun = prompts
-    options: dict[str, Any] = {"num_return_sequences": parsed.num_samples}
+    options: dict[str, Any] = {"stop_strings": parsed.stop_strings}
     if parsed.chat:
-        begun = [_begun(prompt, generator) for prompt in prompts]
-        # The token that ends a turn of the template ends an answer too.
-        turn = end_of_turn(generator.tokenizer, generator.tokenizer.chat_template)
-        stored = generator.context_request().eos_token_id
-        options["eos_token_id"] = [*dict.fromkeys((*stored, *turn))]
+        options = answer_options(generator, parsed.stop_strings)
+        begun = [_begun(prompt, generator, options["stop_strings"]) for prompt in prompts]
+    options |= parsed.requested() | {"num_return_sequences": parsed.num_samples}
     with Progress().counter("answers", len(prompts) * parsed.num_samples) as advance:
         completed = generator.complete(
             begun,
-            stop_strings=parsed.stop_strings,
             seed=parsed.seed,
             batch_size=BATCH_SIZE,
             on_text=None,
             on_batch=advance,
             log=log,
-            **options | parsed.requested(),
+            **options,
         )
     with parsed.output.open("a", encoding="utf-8") as file:
         for prompt, each in zip(prompts, completed, strict=True):
@@ -80,17 +77,18 @@ def rank_command(arguments: list[str]) -> None:
                 file.flush()
 
 
-def _begun(prompt: "Prompt", generator: "TextGenerator") -> "Prompt":
+def _begun(prompt: "Prompt", generator: "TextGenerator", stops: Sequence[str]) -> "Prompt":
     """Returns the beginning of a conversation, in the model's chat template."""
     from ....data.chat.encoding import encode_chat
-    from ....models.text.chat.conversation import own_stops
 
-    template = generator.tokenizer.chat_template
     messages = [{"role": "user", "content": prompt.text}]
     encoded = encode_chat(generator.tokenizer, messages, add_generation_prompt=True)
-    stops = (*(prompt.stop_strings or ()), *own_stops(template))
-    changed = {"text": encoded.text, "ids": tuple(encoded.ids), "stop_strings": stops}
-    return dataclasses.replace(prompt, **changed)
+    return dataclasses.replace(
+        prompt,
+        text=encoded.text,
+        ids=tuple(encoded.ids),
+        stop_strings=(*(prompt.stop_strings or ()), *stops),
+    )
 
 
 def _ranked(prompt: "Prompt", completed: "Completed", *, chat: bool) -> dict[str, Any] | None:

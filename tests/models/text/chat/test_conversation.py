@@ -116,12 +116,15 @@ def test_transcripts_name_writers_and_continue(scripted, tmp_path):
 
 
 def test_the_end_of_a_turn_is_the_token_that_the_template_writes(generator):
-    from flaxzoo.models.text.chat.conversation import end_of_turn
+    from flaxzoo.data.chat.encoding import turn_ends
 
     tokenizer = generator.tokenizer
-    assert end_of_turn(tokenizer, tokenizer.chat_template) == (tokenizer.special_ids.eos,)
+    ends = turn_ends(tokenizer, tokenizer.chat_template)
+    assert ends.ids == (tokenizer.special_ids.eos,)
+    assert ends.strings == ("user:",)
     plain = data.ChatTemplate("{% for m in messages %}{{ m.content }};{% endfor %}")
-    assert end_of_turn(tokenizer, plain) == ()
+    ends = turn_ends(tokenizer, plain, tools=True)
+    assert (ends.ids, ends.strings) == ((), ())
 
 
 def test_the_command_reads_turns_and_commands_from_its_input(

@@ -47,6 +47,21 @@ def test_rankings_become_records_of_preferences(run, chat, tmp_path, monkeypatch
     assert len(records) == 3
 
 
+@pytest.mark.slow
+def test_an_answer_in_a_conversation_ends_with_the_given_strings_too(
+    run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("1 2\n"))
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["rank", str(run), str(tmp_path / "ranked.jsonl"), "--chat", "--prompt", "who"]
+    words += ["--num-samples", "2", "--max-new-tokens", "8", "--stop-strings", *letters]
+    assert main(words) == 0
+    (row,) = map(json.loads, (tmp_path / "ranked.jsonl").read_text().splitlines())
+    answers = [message["content"] for answer in row["ranked"] for message in answer]
+    assert len(answers) == 2
+    assert not set(letters) & set("".join(answers))
+
+
 @pytest.mark.parametrize("line", ["1 1", "0 1", "1 4", "2", "1=2", "a b", "1 =2"])
 def test_a_faulty_ranking_is_refused(line):
     with pytest.raises(data.UserError, match="from 1 to 3"):
