@@ -24,13 +24,14 @@ from .masks import AttentionMask
 from .positions import Positions
 from .typing import Array, Bool, Float, Int
 
-# The score of a hidden key. It is finite, so that a query without keys (padding) gives a uniform
-# average and not NaN.
+# The score of a hidden key. A finite score gives a query without keys (padding) a uniform average
+# and not NaN.
 HIDDEN = -1e30
 
 FEW_QUERIES = 8
-"""Up to this number of queries, grouped heads are folded into the row axis of one matmul. XLA's CPU
-backend would otherwise copy all keys to another layout for every token."""
+"""Up to this number of queries, grouped heads are folded into the row axis of one matmul. Without
+this reshape, XLA's CPU backend would copy all keys to another layout for every token.
+"""
 
 QUERY_KEY_NORMS: dict[QueryKeyNorm, Callable[..., nn.Module]] = {
     "head": RMSNorm,
@@ -63,12 +64,12 @@ def attention_weights(
         scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
     elif length <= FEW_QUERIES or query.dtype == jnp.bfloat16:
         # Query head n uses key head n // G, with G = N / K: fold the G heads into the row axis.
-        # For bfloat16, XLA's CPU backend has only this form of the batched product.
+        # For bfloat16, XLA's CPU backend supports no batched product with two row axes.
         query = jnp.einsum("BTNH->BNTH", query).reshape(batch, num_kv_heads, -1, size)
         scores = jnp.einsum("BKMH,BKHS->BKMS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
     else:
-        # For many queries, keep the heads of a group as an axis, which needs no transpose before.
+        # For many queries, keep the heads of a group as an axis, so that no transpose is needed.
         query = query.reshape(batch, length, num_kv_heads, -1, size)
         scores = jnp.einsum("BTKGH,BKHS->BKGTS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
@@ -86,8 +87,8 @@ def weighted_values(
     """Returns the sum of the values of each query, weighted by its attention weights."""
     batch, num_heads, length, num_keys = weights.shape
     num_kv_heads = value.shape[1]
-    # Transpose in a separate step. In one einsum, XLA's CPU backend swaps the operands, which takes
-    # 7 times as long for few queries.
+    # Transpose in a separate step: for one einsum, XLA's CPU backend swaps the operands, and few
+    # queries then take 7 times as long.
     if num_kv_heads == num_heads:
         context = jnp.einsum("BNTS,BNSH->BNTH", weights, value)
     else:
@@ -111,8 +112,9 @@ class AttentionContext:
     """
 
     mask: AttentionMask
-    """The keys that each query may attend to. If it is not materialized, a kernel computes
-    attention; such a call has no cache and no score terms, and returns no weights."""
+    """The keys that each query may attend to. If the mask is not materialized, a kernel computes
+    attention; such a call has no cache and no score terms, and returns no weights.
+    """
     positions: Positions = struct.field(default_factory=Positions)
     """Positions of the tokens, for self-attention. Cached keys already include their positions,
     unless positions are relative."""
@@ -192,7 +194,7 @@ class MultiHeadAttention(nn.Module):
     def rotate(
         self, norm: str, x: Float[Array, "B T N H"], positions: Positions
     ) -> Float[Array, "B T N H"]:
-        """Normalizes queries or keys if the family does, and rotates them by their positions."""
+        """Normalizes queries or keys by `query_key_norm`, and rotates them by their positions."""
         c = self.config
         if c.query_key_norm is not None:
             x = QUERY_KEY_NORMS[c.query_key_norm](c, self.execution, name=norm)(x)
@@ -206,7 +208,7 @@ class MultiHeadAttention(nn.Module):
         context: AttentionContext,
     ) -> Attended:
         """Attends to the tokens of this call and to cached ones, by a kernel or by XLA."""
-        # A mask without values is described by lengths and segments, which kernels read.
+        # If the mask is not materialized, a kernel reads its description (lengths and segments).
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
         # Use the layout of the cache (`LayerCache`), which the matmuls read without a transpose.
@@ -262,11 +264,12 @@ class MultiHeadAttention(nn.Module):
         """Computes attention by XLA, from the weights of all queries and keys."""
         c = self.config
         visible = context.mask.materialize()
-        # A ring cache holds only some of the slots: select the columns of these in mask and biases.
+        # A ring cache stores only some of the slots: select their columns in the mask and the
+        # biases.
         if keys.columns is not None:
             context = dataclasses.replace(context, positions=context.positions.of_keys(keys))
             visible = keys.mask(visible)
-        # Scaling queries costs T · H products, scaling scores T · S.
+        # Scaling the queries takes T · H products, and scaling the scores takes T · S products.
         query = _scaled(query, c.score_scale(context.layer))
         # Score terms are computed from scaled queries, so the scores are not scaled again.
         terms = self.score_terms(query, keys, context)
@@ -320,7 +323,7 @@ class MultiHeadAttention(nn.Module):
     def _masked_output(
         self, attended: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
     ) -> Float[Array, "B T D"]:
-        # The sum over keys is linear, so this equals multiplying the weights.
+        # The sum over keys is linear, so scaling the output of a head equals scaling its weights.
         if head_mask is not None:
             attended = (attended * head_mask[:, None]).astype(attended.dtype)
         return self.output(attended)

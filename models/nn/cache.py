@@ -19,7 +19,7 @@ from .typing import Array, Bool, Float, Int, PyTree
 
 @struct.dataclass
 class LayerCache:
-    """Keys `[B, K, H, R]` and values `[B, K, R, H]` of one layer, or of all with a leading L.
+    """Keys `[B, K, H, R]` and values `[B, K, R, H]` of a layer, or of all layers with a leading L.
 
     K is the number of key/value heads, R the number of slots. The two matrix
     products of attention read this layout directly, so that decoding a token transposes no earlier
@@ -32,7 +32,7 @@ class LayerCache:
     """Inputs of the last w tokens of each of M beams, `[B, M, w, N, H]`, which head convolution
     reads again (`config.recent_shapes`)."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """The window of a layer whose slots are a ring, or None if it keeps all slots."""
+    """The window of a layer whose slots are a ring. If None, the layer keeps all slots."""
 
     @property
     def num_slots(self) -> int:
@@ -62,7 +62,8 @@ class Cache:
     """The number of tokens that a layer keeps beyond its window."""
     cross: LayerCaches | None = None
     """Keys and values of the encoder's hidden states, for a decoder with cross-attention. The first
-    call projects them; later calls only read them."""
+    call computes these projections; later calls only read the cache.
+    """
     positions: Int[Array, "B S"] | None = None
     """The position of the token in each slot, if attention depends on distances."""
 
@@ -104,10 +105,10 @@ def init_cache(
       execution: whether layers are stacked, and the precision.
       batch_size: the number of sequences, B.
       length: the number of slots, S.
-      spare: the number of tokens kept beyond a window, so that as many can be removed (`Cache`).
-        With `length`, every layer keeps all slots.
+      spare: the number of tokens kept beyond a window. This number of tokens can be removed
+        (`Cache`). If `spare` equals `length`, every layer keeps all slots.
       num_beams: the number of beams whose tokens are written side by side, with a mask
-        `[B, num_beams, S]`. Windows are multiplied by this number.
+        `[B, num_beams, S]`. Windows are multiplied by `num_beams`.
     """
     config = config.decoder
     heads = (batch_size, config.kv_heads)
@@ -130,7 +131,7 @@ def init_cache(
         # Stacked layers share one shape, so a ring needs the same window in every layer.
         same = len(set(windows)) == 1
         layers = layer(windows[0] if same else None, config.num_layers)
-    # Only biases by distance need the position of each slot: a rotated key contains its own.
+    # Only biases by distance need the position of each slot: a rotated key contains its position.
     positions = jnp.zeros((batch_size, length), jnp.int32) if config.scores_by_distance else None
     index = jnp.zeros((), jnp.int32)
     return Cache(layers, index, length, spare, positions=positions)
@@ -174,8 +175,8 @@ def advance_cache(
     """Returns the hidden states and the cache, if there is one, after T slots were written.
 
     Keys and values of the source, `cross`, are computed once and reused by later calls.
-    A write beyond the last slot overwrites that slot. The hidden states are then NaN, to expose
-    the mistake.
+    A write beyond the last slot overwrites that slot. After such a write, the hidden states are
+    NaN, to expose the mistake.
     """
     if cache is None:
         return x, None
@@ -216,8 +217,8 @@ def write_tokens(
     """Writes T tokens into a layer's cache; returns the cache and the keys that they attend to.
 
     The first token gets slot `index` of the whole cache. A ring with R ≥ W + T - 1 still holds
-    every key that the T tokens attend to after the write. Otherwise they attend to the ring before
-    the write, and to themselves.
+    every key that the T tokens attend to after the write. With a smaller ring, the T tokens attend
+    to the ring before the write, and to themselves.
     """
     # T new tokens, and R slots; without a window, slot i holds token i.
     length, slots = key.shape[-1], cache.num_slots
@@ -250,7 +251,9 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
 
 
 FEW_TOKENS = 8
-"""Up to this number, tokens are written one by one, which XLA does in place."""
+"""Up to this number of tokens, each token is written separately: XLA writes a single token in
+place.
+"""
 
 
 def _write_ring(
@@ -268,7 +271,7 @@ def _write_ring(
             one = (keys, key[..., i : i + 1]), (values, value[..., i : i + 1, :])
             keys, values = _write_slots(*one, slot)
         return dataclasses.replace(cache, key=keys, value=values)
-    # For many tokens, build the whole ring from new tokens and remaining old ones.
+    # For many tokens, build the whole ring from the new tokens and the remaining old tokens.
     tokens = newest_tokens(index + length, slots)  # [R]
     new, offsets = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
     return dataclasses.replace(
@@ -335,9 +338,9 @@ def _write_to_one(
 ) -> tuple[Array, Array]:
     """Writes into the slots of one row, or of one key/value head.
 
-    XLA's CPU backend removes an axis of size 1 for the products of attention and fuses this reshape
-    with the write, which copies each whole array four times per token. It does not fuse across the
-    branch of a condition, so write inside a branch.
+    For the products of attention, XLA's CPU backend removes an axis of size 1. It fuses this
+    reshape with the write, and then copies each whole array four times per token. XLA does not fuse
+    across the branch of a condition, so write inside a branch.
     """
 
     def write_in_branch(
@@ -358,7 +361,7 @@ def _write_to_rows(
     batched: Sequence[tuple[bool, bool] | bool],
     *arguments: PyTree,
 ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
-    """Writes into mapped rows without a condition, which vmap would turn into full copies."""
+    """Writes into mapped rows without a condition, which `vmap` would replace by full copies."""
     axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
     write = jax.vmap(_update_slots, in_axes=axes, axis_size=axis_size)
     return write(*arguments), (True, True)

@@ -1,15 +1,15 @@
 """Dropout of activations and of attention weights, drawn by counter.
 
-Srivastava et al. 2014. Whether an element is dropped is a function of (seed, step, sequence, layer
-and place, row, column). For activations, the row is the token and the column the feature; for
-attention weights, they are the query and the key. The draw does not depend on the batch, the
-micro-batches or the devices, so every layout trains the same model. A device draws its shard of a
-sequence without communication, and an attention kernel draws any block in any order, and
-repeatedly.
+Srivastava et al. 2014. Whether an element is dropped is a function of (seed, step, sequence, layer,
+place in the layer, row, column). For activations, the row is the token and the column is the
+feature; for attention weights, the row is the query and the column is the key. The draw does not
+depend on the batch, the micro-batches or the devices, so every layout trains the same model. A
+device draws the mask of its shard of a sequence without communication. An attention kernel can draw
+the mask of any block, in any order, more than once.
 
 One block of Threefry-2x32 has 64 bits, which decide about four columns. These columns are 8 apart,
-because a TPU's registers have 8 rows: columns r, r + 8, r + 16 and r + 24 of each 32 columns share
-g = 8 · (groups of 32 before) + r, and the counter of their block is (row, g).
+because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of each 32 columns share
+the block with the counter (row, g), where g = 8 · (number of groups of 32 before) + r.
 """
 
 import functools
@@ -57,7 +57,7 @@ def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> 
 
 
 def fold_in(rng: Keys, data: int | Array) -> Keys:
-    """Derives the keys of one layer, or of one dropout in it, by its index. None stays None."""
+    """Derives the keys of a layer, or of a dropout in a layer, from its index. None stays None."""
     if rng is None:
         return rng
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, data)  # pyright: ignore[reportReturnType]
@@ -83,8 +83,8 @@ def dropout(
 ) -> Float[Array, "B *rest"]:
     """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
 
-    Leave out the keys to disable dropout; a `deterministic` switch does not exist. The probability
-    is rounded to a multiple of 2⁻¹⁶.
+    To disable dropout, leave out the keys; the function has no `deterministic` switch. The
+    probability is rounded to a multiple of 2⁻¹⁶.
 
     Args:
       x: `[B, T, …]`, tokens of sequences, or `[B, D]`, one vector per sequence.
@@ -149,8 +149,8 @@ def kept_elements(
       num_rows: R.
       num_columns: C.
       rate: probability that an element is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
-      places: the indices of the rows and columns. Columns come in groups of `GROUP` consecutive
-        ones, which start at a multiple of `GROUP`. If None, indices count from 0.
+      places: the indices of the rows and columns. Columns form groups: each group has `GROUP`
+        consecutive columns and starts at a multiple of `GROUP`. If None, indices count from 0.
     """
     # One counter serves four columns: 8 counters for each group of 32 columns.
     shape = num_rows, -(-num_columns // GROUP) * ROWS
@@ -177,9 +177,9 @@ def kept_elements(
 
 def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
     """Returns whether the elements are kept, from words `[…, R, C / 32, 8]`."""
-    # Use bytes up to the barrier, and flatten the axes of attention weights. Otherwise the TPU
-    # compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of layers of 1,024
-    # tokens whose masks are kept for the backward pass.
+    # Use bytes up to the barrier, and flatten the axes of attention weights. Without both, the TPU
+    # compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of layers with 1,024
+    # tokens, if the dropout masks are kept for the backward pass.
     lead = first.shape[:-2]
     flat = (-1,) if len(lead) > 2 else lead
     words = (x.reshape(*flat, *x.shape[-2:]) for x in (first, second))
@@ -189,8 +189,8 @@ def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R
 
 
 def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
-    """Returns the same as `_kept_stacked`; faster on CPU (6 ×), but stores more words on a TPU."""
-    # Part 0 to 3 of a group takes the low or high half of the first or second word (`draws`).
+    """Returns the result of `_kept_stacked`: 6 × faster on CPU, but with more memory on a TPU."""
+    # Each part (0 to 3) of a group uses the low or high half of the first or second word (`draws`).
     part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
     # […, R, C / 32, 8] to […, R, C / 32, 4, 8].
     both = jnp.where(part < 2, first[..., None, :], second[..., None, :])

@@ -7,10 +7,10 @@
 - Zoph et al. 2022, "ST-MoE", section 3.2: the loss of the router's logits (z-loss).
 - Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities normalized over the k experts.
 
-There are three executions. `blocked` sorts the tokens by expert and multiplies blocks of them, with
-operations that every platform has. `ragged` computes the same and leaves the groups to XLA
-(`jax.lax.ragged_dot`: efficient on TPUs, dense elsewhere). `capacity` gives each expert a fixed
-number of tokens of each sequence, and drops the others.
+There are three executions. `blocked` sorts the tokens by expert and multiplies blocks of tokens,
+with operations that every platform supports. `ragged` computes the same result by
+`jax.lax.ragged_dot`, which is efficient on TPUs and dense elsewhere. `capacity` gives each expert a
+fixed number of tokens of each sequence, and drops the remaining tokens.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .typing import Array, Bool, Float, Int
 BLOCKS = 256, 64, 16
 """Block sizes in tokens, each a multiple of the next. An expert's tokens fill as many large blocks
 as possible; the remaining tokens fill smaller blocks. Large blocks read the expert's matrices less
-often, and small ones waste less of the last block.
+often, and small blocks waste less of the last block.
 """
 _JITTER = 0x6A
 
@@ -70,7 +70,7 @@ def real_tokens(
     segment_ids: Int[AnyArray, "B T"] | None,
     cache: Cache | None,
 ) -> Float[Array, "B T"] | None:
-    """Returns the token mask, or None if every token is real or the mask has another meaning."""
+    """Returns the token mask, or None if all tokens are real or the mask is not per token."""
     if segment_ids is not None:
         return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
     # A mask per query, or over cache slots, does not describe the tokens of this call.
@@ -94,9 +94,9 @@ def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
     """Returns the balance loss of each sequence, the mean over layers of E Σᵢ fᵢ Pᵢ.
 
     Fedus et al. 2022, equation 4, where fᵢ is the number of times that expert i is chosen per token
-    and Pᵢ its mean probability. The loss is k if both are uniform, and 0 for a sequence without
-    tokens. Sequences are balanced separately, so that the mean over them does not depend on devices
-    and micro-batches.
+    and Pᵢ its mean probability. The loss is k if fᵢ and Pᵢ are uniform, and 0 for a sequence
+    without tokens. Sequences are balanced separately, so that the mean over them does not depend on
+    devices and micro-batches.
 
     Args:
       statistics: `[L, B, …]`, from `outputs.router`.
@@ -127,7 +127,7 @@ def router_z_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
 
 
 def _layer_mean(x: Float[Array, "L B"], statistics: RouterStatistics) -> Float[Array, " B"]:
-    """Returns the mean over the layers with experts; the others have no tokens and x = 0."""
+    """Returns the mean over the layers with experts. In a layer without experts, x is 0."""
     return jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(statistics.tokens > 0, axis=0), 1)
 
 
@@ -204,7 +204,8 @@ class Experts(nn.Module):
         x, weight, inputs, down = jax.tree.map(
             lambda x: x.astype(e.dtype), (x, weight, inputs, down)
         )
-        # Distributed training intercepts this module without parameters to shard the experts.
+        # `ExpertMixture` is a module, so that distributed training can intercept it to shard the
+        # experts.
         mixture = ExpertMixture(c, e, name="mixture")
         y = mixture(x, Choice(chosen, weight, real), Kernels(inputs, down))
         for i in range(c.num_shared_experts):
@@ -225,7 +226,7 @@ class Experts(nn.Module):
 class ExpertMixture(nn.Module):
     """The computation of the chosen experts, without parameters.
 
-    Distributed training finds it by its class and shards the experts over devices.
+    Distributed training finds this module by its class and shards the experts over devices.
 
     Attributes:
       config: `num_experts`, `experts_per_token`, `expert_capacity`, `activation`.
@@ -252,7 +253,7 @@ class ExpertMixture(nn.Module):
     def dropless(
         self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
     ) -> Float[Array, "B T D"]:
-        """Returns the sums over the experts in `kernels`. Other expert indices add 0."""
+        """Returns the sums over the experts in `kernels`. An expert outside `kernels` adds 0."""
         compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
             self.execution.experts, _by_platform
         )
@@ -316,7 +317,7 @@ class ExpertMixture(nn.Module):
 def combine(
     outputs: Float[Array, "B E C D"], slot: Int[Array, "B T K"], weight: Float[Array, "B T K"]
 ) -> Float[Array, "B T D"]:
-    """Returns the weighted sum of each token's outputs. Dropped choices count as 0."""
+    """Returns the weighted sum of each token's outputs. A dropped choice adds 0."""
 
     def of_sequence(outputs: Array, slot: Array) -> Array:
         rows = outputs.reshape(-1, outputs.shape[-1])
@@ -377,7 +378,7 @@ def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
 
 
 class _Blocks(NamedTuple):
-    """The choices sorted by expert and padded to whole blocks. R rows suffice for any choice."""
+    """The choices sorted by expert and padded to whole blocks. R rows are always enough."""
 
     used: Int[Array, " E"]
     """The experts with at least one token, in the first `num_used` entries."""
@@ -389,7 +390,7 @@ class _Blocks(NamedTuple):
     member: Int[Array, " R"]
     """The index of each row among the M · K choices."""
     filled: Bool[Array, " R"]
-    """Whether the row holds a choice; else it is padding."""
+    """Whether the row contains a choice and is not padding."""
     row: Int[Array, "M K"]
     """The row of each choice, or R for an expert outside `kernels`."""
 
@@ -413,13 +414,13 @@ def _by_blocks(
     end = jnp.cumsum(size)
     first = end - size
 
-    # From rows to choices: the expert of each row, and the choice that it holds.
+    # Map rows to choices: find the expert of each row, and the choice in this row.
     rows = jnp.arange((-(-experts.size // block) + number) * block)
     expert = jnp.minimum(jnp.searchsorted(end, rows, side="right"), number - 1)
     rank = rows - first[expert]
     filled = (rank < counts[expert]) & (rows < end[-1])
     member = order[jnp.where(filled, starts[expert] + rank, 0)]
-    # From choices to rows, the inverse: both directions then gather and never scatter.
+    # Also map choices to rows, so that both directions gather and never scatter.
     place = jnp.argsort(order)  # index of each choice in sorted order
     own = jnp.minimum(experts, number - 1)
     row = jnp.where(experts < number, first[own] + place - starts[own], rows.size)
@@ -531,7 +532,7 @@ def _over_blocks(
     def of_number(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
         return of_block(start + i * size, size, carry)
 
-    # Fill large blocks first, and the remaining tokens into smaller blocks.
+    # Fill large blocks first, then put the remaining tokens into smaller blocks.
     for size in BLOCKS:
         if size > most:
             continue

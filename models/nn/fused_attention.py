@@ -1,11 +1,11 @@
 """Kernels that compute attention block by block, without materializing all scores.
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
-cuDNN implements it for NVIDIA's GPUs, and jax's "splash attention" for TPUs. Three kernels of this
-package also drop attention weights: flash attention for TPUs (`kernels/flash.py`) and for NVIDIA's
-GPUs (`kernels/flash_triton.py`), and blockwise attention in plain XLA (`kernels/blockwise.py`). All
-support fewer key/value heads than query heads. XLA computes the calls that no kernel supports
-(`attention.py`).
+cuDNN implements flash attention for NVIDIA's GPUs. On TPUs, jax's "splash attention" is used. Three
+kernels of this package also drop attention weights: flash attention for TPUs (`kernels/flash.py`)
+and for NVIDIA's GPUs (`kernels/flash_triton.py`), and blockwise attention in plain XLA
+(`kernels/blockwise.py`). All kernels support fewer key/value heads than query heads. XLA computes
+the calls that no kernel supports (`attention.py`).
 """
 
 import dataclasses
@@ -80,8 +80,9 @@ MAX_FLASH_QUERIES = 8192
 """The backward pass of flash attention keeps the gradients of a head's queries on the chip."""
 
 FLASH_MEMORY = 53 << 18
-"""Upper limit of `flash_bytes`, 13.25 MiB. The compiler gives a kernel 16 MiB on the chip and needs
-a part of it: above this limit it refused some shapes for v4."""
+"""Upper limit of `flash_bytes`, 13.25 MiB. A kernel has 16 MiB of on-chip memory, and the compiler
+needs a part of this memory. Above the limit, the compiler refused some shapes for TPU v4.
+"""
 
 
 def flash_bytes(call: AttentionCall) -> int:
@@ -221,8 +222,8 @@ def cudnn_attention(
     compute its gradient.
 
     Raises:
-      RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or one that does not
-        support these sizes or this device; see `LIMITS`.
+      RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or cuDNN does not support
+        these sizes or this device; see `LIMITS`.
     """
     assert cap is None
     mask = None
@@ -296,7 +297,7 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
     """Returns the sizes of splash attention's blocks in each pass."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
-    # The largest blocks that divide the sequence: larger ones need fewer passes over HBM.
+    # Use the largest blocks that divide the sequence: larger blocks need fewer passes over HBM.
     q, kv = (next(b for b in LARGEST_BLOCKS if n % b == 0) for n in (num_queries, num_keys))
     return splash.BlockSizes(
         block_q=q,
@@ -331,8 +332,8 @@ KERNELS: dict[str, Callable[..., Array]] = {
 class FusedAttention(nn.Module):
     """softmax(Q Kᵀ) V, computed by a kernel.
 
-    It has no parameters. It is a module so that distributed training can find it and shard it,
-    because the compiler cannot partition a kernel.
+    It has no parameters. The kernel is a module, so that distributed training can find and shard
+    it: the compiler cannot partition a kernel.
 
     Attributes:
       kernel: one of `KERNELS`.
@@ -366,7 +367,8 @@ class FusedAttention(nn.Module):
           key: of the size of the queries; K divides N.
           value: of any size.
           segments: segment ids of queries and keys. A query attends to the keys with its segment
-            id. Without such keys its output is finite, and its gradient must not be used.
+            id. The output of a query without such keys is finite, but its gradient must not be
+            used.
           use_window: whether the window applies. If None, the window applies.
           keys: dropout keys for each head of each sequence. If None, no dropout.
         """
@@ -387,7 +389,7 @@ class FusedAttention(nn.Module):
 
         Args:
           kernel: a function like the entries of `KERNELS`. Training with a sharded `context` axis
-            passes another one.
+            passes another function.
           *arrays: queries, keys and values, as in `__call__`.
           segments: as in `__call__`.
           use_window: as in `__call__`.

@@ -13,7 +13,7 @@ from flax import struct
 from .typing import Array, Bool, Int
 
 AnyArray = Array | np.ndarray
-"""Arrays that callers may pass: jax's, or numpy's outside compiled functions."""
+"""Arrays that callers may pass: arrays of jax, or of numpy outside compiled functions."""
 
 Size = Any
 """An int, or a symbolic dimension in a program exported with symbolic sizes."""
@@ -88,8 +88,10 @@ class AttentionMask:
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """If given, a query attends only to keys at a distance below `window`: in causal order the last
-    `window` keys, including its own; else up to `window` - 1 keys on either side."""
+    """If given, a query attends only to keys at a distance below `window`. In causal order, these
+    are the last `window` keys, including the query's own key. Otherwise, these are up to `window` -
+    1 keys on either side.
+    """
     start: Int[Array, ""] | int = 0
     """The index of the first query among the keys."""
     use_window: Bool[Array, ""] | None = None

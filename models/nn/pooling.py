@@ -41,7 +41,7 @@ def pool(
     x = last_hidden_state.astype(jnp.float32)
     real = jnp.asarray(mask != 0, jnp.float32)[..., None]  # [B, T, 1]
     vectors = jnp.concatenate([_POOL[mode](x, real) for mode in modes], axis=-1)
-    # Without tokens the modes disagree (the maximum is -∞), so set the vector to 0.
+    # For a sequence without tokens the modes disagree (the maximum is -∞), so set its vector to 0.
     return jnp.where(jnp.any(real, axis=1), vectors, 0)
 
 

@@ -60,10 +60,10 @@ def sinusoidal_positions(
 ) -> np.ndarray:
     """Returns the sine and cosine of every position, a table float32[length, d_model].
 
-    Vaswani et al. 2017, section 3.5: dimension 2i holds sin(p / base^(2i/D)), dimension 2i + 1 the
-    cosine. The paper's base is 10,000; 100,000 is also in use. With the layout "halves" (Marian)
-    all sines come before all cosines. With "per_dimension" every dimension has a separate
-    wavelength: dimension i holds the sine, or if i is odd the cosine, of p / base^(i/D).
+    Vaswani et al. 2017, section 3.5: dimension 2i is sin(p / base^(2i/D)), and dimension 2i + 1 is
+    the cosine. The paper's base is 10,000; 100,000 is also in use. With the layout "halves"
+    (Marian) all sines come before all cosines. With "per_dimension" every dimension has a separate
+    wavelength: dimension i is the sine of p / base^(i/D) if i is even, and the cosine if i is odd.
     """
     if layout == "per_dimension":
         dimension = np.arange(d_model)
@@ -90,8 +90,8 @@ class Positions:
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
-    """Rotations in the layers with an attention window, if they differ from the other layers'
-    (Gemma 3).
+    """Rotations in the layers with an attention window, if these layers have other rotations (Gemma
+    3).
     """
     unrotated_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
     """Whether each layer leaves queries and keys unrotated (SmolLM3). If empty, all layers rotate
@@ -127,7 +127,7 @@ class Positions:
 
 
 def _select(condition: bool | Bool[Array, ""], first: Rotary, second: Rotary) -> Rotary:
-    """Returns the first rotations if a condition, which may be traced, holds, else the second."""
+    """Returns `first` if `condition`, which may be traced, is true, and `second` otherwise."""
     if isinstance(condition, bool):
         return first if condition else second
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), first, second)

@@ -23,13 +23,14 @@ def relative_buckets(
 ) -> Int[Array, "..."]:
     """Returns the bucket of each distance, key position minus query position (T5).
 
-    Raffel et al. 2020, section 2.1: half of the buckets hold one small distance each. The others
-    hold logarithmically growing ranges up to `max_distance`. Larger distances share the last
-    bucket.
+    Raffel et al. 2020, section 2.1: half of the buckets have one small distance each. The other
+    buckets have logarithmically growing ranges of distances, up to `max_distance`. Larger distances
+    share the last bucket.
 
     Args:
       distance: key position minus query position.
-      num_buckets: number of buckets. If `bidirectional`, half of them are for keys after the query.
+      num_buckets: number of buckets. If `bidirectional`, half of the buckets are for keys after the
+        query.
       max_distance: larger distances share the last bucket.
       bidirectional: whether queries attend to later keys. If not, later keys have bucket 0.
     """
@@ -40,7 +41,7 @@ def relative_buckets(
         distance = jnp.abs(distance)
     else:
         distance = jnp.maximum(-distance, 0)
-    # The first half holds single distances, the second half ranges.
+    # The first half of the buckets have single distances, and the second half have ranges.
     exact = num_buckets // 2
     first = _first_distances(num_buckets, max_distance, exact)
     far = exact + jnp.sum(distance[..., None] >= first, axis=-1)
@@ -48,11 +49,11 @@ def relative_buckets(
 
 
 def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.ndarray, " R"]:
-    """Returns the smallest distance of each bucket after the first that holds a range.
+    """Returns the smallest distance of each bucket with a range, except the first such bucket.
 
-    They are computed with NumPy and not on the device: if a range begins at an integer, the
-    logarithm of some devices is slightly too small. A correctly rounded float32 logarithm
-    gives the same ranges as torch.
+    NumPy computes these distances, and not the device: if a range begins at an integer, the
+    logarithm of some devices is slightly too small. A correctly rounded float32 logarithm gives the
+    same ranges as torch.
     """
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
     growth = np.log(ratio.astype(np.float64)).astype(np.float32)

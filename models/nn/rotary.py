@@ -59,8 +59,8 @@ def rotary_positions(
     """Returns the rotations of positions (Su et al. 2021, section 3.2.2).
 
     The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
-    (2i, 2i + 1). The order here is used by GPT-NeoX and by every published Llama in the Hugging
-    Face format. It differs by a permutation of the dimensions of queries and keys.
+    (2i, 2i + 1). GPT-NeoX and every published Llama in the Hugging Face format use the planes (i, i
+    + R/2). Both pairings differ only by a permutation of the dimensions of queries and keys.
 
     Args:
       position_ids: the position of each token.
@@ -133,8 +133,8 @@ def _llama3(
     frequency: Float[Array, " F"], scaling: RotaryScaling, max_length: int
 ) -> Float[Array, " F"]:
     factor = scaling.growth(max_length)
-    # How often each plane turns over the trained length: scale planes that turn slowly, keep fast
-    # ones, and blend between.
+    # Count the turns of each plane over the trained length. Planes with few turns are scaled,
+    # planes with many turns are kept, and planes in between are interpolated.
     turns = scaling.trained_length(max_length) * frequency / (2 * math.pi)
     low, high = scaling.low_frequency, scaling.high_frequency
     smooth = (turns - low) / (high - low)
@@ -152,7 +152,8 @@ def _yarn(
         """Returns the dimension whose plane has `turns` turns over the trained length."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    # Planes before `first` keep their frequency, planes after `last` divide it by the factor.
+    # Planes before `first` keep their frequency. The frequency of planes after `last` is divided by
+    # the factor.
     first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)

@@ -105,10 +105,10 @@ def prepare_inputs(
       prefix: prefix of the arguments' names, for messages, such as "decoder_".
 
     Raises:
-      UserError: there are more tokens than a table of positions has rows, `attention_mask` does
+      UserError: the table of positions has fewer rows than there are tokens, `attention_mask` does
         not cover the tokens (or the slots of the cache), a cache is given together with packed
-        sequences, a mask `[B, T, S]` is given without positions, or with a cache whose windows are
-        too small for T beams.
+        sequences, a mask `[B, T, S]` is given without positions, or the windows of the cache are
+        too small for the T beams of a mask `[B, T, S]`.
     """
     length = input_ids.shape[1]
     per_query = attention_mask is not None and attention_mask.ndim == 3
@@ -270,7 +270,7 @@ def make_layer_context(
       positions: the positions of the tokens, unless a stack adds them later.
       real: 1 for real tokens. If None, all are real.
       head_mask: factor of the weights of each head, for all layers or per layer.
-      cross_head_mask: the same for cross-attention.
+      cross_head_mask: factor of the weights of each head of cross-attention.
 
     Raises:
       UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
@@ -297,7 +297,7 @@ def make_layer_context(
             is_per_query=mask.is_per_query,
             biased=config.scores_by_distance,
             capped=config.score_cap is not None,
-            # Scanned layers choose between both masks, so that both need the same form.
+            # Scanned layers choose between both masks, so both masks need the same form.
             two_sided=windowed is not None and windowed.is_two_sided,
         )
         return mask if refusal(execution.attention, call) is None else mask.materialized()
@@ -359,7 +359,7 @@ class Layer(nn.Module, Generic[Config]):
 
     Attributes:
       config: sizes of the stack.
-      execution: how it is run.
+      execution: how the layer is run.
     """
 
     config: Config
@@ -445,7 +445,8 @@ def run_layers(
         layer = nn.map_variables(layer, "params", read)
     if execution.remat != "none":
         policy = REMAT_POLICIES[execution.remat]
-        # CSE can undo remat in unrolled layers but not inside a scan, so prevent it only there.
+        # CSE can undo remat in unrolled layers, but not inside a scan: prevent CSE unless layers
+        # are scanned.
         layer = nn.remat(layer, policy=policy, prevent_cse=execution.layers != "scan")
     caches, cross = (None, None) if cache is None else (cache.layers, cache.cross)
     # Separate layers run in a Python loop, and no array has a leading L.
@@ -474,7 +475,7 @@ def run_layers(
         "in_axes": (0, nn.broadcast),  # (its hint is too narrow)
         "length": len(order),
         "unroll": len(order) if execution.layers == "unroll" else 1,
-        "check_constancy_invariants": False,  # a layer has no such method; it would be traced twice
+        "check_constancy_invariants": False,  # the check would trace the layer twice
     }
     stack = layer(config, execution, name="layers")
     # Shared layers: every step receives all stored parameters and selects one row of them.

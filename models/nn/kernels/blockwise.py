@@ -25,8 +25,9 @@ from ..typing import Array, Bool, Float, Int
 from . import KERNEL_RESIDUALS
 
 HIDDEN = -1e30
-"""The score of a hidden key, and the log-sum-exp of a query without keys. It is finite, so that
-merging two parts without keys does not give NaN."""
+"""The score of a hidden key, and the log-sum-exp of a query without keys. The value is finite, so
+that merging two parts without keys does not give NaN.
+"""
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 64
 """Sequences longer than `LARGEST_BLOCK` are cut into blocks of at least this size."""
@@ -48,7 +49,7 @@ class Band:
     offset: int = 0
     """The index of the first query minus the index of the first key."""
     window: int | None = None
-    """If None, all distances on the allowed sides."""
+    """If None, the band has all distances on the allowed sides."""
     causal: bool = True
     """Whether later keys are hidden."""
 
@@ -97,7 +98,7 @@ class Gradients(NamedTuple):
 
 def merge(a: Attended, b: Attended) -> Attended:
     """Returns the attention of the same queries to the keys of both parts."""
-    # Each part was normalized alone: weight it by its share of the sum over all keys.
+    # Each part was normalized alone: weight each part by its share of the sum over all keys.
     log_sum = jnp.logaddexp(a.log_sum, b.log_sum)
     weights = (jnp.exp(x.log_sum - log_sum)[..., None] for x in (a, b))
     output = sum(w * x.output for w, x in zip(weights, (a, b), strict=True))
@@ -279,7 +280,7 @@ def forward(
         values = _take(blocks.value, j * columns, columns, 2)
         added = jnp.einsum(
             "BKGTS,BKSV->BKGTV",
-            # Dropout affects the values only; the normalizer counts all weights.
+            # Dropout affects only the values; the normalizer is the sum of all weights.
             blocks.drop(i, j)(weights).astype(values.dtype),
             values,
             preferred_element_type=jnp.float32,

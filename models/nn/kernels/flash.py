@@ -4,7 +4,7 @@ Dao et al. 2022, "FlashAttention", algorithms 1 and 4, with the log-sum-exp of t
 residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the dropout mask of a block
 from its counters (`dropout.py`). The mask is never in main memory.
 
-The kernels hold tokens in the 128 columns of a register, and features or keys in its rows. Arrays
+In the kernels, tokens are the 128 columns of a register, and features or keys are its rows. Arrays
 are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of scores is
 `[keys, queries]`, so that the maximum and the sum of a query are reductions over rows.
 
@@ -29,9 +29,13 @@ from ..typing import Array, Float, Int
 from . import KERNEL_RESIDUALS
 
 BLOCKS = (512, 384, 256, 128)
-"""Block sizes for queries and keys. The first one that divides their number is used."""
+"""Block sizes for queries and keys. The first size that divides the number of queries, or of keys,
+is used.
+"""
 HIDDEN = -1e30
-"""The score of a hidden key. It is finite, so that a query without keys does not give NaN."""
+"""The score of a hidden key. The score is finite, so that a query without keys does not give
+NaN.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +182,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
         def group(first: Array) -> None:
             rows = pl.ds(first, GROUP)
             weight = jnp.exp(scores[rows, :] - now)
-            # The normalizer counts all weights, also dropped ones.
+            # The normalizer is the sum of all weights, including dropped weights.
             total[...] += weight.sum(axis=0, keepdims=True)
             if head_key is not None:
                 weight = jnp.where(_kept(spec, head_key, i, first + j * spec.block_k), weight, 0)

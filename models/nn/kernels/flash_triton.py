@@ -8,7 +8,7 @@ mask of a block from its counters (`dropout.py`). The mask is never in main memo
 
 One block of Threefry decides about four keys that are 8 apart. The keys of a block are loaded in an
 order (`key_order`) that gives the scores of these four keys to one thread of a GPU's matrix unit.
-The thread draws once for all four, without communication.
+The thread draws once for all four keys, without communication.
 
 The kernels are written in Pallas and compiled by Triton, which jax deprecates from 0.11 on. The
 successor, Mosaic GPU, needs a Hopper or Blackwell GPU, and its interface differs between the
@@ -37,7 +37,9 @@ INNER_QUERIES = 32
 KEYS = (128, 64)
 """Keys per block: the first size that `block_keys` allows is used."""
 HIDDEN = -1e30
-"""The score of a hidden key. It is finite, so that a query without keys does not give NaN."""
+"""The score of a hidden key. The score is finite, so that a query without keys does not give
+NaN.
+"""
 # Scores are multiplied by log2 e, because the hardware computes powers of 2.
 LOG2_E = math.log2(math.e)
 
@@ -175,7 +177,8 @@ class _Tile:
             keys, queries = (upper, count // ROWS, lower, ROWS), self.queries.shape
             return queries + keys if self.key_axis == 1 else keys + queries
 
-        # Broadcast each draw to its four keys: the upper bit selects the word, the lower its half.
+        # Broadcast each draw to its four keys: the upper bit selects the word, and the lower bit
+        # selects half of the word.
         first, second = (word.reshape(split(1, 1)) for word in words)
         upper, lower = (
             jax.lax.broadcasted_iota(jnp.int32, split(2, 2), self.key_axis + axis)
@@ -217,7 +220,7 @@ def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         higher = jnp.maximum(highest, scores.max(axis=1))
         weights = jnp.exp2(scores - higher[:, None])
         rescale = jnp.exp2(highest - higher)
-        # The normalizer counts all weights, also dropped ones.
+        # The normalizer is the sum of all weights, including dropped weights.
         total = rescale * total + weights.sum(axis=1)
         value = value_ref[tile.keys, :]
         dropped = _drop(weights, tile.kept(head_key)).astype(value.dtype)

@@ -67,7 +67,7 @@ def backward(
     """Returns the gradients through the weights of these keys; see `blockwise.backward`.
 
     The backward pass of the kernel supports any part of the keys, given the output and the
-    log-sum-exp over all keys. It has no public name in jax.
+    log-sum-exp over all keys. jax has no public name for this backward pass.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
