@@ -1,4 +1,4 @@
-"""The typed configuration of a training run; its fields are the command line's flags."""
+"""The typed configuration of a training run; its fields are options of the command line."""
 
 import dataclasses
 import json
@@ -31,16 +31,16 @@ from .optimizer_config import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage(Checked):
-    """Where the last stage of an extended run begins."""
+    """The beginning of the last stage of an extended run."""
 
     start: NonNegativeInt = 0
-    """The steps before the stage."""
+    """The number of steps before the stage."""
     examples: NonNegativeInt = 0
-    """The examples of the same data that were read before the stage."""
+    """The number of examples of the same data that the run read before the stage."""
     schedule_start: NonNegativeInt = 0
-    """The steps before the learning-rate schedule of the stage begins."""
+    """The number of steps that precede the learning-rate schedule of the stage."""
     warmup: NonNegativeInt = 0
-    """The warm-up of this schedule, in steps."""
+    """The warm-up of the stage's learning-rate schedule, in steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,22 +50,23 @@ class TrainConfig(Checked):
     model: TransformerConfig
     data: DataConfig
     objective: ObjectiveConfig[Any] = cast(ObjectiveConfig[Any], None)
-    """The training objective. Defaults to the first one for the kind of data."""
+    """The training objective. Defaults to the first objective for the kind of data."""
     optimizer: OptimizerConfig
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
     parallel: Parallel = "jit"
     """jit: any mesh. pmap: data parallelism over the devices of one process."""
     gather: Gather = "auto"
-    """When parameters that are sharded over `mesh.fsdp` are all-gathered. layer: per layer, forward
-    and backward in each micro-batch, with gradients scattered per layer. step: all once per step,
-    with summed gradients scattered once. auto: step if the mesh uses only data and fsdp, and the
-    compiled step fits into a device's memory, which must be known; otherwise layer."""
+    """When parameters that are sharded over `mesh.fsdp` are all-gathered. layer: the parameters of
+    each layer are gathered in the forward and the backward pass of each micro-batch, and its
+    gradients are scattered. step: all parameters are gathered once per step, and the summed
+    gradients are scattered once. auto: step if the mesh uses only data and fsdp, and the compiled
+    step fits into a device's memory, which must be known; otherwise layer."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
-    name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body of that model,
-    and the parts of its head that both heads have. Of `model` only `dropout_rate` is used;
-    `data.tokenizer` is ignored."""
+    name on the Hugging Face hub. The run uses the sizes, the tokenizer and the body of the initial
+    model, and the parts of its head that the head of the run has too. The run then reads only
+    `dropout_rate` of `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest."""
     lora: LoRAConfig | None = None
@@ -85,18 +86,18 @@ class TrainConfig(Checked):
     evaluate_every: NonNegativeInt = 0
     """Steps between two evaluations (every checkpoint is evaluated too); 0: once an epoch."""
     evaluate: EvaluateConfig = EvaluateConfig()
-    """Tasks that judge the model in evaluations."""
+    """Tasks that evaluations run in addition to the validation data."""
     checkpoint_every: NonNegativeInt = 0
     """Steps between two checkpoints; 0: once an epoch."""
     keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep."""
     keep_best: NonNegativeInt = 1
-    """Number of checkpoints with the lowest validation loss to keep, or the highest nDCG@10 for
-    vectors."""
+    """Number of best checkpoints to keep: those with the lowest validation loss, or with the
+    highest nDCG@10 if the run trains vectors."""
     best_metric: str | None = None
-    """The metric of the best checkpoints: min: or max: and a name in the evaluations, such as
-    max:accuracy, min:ema_loss or max:hellaswag/acc (a task of `evaluate.tasks`). Defaults to the
-    loss, or nDCG@10 for vectors."""
+    """The metric that determines the best checkpoints: min: or max:, followed by the name of a
+    metric, such as max:accuracy, min:ema_loss or max:hellaswag/acc (a task of `evaluate.tasks`).
+    Defaults to the loss, or to nDCG@10 if the run trains vectors."""
     skip_bad_steps: NonNegativeInt = 3
     """Consecutive steps that may be skipped because their loss or gradient is not finite."""
     wandb_project: str | None = None
@@ -109,7 +110,7 @@ class TrainConfig(Checked):
 
     @property
     def schedule_start(self) -> int:
-        """The steps before the learning-rate schedule begins."""
+        """The number of steps that precede the learning-rate schedule."""
         return 0 if self.stage is None else self.stage.schedule_start
 
     def __post_init__(self) -> None:
@@ -171,7 +172,7 @@ def check_length(config: TrainConfig) -> None:
     longest = config.data.longest_side
     if longest > config.model.max_length:
         longer = (
-            "raise model.max_length" if config.init_from is None else "begin with a longer model"
+            "raise model.max_length" if config.init_from is None else "choose a longer initial model"
         )
         side = "length" if longest == config.data.length else "target_length"
         raise UserError(
@@ -181,7 +182,7 @@ def check_length(config: TrainConfig) -> None:
 
 
 def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
-    """Returns the objective of a run or the caller's, with the inputs that the model takes."""
+    """Returns the objective of a run, or `own`, with the inputs that the model takes."""
     objective = own
     if objective is None:
         built = config.objective.build(config.data)
@@ -206,7 +207,7 @@ def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective
 def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
     """Returns `config` with all intervals in steps instead of epochs.
 
-    A warm-up that is at least as long as the run is reduced to a tenth of the run.
+    Reduces the warm-up to a tenth of the run if the warm-up would not end before the run.
     """
     steps_per_epoch = math.ceil(num_examples / config.batch_size)
     steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
@@ -224,7 +225,7 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
 
 
 def warmup_of(optimizer: OptimizerConfig, steps: int) -> int:
-    """Returns the warm-up of a schedule of `steps` steps; a tenth if the stated one is too long."""
+    """Returns the warm-up of a schedule of `steps` steps, reduced to a tenth if it is too long."""
     warmup = optimizer.warmup_steps or int(optimizer.warmup_fraction * steps)
     # A run of few steps may be shorter than its recipe's warm-up.
     return warmup if warmup < steps else min(max(steps // 10, 1), steps - 1)
@@ -260,7 +261,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
         "objective": {"kind": config.objective.kind, **dataclasses.asdict(config.objective)},
     }
-    # Leave these fields out if they are None, as in runs from before they existed.
+    # Leave out newer fields that are None, because older runs do not have them.
     for name in ("lora", "stage"):
         if fields[name] is None:
             del fields[name]

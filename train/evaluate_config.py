@@ -1,4 +1,4 @@
-"""The tasks that judge a model during training; the fields are the command line's flags."""
+"""The tasks of evaluations during training; the fields are options of the command line."""
 
 import dataclasses
 
@@ -17,22 +17,24 @@ class EvaluateConfig(Checked):
     """
 
     tasks: tuple[str, ...] = ()
-    """Tasks that judge the model in evaluations: the names and YAML files of lm-evaluation-harness
-    (hellaswag), beir:FOLDER (a search in a whole collection) and prompts:FILE.jsonl (texts that the
-    model writes after prompts, compared with answers). A metric is named TASK/METRIC, such as
-    hellaswag/acc, also in best_metric."""
+    """Tasks that evaluations run: names and YAML files of lm-evaluation-harness (hellaswag),
+    beir:FOLDER (a search in a whole collection) and prompts:FILE.jsonl (texts that the model writes
+    after prompts, compared with answers). The metrics of a task are named TASK/METRIC, such as
+    hellaswag/acc; best_metric uses the same names."""
     tasks_every: NonNegativeInt = 0
     """Steps between two evaluations on tasks; 0: every evaluation."""
     limit: PositiveInt | None = None
-    """The number of questions of each task. Defaults to all; a search has all of its queries."""
+    """The number of questions of each task. Defaults to all. A task beir:FOLDER always uses all of
+    its queries."""
     shots: NonNegativeInt | None = None
     """The number of examples in each prompt of the harness. Defaults to the task's number."""
     chat: bool = False
     """Whether prompts of the harness are turns of a conversation, with the chat template."""
     max_new_tokens: PositiveInt = 256
-    """The number of tokens of a text of prompts:FILE."""
+    """The maximum number of tokens that the model writes after a prompt of prompts:FILE."""
     stop: tuple[str, ...] = ()
-    r"""Strings that end a text of prompts:FILE and are not part of it, such as '\n'."""
+    r"""Strings, such as '\n', that end the text after a prompt of prompts:FILE and are removed from
+    the text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""The configuration of the device mesh, and the ways that a step uses it."""
+"""The configuration of the device mesh, and the ways that a step uses the mesh."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ Gather = Literal["auto", "step", "layer"]
 """When parameters that are sharded over `fsdp` are all-gathered; see `TrainConfig`."""
 
 Devices = Annotated[int, Range(least=-1)]
-"""A number of devices; -1: all remaining ones."""
+"""A number of devices; -1: all remaining devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

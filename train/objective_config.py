@@ -22,7 +22,8 @@ Scores = Mapping[str, object]
 """Metrics by name: numbers, and for BLEU and chrF also their signatures."""
 D = TypeVar("D", bound=DataConfig)
 OpenReference = Callable[[], Callable[[Any], np.ndarray]]
-"""Opens the model that a run starts from, as a function to the log-probabilities of answers."""
+"""Opens the model that a run starts from; returns a function that computes the log-probabilities of
+answers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,22 +48,25 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     kind: ClassVar[str]
     """The name in a run's config.json."""
     data_kinds: ClassVar[tuple[type[DataConfig], ...]]
-    """The kinds of data that it learns from. The first objective for a kind is its default."""
+    """The kinds of data that the objective learns from. The first objective that lists a kind of
+    data is the default for this kind."""
     progress_metrics: ClassVar[tuple[str, ...]]
     """The metrics that a progress line shows."""
     next_command: ClassVar[str]
     """A command that uses a finished run; {run} is replaced by its folder."""
     head_names: ClassVar[tuple[str, ...]] = ()
-    """The supported heads of `HEADS`, the default first. Defaults to the kind of data."""
+    """The names in `HEADS` of the supported heads; the first is the default. If empty, the only
+    head is named after the kind of data."""
     needs_init_from: ClassVar[bool] = False
     """Whether the loss compares the model with the model of `init_from`."""
     compares_by_dot: ClassVar[bool] = False
     """Whether the evaluations of vectors compare them by dot product instead of cosine."""
     scores_pairs: ClassVar[bool] = False
-    """Whether the model is a cross-encoder. Its only label may have any name in `init_from`."""
+    """Whether the model is a cross-encoder. The only label of a cross-encoder may have any name in
+    `init_from`."""
     compares_with_start: ClassVar[bool] = False
-    """Whether a run with `init_from` is evaluated before its first step, and its report shows
-    answers of both models."""
+    """Whether a run with `init_from` evaluates the initial model too, and its report shows answers
+    of both models."""
     generation: ClassVar[Mapping[str, GenerationMetrics]] = {}
     """The metrics of generated texts, by kind of data."""
 
@@ -92,18 +96,21 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the measure of a checkpoint, by default the loss, lowest for the best one."""
+        """Returns the measure of a checkpoint, by default the loss.
+
+        The best checkpoint has the lowest measure.
+        """
         return cast(float, scores["loss"])
 
     def heads(self, data: D) -> tuple[str, ...]:
-        """Returns the names in `HEADS` of the supported heads, the default first."""
+        """Returns the names in `HEADS` of the supported heads; the first is the default."""
         return self.head_names or (data.kind,)
 
     def check(self, data: D) -> None:
         """Checks the hyperparameters against the data; raises UserError."""
 
     def loss_note(self, data: D) -> str | None:
-        """Returns a line on how the loss differs from the metrics, or None."""
+        """Returns a line that explains how the loss differs from the metrics, or None."""
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float] | None:
         """Returns the metric, name and value of a token-frequency baseline, or None."""
@@ -120,26 +127,26 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def initialized_from(
         self, data: D, settings: "VectorSettings"
     ) -> "tuple[ObjectiveConfig[D], D]":
-        """Returns the objective and the data with what they take from the initial model.
+        """Returns the objective and the data with the settings that the initial model supplies.
 
         Args:
             data: The data.
-            settings: How the initial model computes vectors, or the defaults.
+            settings: The settings of the initial model for vectors, or the defaults.
         """
         del settings
         return self, data
 
     @property
     def second_model(self) -> str | None:
-        """The folder of a frozen model that reads the texts too, or None."""
+        """The folder of a frozen second model that reads the same texts, or None."""
         return None
 
     def of_data(self, data: D, *, is_default: bool) -> "ObjectiveConfig[D]":
-        """Returns the objective for the data, which are read if the choice depends on them.
+        """Returns the objective for the data, and reads the data if the choice depends on them.
 
         Args:
             data: The data.
-            is_default: Whether the user left the choice to the kind of data.
+            is_default: Whether the user chose no objective, so that the kind of data determines it.
 
         Raises:
             UserError: The objective does not learn from such data.
@@ -150,7 +157,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def vector_settings(
         self, data: D, settings: "VectorSettings | None"
     ) -> "VectorSettings | None":
-        """Returns how the model of the run computes vectors, or None if it does not.
+        """Returns the settings of the run's model for vectors, or None if it computes none.
 
         Args:
             data: The data.
@@ -160,7 +167,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return settings
 
     def in_steps(self, steps: int) -> "ObjectiveConfig[D]":
-        """Returns the settings with all durations in steps, for a run of that many steps."""
+        """Returns the settings of a run of `steps` steps, with all durations in steps."""
         del steps
         return self
 

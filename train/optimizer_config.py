@@ -1,4 +1,4 @@
-"""The hyper-parameters of the optimizer; its fields are the command line's flags."""
+"""The hyperparameters of the optimizer; the fields are options of the command line."""
 
 import dataclasses
 import re
@@ -28,8 +28,8 @@ LayerDecay = Annotated[float, Range(above=0, most=1)]
 class OptimizerConfig(Checked):
     """AdamW (Loshchilov & Hutter 2019) or another update rule, and the learning rate.
 
-    The others are LAMB (You et al. 2020), Adafactor (Shazeer & Stern 2018) and Muon (Jordan et al.
-    2024).
+    The other update rules are LAMB (You et al. 2020), Adafactor (Shazeer & Stern 2018) and Muon
+    (Jordan et al. 2024).
 
     Raises:
         UserError: a number is out of range, a name is unknown, or a pattern is invalid.
@@ -63,24 +63,24 @@ class OptimizerConfig(Checked):
     """Decay of the second moment, the running mean of the squared gradient. Adafactor uses 1 -
     step^-0.8 instead."""
     epsilon: Positive = 1e-8
-    """Added to the root of the second moment in the denominator of the update."""
+    """ε, which is added to the root of the second moment in the denominator of the update."""
     state_dtype: StateDtype = "float32"
     """Precision of the two moments of AdamW and LAMB. float32: 8 bytes per parameter. bfloat16: 6
-    bytes, the first moment in bfloat16. bfloat16_stochastic: 4 bytes, both in bfloat16 with
-    stochastic rounding. int8: about 2.1 bytes, both in blocks with a scale. Muon keeps one moment
-    per matrix, which takes half of that.
+    bytes, the first moment in bfloat16. bfloat16_stochastic: 4 bytes, both moments in bfloat16 with
+    stochastic rounding. int8: about 2.1 bytes, both moments in int8 with a scale per block. Muon
+    keeps one moment per matrix, which takes half of these bytes.
     """
     weight_decay: NonNegative = 0.1
-    """Weight decay of matrices. Biases and the scales of norms have none."""
+    """Weight decay of matrices. Biases and the scales of norms have no weight decay."""
     max_gradient_norm: Positive | None = 1.0
     """Gradients with a larger global norm are scaled down to it. If None, no clipping."""
     layer_decay: LayerDecay = 1.0
     """Learning rate of each layer divided by the learning rate of the layer above it. The head has
     the full rate."""
     ema_decay: EmaDecay | None = None
-    """Decay of an exponential moving average of the parameters, such as 0.999. It is evaluated in
-    addition to the last parameters, and the option `--ema` of other commands uses it. If None, no
-    average."""
+    """Decay of an exponential moving average of the parameters, such as 0.999. Evaluations measure
+    this average in addition to the last parameters, and the option `--ema` of other commands uses
+    it. If None, no average."""
     frozen: Sequence[str] = ()
     """Patterns of parameters to freeze, such as `.*embedding.* layers/[0-5]`: regular expressions
     that match the whole path of a parameter, of a part of the model, or of a layer."""
@@ -98,7 +98,8 @@ class OptimizerConfig(Checked):
             f"optimizer.adafactor_momentum requires optimizer.name adafactor, got "
             f"{self.name}: leave it out",
         )
-        # Check only the syntax here. Whether a pattern matches is known when there are parameters.
+        # Check only the syntax here. The parameters, which decide whether a pattern matches, do not
+        # exist yet.
         for pattern in self.frozen:
             try:
                 re.compile(pattern)

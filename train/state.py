@@ -40,8 +40,8 @@ def init_state(
     Args:
         params: the parameters to train.
         tx: the optimizer.
-        frozen: parameters for an objective with a `reference`. They must not share arrays with
-          `params`, as a compiled step donates its state.
+        frozen: parameters for an objective with a `reference`. The frozen arrays must not be arrays
+          of `params`, because a compiled step donates its state.
         further: parameters of further models that the objective trains; see
           `Objective.initial_models`.
     """

@@ -54,7 +54,7 @@ def score_run(
         step: the checkpoint. Defaults to the newest.
         num_beams: the number of beams for translation, by default 4. Only for translation data.
         max_length: the number of tokens to truncate rows to, which may exceed the length in
-          training unless positions are a table. Defaults to the length in training.
+          training unless the positions are learned. Defaults to the length in training.
         ema: whether to evaluate the moving average of the parameters, which a run with
           `optimizer.ema_decay` keeps.
         log: called with a line that describes the data.

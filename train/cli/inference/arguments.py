@@ -28,11 +28,11 @@ class ModelArguments:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContextArguments(ModelArguments):
-    """The model of a command that may read more than in training."""
+    """The model of a command that may read longer texts than in training."""
 
     max_length: PositiveInt | None = None
     """The longest context, in tokens, which may exceed the length in training. Defaults to the
-    length in training. A model whose positions are a table (learned ones) cannot exceed it."""
+    length in training. A model with learned positions cannot exceed the length in training."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,8 @@ class SamplingArguments(ContextArguments):
     """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
     probable token. By default 1."""
     top_k: NonNegativeInt | None = None
-    """Sample from the k most probable tokens only. By default, or with 0, from all tokens."""
+    """Sample from the k most probable tokens only. By default, or with 0, all tokens are
+    candidates."""
     top_p: TopP | None = None
     """Sample from the most probable tokens whose probabilities sum to p."""
     min_p: Fraction | None = None
@@ -69,7 +70,7 @@ class SamplingArguments(ContextArguments):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodingArguments(SamplingArguments):
-    """How the continuations of prompts are found."""
+    """The options that control how prompts are continued."""
 
     repetition_penalty: Positive | None = None
     """Above 1 makes tokens that have already occurred less likely."""
@@ -85,11 +86,13 @@ class DecodingArguments(SamplingArguments):
     next one begins.
     """
     assistant_model: str | None = None
-    """A smaller model with the same tokenizer, named like RUN. It proposes tokens, and the model
-    checks several at once. With temperature 0 the text stays the same; with sampling it changes,
-    but has the same distribution. --step and --max-length apply only to RUN."""
+    """A smaller model with the same tokenizer: a run folder, a folder in the Hugging Face format,
+    or a name on the Hugging Face hub. The smaller model proposes tokens, and the model of RUN
+    checks several of them at once. With temperature 0, the text does not change. With sampling, the
+    text changes but its distribution does not. --step and --max-length apply only to RUN."""
     num_assistant_tokens: PositiveInt | None = None
-    """With --assistant-model: the number of tokens that it proposes at a time. By default 4."""
+    """With --assistant-model: the number of tokens that the smaller model proposes at a time. By
+    default 4."""
 
 
 REQUESTED = (

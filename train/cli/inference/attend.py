@@ -25,12 +25,12 @@ class AttendArguments(ModelArguments):
     text: Annotated[str, Positional("TEXT")]
     """The text; for an encoder-decoder the source."""
     word: str | None = None
-    """Show only what this word attends to, with a column for each layer, or with --layer for each
-    of its heads."""
+    """Show only what this word attends to. The table has a column for each layer, or with --layer a
+    column for each head of this layer."""
     layer: PositiveInt | None = None
-    """Only this layer, from 1. By default the mean over layers."""
+    """Show only this layer, counted from 1. By default, show the mean over layers."""
     head: PositiveInt | None = None
-    """Only this head, from 1. By default the mean over heads."""
+    """Show only this head, counted from 1. By default, show the mean over heads."""
     top_k: PositiveInt | None = None
     """The number of attended words to show, the largest weights first. By default 3, and 10 with
     --word."""
@@ -42,8 +42,8 @@ class AttendArguments(ModelArguments):
     """For an encoder-decoder: attention from the target to the source (cross, the default), or
     within the source or the target."""
     output: Annotated[Path, Suffix(".png")] | None = None
-    """Also draw the weights as a PNG: a panel for each layer, or with --layer for each of its
-    heads."""
+    """Also draw the weights as a PNG: a panel for each layer, or with --layer a panel for each head
+    of this layer."""
     json: bool = False
     """Print one JSON object with the weights [queries, keys] instead of a table."""
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ....models.text.chat.tools.tool import Tool
 
 COMMANDS = """\
-/system TEXT  give the model other instructions; without a text none
-/reset        forget all turns; with --transcript they are kept in a file NAME-1
+/system TEXT  replace the instructions of the model; without TEXT, remove them
+/reset        forget all turns; with --transcript, keep a copy of them in a file NAME-1
 /save FILE    write the conversation as JSON lines
 /help         show these commands
 /exit         end (also Ctrl-D)"""
@@ -40,9 +40,9 @@ class ChatArguments(SamplingArguments):
     system: str | None = None
     """Instructions to the model."""
     max_new_tokens: NewTokens | None = None
-    """Longest answer, in tokens. By default a quarter of the window, at most 256."""
+    """Longest answer, in tokens. Defaults to a quarter of the context window, at most 256."""
     seed: Seed = 0
-    """The seed of the first answer. It increases by one with each answer."""
+    """The seed of the first answer. The seed increases by one with each answer."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: arithmetic; search:FOLDER, which finds paragraphs in the text
     files of a folder; index:FOLDER, which searches an index of flaxzoo index; database:FILE, which
@@ -53,8 +53,8 @@ class ChatArguments(SamplingArguments):
     template: str | None = None
     """A folder with a chat template. Defaults to the template of the model."""
     transcript: Path | None = None
-    """A file of JSON lines. The conversation continues from it if it exists, and is written to it
-    after each turn."""
+    """A file of JSON lines. If the file exists, the conversation continues from it. The
+    conversation is saved in this file after each turn."""
 
 
 def chat_command(arguments: list[str]) -> None:
@@ -99,7 +99,8 @@ def chat_command(arguments: list[str]) -> None:
             elif line.strip():
                 _answer(conversation, line, parsed.transcript)
         except UserError as error:
-            # An error in a script's input ends the program; a user may try again.
+            # An error ends the program only if the input is a script; at a terminal, the user may
+            # try again.
             if not (interactive or line.startswith("/")):
                 raise
             log(f"flaxzoo: {error}")
@@ -110,7 +111,7 @@ def chat_command(arguments: list[str]) -> None:
 
 
 def _tool(name: str) -> "Tool":
-    """Returns a tool by its name; an index needs a model, so that it is opened here."""
+    """Returns a tool by its name; this function opens an index, because an index needs a model."""
     from ....models.text.chat.tools.named import named_tool
     from ...search.tool import search_index
 

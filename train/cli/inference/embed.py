@@ -24,8 +24,8 @@ class EmbedArguments(ModelArguments):
     input: str
     """A file with one text per line; - reads standard input."""
     output: Annotated[Path, Suffix(".npy", ".jsonl")]
-    """The file to write: a float32 array [lines, width] in numpy's format (.npy); of a sparse
-    encoder JSON lines (.jsonl), objects of tokens and their weights, the largest first."""
+    """The file to write: a float32 array [lines, width] in numpy's format (.npy); for a sparse
+    encoder JSON lines (.jsonl), whose objects map tokens to their weights, the largest first."""
     pooling: (
         tuple[
             Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"], ...
@@ -34,9 +34,9 @@ class EmbedArguments(ModelArguments):
     ) = None
     """How the hidden states of a text become one vector: the first token's, the largest values,
     the mean, the sum over the square root of the length, the mean weighted by position, or the
-    last token's. Several are concatenated. By default the model's setting, or mean."""
+    last token's. Several are concatenated. Defaults to the model's setting, else mean."""
     normalize: bool | None = None
-    """Whether to scale each vector to length 1. By default the model's setting, or no."""
+    """Whether to scale each vector to length 1. Defaults to the model's setting, else no."""
     prompt_name: str | None = None
     """The name of a prompt of the model, such as query, to put before each line. By default the
     model's default prompt, if any."""

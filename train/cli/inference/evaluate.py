@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 class EvaluateArguments(ModelArguments):
     """Prints the validation loss (nats) and the metrics of a trained model as JSON.
 
-    With --data beir:FOLDER, prints instead how well its vectors find documents, with BM25 for
-    comparison. With --shots, prints the accuracy of its answers after that many examples in the
-    prompt. With --tasks, prints its results in tasks, such as tasks of lm-evaluation-harness (pip
-    install 'flaxzoo[eval]').
+    With --data beir:FOLDER, prints instead how well the vectors of the model find documents, with
+    BM25 for comparison. With --shots, prints the accuracy of the model's answers after that many
+    examples in the prompt. With --tasks, prints the model's results in tasks, such as tasks of
+    lm-evaluation-harness (pip install 'flaxzoo[eval]').
     """
 
     data: str | None = None
-    """A source of the kind that the model was trained on. Defaults to its validation data. With
-    --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv, builtin:reviews,
-    builtin:patterns …). For any model that embeds texts: beir:FOLDER, a folder with corpus.jsonl,
-    queries.jsonl and qrels/test.tsv (beir:FOLDER#dev reads qrels/dev.tsv)."""
+    """A source with the kind of data that the model was trained on. Defaults to the validation data
+    of the run. With --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv,
+    builtin:reviews, builtin:patterns …). For any model that embeds texts: beir:FOLDER, a folder
+    with corpus.jsonl, queries.jsonl and qrels/test.tsv (beir:FOLDER#dev reads qrels/dev.tsv)."""
     num_beams: NumBeams | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
     max_length: PositiveInt | None = None
     """Truncate rows to this many tokens, which may exceed the length in training. Defaults to the
-    length in training. A model whose positions are a table (learned ones) cannot exceed it."""
+    length in training. A model with learned positions cannot exceed the length in training."""
     without_heads: bool = False
     """Print a table of the increase of the loss without each attention head."""
     shots: tuple[NonNegativeInt, ...] = ()
-    """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks a single number, by
-    default the one that each task defines."""
+    """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks, --shots has a single
+    number, and defaults to the number that each task defines."""
     tasks: str | None = None
     """Tasks separated by commas: names of the harness's tasks, groups or tags (hellaswag,arc_easy),
     YAML files of your own, beir:FOLDER (a search), and prompts:FILE.jsonl (greedy texts after
@@ -49,19 +49,21 @@ class EvaluateArguments(ModelArguments):
     chat: bool = False
     """With --tasks: format prompts as a conversation, with the model's chat template."""
     max_new_tokens: PositiveInt = EvaluateConfig.max_new_tokens
-    """With --tasks: the number of tokens of a text of prompts:FILE."""
+    """With --tasks: the maximum number of tokens that the model writes after a prompt of
+    prompts:FILE."""
     stop: tuple[str, ...] = ()
-    r"""With --tasks: strings that end a text of prompts:FILE, such as '\n'."""
+    r"""With --tasks: strings, such as '\n', that end the text after a prompt of prompts:FILE."""
     limit: PositiveInt | None = None
-    """The number of questions. By default all of each task, or with --shots at most 500."""
+    """The maximum number of questions. Defaults to all questions of each task, or with --shots to
+    500."""
     queries: str | None = None
     """With --shots: a source of questions that replaces the questions of --data."""
     pattern: str | None = None
     r"""With --shots: the name of a pattern or a template, the answer last: 'Q: {question}\nA:
-    {answer}\n'. By default the named pattern with the fields of the examples."""
+    {answer}\n'. Defaults to the named pattern that has the fields of the examples."""
     answers: Literal["labels", "texts"] | None = None
     """With --shots: choose the most probable label (labels), or compare the text of greedy decoding
-    (texts). By default labels if there are at most 20."""
+    (texts). Defaults to labels if the examples have at most 20 labels."""
     balanced: bool = False
     """With --shots: choose equally many examples of each answer, if available."""
     seed: Seed | None = None
@@ -80,7 +82,7 @@ OPTIONS_OF = {
     RETRIEVAL: {"data", "ema"},
     "the loss": {"data", "num_beams", "max_length", "ema"},
 }
-"""What is evaluated → the options that apply to it, in addition to `run` and `step`."""
+"""Mode of evaluation → the options that apply to this mode, in addition to `run` and `step`."""
 
 
 def evaluate_command(arguments: list[str]) -> None:

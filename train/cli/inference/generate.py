@@ -27,9 +27,10 @@ class GenerateArguments(DecodingArguments):
     .jsonl objects with "prompt" and optionally "seed", "stop_strings" and "max_new_tokens". Other
     fields are copied to the output. - reads lines from standard input."""
     json: bool = False
-    """Print one JSON object instead of text. With --prompt-file one for each prompt: "prompt",
-    "seed", and for each of its "completions" the text, why it ended ("finish_reason": stop, end or
-    length), and the log-probabilities of the completion and of each token."""
+    """Print one JSON object instead of text. With --prompt-file, print one object for each prompt,
+    with "prompt", "seed" and "completions". Each completion has its text, the reason for its end
+    ("finish_reason": stop, end or length), and the log-probabilities of the completion and of each
+    token."""
 
 
 def generate_command(arguments: list[str]) -> None:
@@ -53,7 +54,7 @@ def generate_command(arguments: list[str]) -> None:
     alone = file is None and not parsed.json and number == 1
     if file is None:
         # The prompts of one call are one batch, as in transformers. A stored `max_length` therefore
-        # leaves every prompt as many new tokens as the longest prompt.
+        # allows every prompt as many new tokens as the longest prompt.
         request = generator.request(parsed.prompt, **requested)
         requested["max_new_tokens"] = request.max_new_tokens or 0
         # A folder in the Hugging Face format may return several sequences by default.
