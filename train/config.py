@@ -172,7 +172,7 @@ def check_length(config: TrainConfig) -> None:
     longest = config.data.longest_side
     if longest > config.model.max_length:
         longer = (
-            "raise model.max_length" if config.init_from is None else "choose a longer initial model"
+            "raise model.max_length" if config.init_from is None else "choose another init_from"
         )
         side = "length" if longest == config.data.length else "target_length"
         raise UserError(

@@ -102,7 +102,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            # The disk may be full. Without this the interpreter reports the error again at exit.
+            # The disk may be full. Discard the output, or the interpreter reports the error again
+            # at exit.
             _forget_output()
         return _fail(with_flags(" ".join(str(error).split())), 2)
     except (RuntimeError, AssertionError) as error:
@@ -114,8 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not platforms or _raised_in(error) != "jax._src.xla_bridge":
             raise
         return _fail(
-            f"JAX_PLATFORMS {platforms!r}: jax has no such devices here: unset it, or install what "
-            "they need (pip install -e '.[cuda]', '.[tpu]')",
+            f"jax finds no devices for JAX_PLATFORMS {platforms!r}: unset the variable, or install "
+            "the packages of these devices (pip install -e '.[cuda]', '.[tpu]')",
             2,
         )
     except KeyboardInterrupt:

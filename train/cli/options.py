@@ -190,7 +190,7 @@ def forget_flags() -> None:
 
 
 def _option_named(name: str) -> str:
-    """Returns the option of a field, or the name if it does not tell which option it is.
+    """Returns the option of a field, or the name itself if no option or several options fit.
 
     `data.tokenizer.path` is also known as `tokenizer.path`, and `model.d_model` as `d_model`.
     """

@@ -36,7 +36,8 @@ VOCABULARY = (
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run": (
-        "How long to train, on batches of what size, and from which parameters.",
+        "The length of the training, the size of a batch, and the source of the initial "
+        "parameters.",
         (
             *("steps", "epochs", "batch_size", "micro_batches", "seed"),
             *("init_from", "init_step"),
@@ -56,7 +57,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("mesh.", "execution.", "parallel", "gather"),
     ),
     "checkpoints and evaluation": (
-        "When to save and to validate, and what to keep.",
+        "The intervals of checkpoints and evaluations, and the checkpoints to keep.",
         (
             *(
                 "evaluate_every",
@@ -132,7 +133,7 @@ class RecipeParser(OptionParser):
         self._example = documented if example is None else f"{whole} {example}"
         super().__init__(whole, description or about, usage=f"{whole} [options]")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show all options.")
-        # The recipe decides whether there are presets, and which objectives and fields there are.
+        # The recipe determines whether presets exist, and which objectives and fields exist.
         others = objectives_of(self._config.data)
         has_choices = len(others) > 1 or dataclasses.fields(self._config.objective)
         self.groups = {
@@ -144,7 +145,7 @@ class RecipeParser(OptionParser):
             text = "A published size, from `flaxzoo list`."
             add_option(self.groups["run"], "preset", str, text, default=named.preset)
         if len(others) > 1:
-            text = f"The objective: {', '.join(others)}. The data choose the default."
+            text = f"The objective: {', '.join(others)}. The kind of data determines the default."
             add_option(self.groups["objective"], OBJECTIVE, str, text, default=None)
         add_options(self.groups, self._config, helping=helping)
 
@@ -177,8 +178,9 @@ class RecipeParser(OptionParser):
             )
             return config
         log(
-            f"assumed: the {published:,} tokens of {self._preset}; training makes a vocabulary of "
-            f"{own:,} from the text (data.tokenizer.vocab_size {own} plans that)"
+            f"the plan assumes the {published:,} tokens of {self._preset}, but training makes a "
+            f"vocabulary of {own:,} tokens from the text (data.tokenizer.vocab_size {own} plans "
+            "this size)"
         )
         model = dataclasses.replace(config.model, vocab_size=published)
         return dataclasses.replace(config, model=model)
@@ -205,7 +207,7 @@ class RecipeParser(OptionParser):
 
 
 def _expanded(arguments: Sequence[str]) -> list[str]:
-    """Returns the recipe and its options, which may be in a file, before other options."""
+    """Returns the recipe and the options, and replaces a file of settings by its content."""
     name, *options = arguments
     if not name.endswith(SUFFIX):
         return [name, *options]

@@ -1,4 +1,4 @@
-"""Steps with a non-finite loss or gradient: they are skipped, and too many end the run."""
+"""Skips steps with a non-finite loss or gradient, and ends a run with too many of them."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ class BadSteps:
         if math.isfinite(loss) and math.isfinite(norm):
             self.counts = dataclasses.replace(self.counts, in_a_row=0)
             return False
-        # The compiled step has already discarded its update; here it is only counted.
+        # The compiled step has already discarded its update; this method only counts the step.
         in_a_row = self.counts.in_a_row + 1
         self.counts = SkipCounts(self.counts.total + 1, in_a_row)
         what = f"the loss of step {step} is {loss} (gradient norm {norm})"
@@ -57,7 +57,11 @@ class BadSteps:
 
     def _not_finite(self, what: str) -> NonFiniteLoss:
         kept = self.checkpoints.newest
-        rest = "no checkpoint was written yet" if kept is None else f"step {kept} is kept"
+        rest = (
+            "no checkpoint was written yet"
+            if kept is None
+            else f"the checkpoint of step {kept} is kept"
+        )
         return NonFiniteLoss(
             f"{what}; {rest}: lower optimizer.peak_learning_rate, or lengthen "
             "optimizer.warmup_steps"

@@ -42,15 +42,15 @@ BYTES_BESIDE_ARRAYS = 1 << 20
 SECONDS_BETWEEN_LOOKS = 0.05
 """Interval for polling whether a checkpoint is written."""
 SECONDS_FOR_A_WRITER = 60.0
-"""How long the end of a run waits for a thread that still writes."""
+"""The seconds that the end of a run waits for a thread that still writes."""
 
 
 class Checkpoints:
-    """The `checkpoints` folder of a run, saved to in the background.
+    """The `checkpoints` folder of a run; a thread writes checkpoints in the background.
 
-    A checkpoint appears complete, with its checksums, or not at all. The newest `keep_last`
-    checkpoints and the `keep_best` with the lowest measure, by default the validation loss, are
-    kept.
+    A checkpoint gets its final name only when it and its checksums are complete. The folder keeps
+    the newest `keep_last` checkpoints, and the `keep_best` checkpoints with the lowest measure (by
+    default the validation loss).
     """
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
@@ -81,9 +81,9 @@ class Checkpoints:
         )
         self._saving = 0
         self.written = self.newest
-        """The step of the newest complete checkpoint; older ones may already be removed."""
-        # Remove what a killed process left. Do not do so in the background, because the next save
-        # renames checkpoints into this folder.
+        """The step of the newest complete checkpoint; older checkpoints may already be removed."""
+        # Remove the files that a killed process left. Do not remove them in the background, because
+        # the next save renames checkpoints into this folder.
         self._remove_deleted()
         self._removing: threading.Thread | None = None
 
@@ -170,7 +170,7 @@ class Checkpoints:
         self._manager.reload()
 
     def _remove_deleted(self) -> None:
-        """Removes the checkpoints that Orbax renamed for deletion, once the new one is written."""
+        """Removes the checkpoints that Orbax renamed for deletion, after the new one is written."""
         while self._manager.is_saving_in_progress():
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if jax.process_index() == 0:
@@ -183,7 +183,7 @@ class Checkpoints:
             free = shutil.disk_usage(self._folder).free
         if free < needed:
             raise self._cannot_write(
-                f"it takes {needed:,} bytes, but the disk has {free:,} bytes left"
+                f"the checkpoint takes {needed:,} bytes, but the disk has {free:,} bytes left"
             )
 
     @contextmanager
@@ -264,8 +264,8 @@ def _parts(state: TrainState) -> dict[str, PyTree]:
 def set_aside_damaged(run: Path, log: LogFn) -> None:
     """Renames damaged checkpoints, so that the newest remaining one is intact.
 
-    Checkpoints are checked completely from the newest on, until one is intact. In older ones only
-    the measure is checked, because Orbax reads it from each.
+    Checkpoints are checked completely from the newest on, until one is intact. In older checkpoints
+    only the measure is checked, because Orbax reads the measure of every checkpoint.
 
     Args:
         run: The run folder.
@@ -289,8 +289,8 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
     if damaged and not part:
         listed = "; ".join(f"{step}: {damage}" for step, damage in damaged.items())
         raise RunError(
-            f"every checkpoint of {run} is damaged ({listed}): restore one, or give another "
-            "--workdir"
+            f"every checkpoint of {run} is damaged ({listed}): restore a checkpoint, or give "
+            "another --workdir"
         )
     for step, damage in damaged.items():
         _set_aside(run, step, damage, log)

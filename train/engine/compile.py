@@ -73,17 +73,18 @@ def configured_step(
 
 @dataclasses.dataclass(frozen=True)
 class CompiledTrainer:
-    """The functions of a run on the devices, the interface of the training loop to them."""
+    """The functions that the training loop calls to use the devices."""
 
     init: Callable[[], TrainState]
     """Makes the initial state."""
     step: Callable[[TrainState, NumpyBatch], tuple[TrainState, Metrics]]
-    """Takes one step; it consumes its state."""
+    """Takes one step, and consumes the given state."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
     """Lowers the step for these arguments. Compiling the result also compiles `step`."""
     compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
-    """Compiles the step for these batch shapes, without a state, so that `step` does not compile.
-    Also returns a description of the changes that made it fit, or an empty string."""
+    """Compiles the step for these batch shapes, without a state. The first call of `step` then does
+    not compile. Also returns a description of the changes that made the step fit, or an empty
+    string."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Sums, counts and predictions of a batch, without dropout."""
     shapes: TrainState
@@ -95,11 +96,11 @@ class CompiledTrainer:
     shard: tuple[int, int] = (0, 1)
     """The index of this process's part of each batch, and the number of parts."""
     validation: Objective | None = None
-    """How terms combine into the loss of an evaluation, if not as in training."""
+    """The objective of evaluations. If None, evaluations use the objective of the training."""
 
 
 def check_devices(config: TrainConfig) -> None:
-    """Checks the mesh against the devices, which is cheap, before data are read.
+    """Checks the mesh against the devices: a cheap check before data are read.
 
     Raises:
         UserError: the sizes of the mesh do not multiply to the number of devices, or pmap does not

@@ -1,13 +1,13 @@
 """GradCache: the gradient of a loss that compares the examples of a batch, in micro-batches.
 
-Such a loss is not a sum over micro-batches. With g the gradient of the loss with respect to the
-outputs of the model, and J the Jacobian of the outputs of a micro-batch, the gradient with respect
-to the parameters is the sum of J^T g over micro-batches (Gao et al. 2021, "Scaling deep
-contrastive learning batch size under memory limited setup"). Here the model runs twice: first
-without a gradient, for the outputs of the whole batch, and again after g is known. It needs the
-memory of one micro-batch and of the outputs of the whole batch. The second run is a sum over rows,
-so that without FSDP each device accumulates its gradients over all micro-batches, and they are
-exchanged once.
+A loss that compares the examples of a batch is not a sum over micro-batches. With g the gradient of
+the loss with respect to the outputs of the model, and J the Jacobian of the outputs of a
+micro-batch, the gradient with respect to the parameters is the sum of J^T g over micro-batches (Gao
+et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup"). Here the
+model runs twice: first without a gradient, for the outputs of the whole batch, and again after g is
+known. GradCache needs the memory of one micro-batch and of the outputs of the whole batch. The
+second run is a sum over rows. Without FSDP, each device therefore accumulates its gradients over
+all micro-batches, and devices exchange the gradients once.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def cached_gradient(
         rows: the batch.
         number: the number of micro-batches.
         exchange: wraps the function that sums gradients over rows, so that it also sums over
-            devices. If None, the compiler does so.
+            devices. If None, the compiler sums over devices.
 
     Raises:
         UserError: An output is not an array of floats with a row for each example.

@@ -51,7 +51,7 @@ class Loop:
     checkpoints: Checkpoints
     batches: BatchIterator
     log: MetricsLog | None
-    """None except on the primary process."""
+    """The log of metrics; None except on the primary process."""
     progress: Progress
     bad_steps: BadSteps
     stopper: Stopper
@@ -59,7 +59,7 @@ class Loop:
     state: TrainState
     step: int
     evaluation_due: bool
-    """Whether this step has not been evaluated yet, although it should be."""
+    """Whether the evaluation of this step is still due."""
     position: IteratorState = dataclasses.field(init=False)
     """The position in the data after this step."""
     pending: tuple[int, Metrics] | None = None
@@ -186,9 +186,11 @@ class Loop:
         """Computes loss and metrics on the validation data.
 
         Raises:
-            StopNow: a signal interrupted it, or it failed. The evaluation is then still due.
+            StopNow: a signal interrupted the evaluation, or the evaluation failed; it is then still
+              due.
         """
-        # Mark the evaluation as due first, so that a checkpoint after an interruption records it.
+        # Mark the evaluation as due first, so that a checkpoint after an interruption records this
+        # mark.
         self.evaluation_due = True
         step, average = self.step, evaluated_by_ema(self.state)
         # Score the average of the parameters as well, if the optimizer keeps one.
@@ -279,7 +281,7 @@ class Loop:
     def _measure(self, scores: Scores) -> float | None:
         """Returns the measure of a checkpoint, which is lowest for the best one.
 
-        Returns None if the metric is of a task, and tasks are due in fewer evaluations.
+        Returns None if the metric belongs to a task, and no tasks are due in this evaluation.
         """
         if self.config.best_metric is not None:
             direction, _, name = self.config.best_metric.partition(":")
@@ -304,7 +306,7 @@ class Loop:
             self.position, self.bad_steps.counts, evaluation_due=self.evaluation_due
         )
         state = self.state
-        if self.config.lora is not None:  # the base is read from its source
+        if self.config.lora is not None:  # a resumed run reads the base from its source
             state = dataclasses.replace(state, frozen=None)
         measure = None if measured is None else self._measure(measured)
         self.checkpoints.save(state, position, measure)
@@ -322,7 +324,7 @@ class Loop:
         if stopped:
             self.progress.log(
                 f"{self.stopper.reason}: saved step {self.step}; the same command resumes from "
-                "there"
+                "this step"
             )
         self.progress.log(f"{counted(self.step, 'step')} done; trained for {seconds:.0f} s")
         # The primary's error, such as a failed callback, must end all processes.

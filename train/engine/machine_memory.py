@@ -32,7 +32,7 @@ class Device(Protocol):
     platform: str
 
     def memory_stats(self) -> dict[str, int] | None:
-        """Returns counts of bytes by name; None if the device keeps none."""
+        """Returns counts of bytes by name, or None if the device does not count bytes."""
         ...
 
 
@@ -57,7 +57,7 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
 def device_memory(devices: Sequence[Device]) -> int:
     """Returns the memory limit of the smallest device, in bytes.
 
-    Returns 0 if it is unknown, and for CPU devices, which share one memory.
+    Returns 0 if the limit is unknown, and for CPU devices, which share one memory.
     """
     if devices[0].platform == "cpu":
         return 0
@@ -77,14 +77,14 @@ def memory_of_each() -> int | None:
 
 
 def available_on_machine() -> int | None:
-    """Returns the free memory of the machine with its swap space, or of a container with less."""
+    """Returns the free memory of the machine with its swap space, or of a smaller container."""
     # On Linux, `MemAvailable` includes caches that can be freed.
     meminfo = PROC / "meminfo"
     if meminfo.is_file():
         lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
         kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
         free = (kibibytes["MemAvailable"] + kibibytes.get("SwapFree", 0)) << 10
-    elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):  # macOS does not say what is free
+    elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):  # macOS reports no free memory
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
         return None
@@ -98,7 +98,7 @@ def _left_in_control_groups() -> Iterator[int]:
         return
     for line in own.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):  # version 2 names none
+        if controllers not in ("", "memory"):  # version 2 names no controllers
             continue
         inner = CONTROL_GROUPS / controllers / path.lstrip("/")
         # In a container the path may be a path of the host, and only the outermost folder exists.
@@ -115,7 +115,7 @@ def _left_in_control_groups() -> Iterator[int]:
 
 
 def _number(file: Path) -> int | None:
-    """Returns the number in a file; None for no file, and for the word `max`."""
+    """Returns the number in a file, or None if the file is missing or contains the word `max`."""
     try:
         return int(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -123,7 +123,7 @@ def _number(file: Path) -> int | None:
 
 
 def _statistics(file: Path, names: Sequence[str]) -> int:
-    """Returns the sum of some statistics of a control group; 0 where there are none."""
+    """Returns the sum of the named statistics of a control group; a missing statistic adds 0."""
     try:
         rows = dict(line.split() for line in file.read_text(encoding="utf-8").splitlines())
         return sum(int(rows.get(name, 0)) for name in names)

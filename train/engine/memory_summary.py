@@ -131,7 +131,8 @@ def check_step_fits(
 
     Args:
         config: The run.
-        compile_step: Compiles the step; also returns what it changed to make it fit.
+        compile_step: Compiles the step; also returns a description of the changes that made the
+          step fit.
         devices: The devices of this process.
         resumed: Whether the run already exists, so that its batch size must stay the same.
         log: Called with the time that the compilation took, and the memory.
@@ -159,7 +160,7 @@ def check_step_fits(
     needed, remedy = _needed(peak_bytes(memory), devices), _remedies(config, resumed)
     figures = _require_memory("a step needs", needed, available, remedy=remedy)
     close = needed > CLOSE * available
-    log(f"{figures}; if it does not suffice, {remedy}" if close else figures)
+    log(f"{figures}; if the memory does not suffice, {remedy}" if close else figures)
 
 
 def _require_memory(what: str, needed: int, available: int | None, *, remedy: str) -> str:
@@ -177,7 +178,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
-    """Returns the bytes to compare with `available_bytes`: CPU devices share one memory."""
+    """Returns the bytes to compare with `available_bytes`, summed over CPU devices."""
     return bytes_on_device * (len(devices) if devices[0].platform == "cpu" else 1)
 
 

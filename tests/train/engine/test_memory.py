@@ -114,7 +114,7 @@ def test_a_step_that_barely_fits_is_warned_of(config, tmp_path, capsys, availabl
     assert "raise micro_batches" in capsys.readouterr().err
     available(int(size * 2))
     assert train.train(config, tmp_path / "run").finished
-    assert "if it does not suffice" not in capsys.readouterr().err
+    assert "if the memory does not suffice" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

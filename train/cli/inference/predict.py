@@ -18,16 +18,16 @@ class PredictArguments(ModelArguments):
     input: str
     """The file of examples; - reads standard input. Sequence classification: one text per line, or
     two separated by a tab; JSON lines, or a .csv or .tsv table with a line of names, whose fields
-    are text and text_b, premise and hypothesis, or the like. A pretraining run: two texts separated
-    by a tab (does the second follow the first?). Token classification: words in the first CoNLL
+    are text and text_b, premise and hypothesis, or the like. Next-sentence prediction (a
+    pretraining run): two texts separated by a tab. Token classification: words in the first CoNLL
     column, or one text per line. Question answering: SQuAD's JSON, or JSON lines with "context" and
     "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
-    is the unchanged output of the model. The score of a cross-encoder, a folder of
-    sentence-transformers or a run of the recipe rerank, has the activation that CrossEncoder
+    is the unchanged output of the model. The score of a cross-encoder (a folder of
+    sentence-transformers, or a run of the recipe rerank) has the activation that CrossEncoder
     applies."""
     yes_no: bool = False
     """Score pairs of a query and a document with a language model that answers yes or no
-    (Qwen3-Reranker). The score is the probability of yes. The prompt is that of Qwen3-Reranker."""
+    (Qwen3-Reranker). The score is the probability of yes after the prompt of Qwen3-Reranker."""
     instruction: str | None = None
     """With --yes-no: the instruction, which states when a document fits a query. Defaults to the
     instruction of Qwen3-Reranker: Given a web search query, retrieve relevant passages that answer
@@ -64,8 +64,9 @@ class FillMaskArguments(ModelArguments):
     top_k: PositiveInt = 5
     """The number of tokens to print for each [MASK]."""
     words: tuple[str, ...] | None = None
-    """Compare these words for the single [MASK] instead. A word of several tokens takes as many
-    masks, filled from left to right; its probability is the product of its tokens'."""
+    """Compare these words for the single [MASK] instead. A word of several tokens takes one mask
+    for each token, filled from left to right; its probability is the product of the tokens'
+    probabilities."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

@@ -41,16 +41,17 @@ class PromptArguments(DecodingArguments):
     (labels and texts), pairs:A,B, builtin:reviews, …"""
     shots: NonNegativeInt | None = None
     """The number of examples in a prompt. The first examples of the file are shown, in their order.
-    By default all, but at most 8."""
+    Defaults to all examples, but at most 8."""
     pattern: str | None = None
     r"""The name of a pattern (grammar, words, news, question, arithmetic, review, pair,
     translation, patterns), or a template with fields in braces, the answer last: 'Q:
-    {question}\nA: {answer}\n'. By default the named pattern with the fields of the examples."""
+    {question}\nA: {answer}\n'. Defaults to the named pattern with the fields of the examples."""
     labels: tuple[str, ...] = ()
     """Instead of a pattern: the label before each field of the examples, one field per line: 'Poor
     English input: ' 'Good English output: '."""
     task: str | None = None
-    """The task of --query, if the examples have a field task. Only examples of it are shown."""
+    """The task of --query, if the examples have a field task. The prompt then shows only examples
+    of this task."""
     balanced: bool = False
     """Choose equally many examples of each answer, if available."""
     full_context: Literal["drop", "error"] = "drop"
@@ -61,16 +62,17 @@ class PromptArguments(DecodingArguments):
     """Print a JSON object for each query: the prompt, the answer, and its "completions" with the
     fields of generate --prompt-file."""
     max_new_tokens: NewTokens | None = None
-    """Longest answer, in tokens. By default 64, or a quarter of what the model reads."""
+    """Longest answer, in tokens. Defaults to 64, or to a quarter of the context window if that is
+    less."""
     temperature: NonNegative | None = None
     """Above 0 samples tokens. By default, decoding is greedy."""
     stop_strings: tuple[str, ...] = ()
-    """Further strings that end an answer. A line feed always ends it, or the text after the answer
-    in the pattern, or a line that begins with the first label."""
+    """Further strings that end an answer. An answer always ends at a line feed, at the text that
+    follows the answer in the pattern, and before a line that begins with the first label."""
     seed: Seed | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """The seed that shuffles the examples before they are chosen. By default, the first examples of
-    the file are shown, in their order. It is also the first query's seed for sampling (by default
-    0), and increases by one with each query."""
+    the file are shown, in their order. This seed is also the sampling seed of the first query (by
+    default 0), and increases by one with each query."""
 
 
 def prompt_command(arguments: list[str]) -> None:
@@ -148,7 +150,7 @@ def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExam
     from ....data.prompts.examples import TASK, PromptExample
 
     *before, _ = pattern.fields
-    # A text is the only field before the answer; several fields need names.
+    # A plain text can only be a single field before the answer; several fields need names.
     if len(before) == 1:
         return PromptExample({before[0]: text}, task)
     if before and text.startswith("{"):

@@ -22,8 +22,8 @@ class RankArguments(SamplingArguments):
     """Shows several answers of a model to each prompt, and collects your rankings of them.
 
     A line of standard input ranks the answers of one prompt, the best first: 2 3 1, with equal
-    answers joined as in 2 1=3. An answer may be left out; an empty line leaves out the prompt. The
-    rankings are records for flaxzoo train reward (and dpo), appended to OUTPUT.
+    answers joined as in 2 1=3. A line may leave out answers; an empty line leaves out the prompt.
+    The rankings are records for flaxzoo train reward (and dpo), appended to OUTPUT.
     """
 
     output: OutputPath
@@ -119,7 +119,7 @@ def _ranked(prompt: "Prompt", completed: "Completed", *, chat: bool) -> dict[str
 
     ranked = [[written(answers[i]) for i in rank] for rank in ranks]
     asked = [{"role": "user", "content": prompt.text}] if chat else prompt.text
-    # One answer is itself; only equal answers are a list.
+    # A rank of one answer is stored as this answer, and a rank of equal answers as a list.
     return {"prompt": asked, "ranked": [one if len(one) > 1 else one[0] for one in ranked]}
 
 

@@ -32,8 +32,8 @@ class ScoreArguments(ContextArguments):
     each: bool = False
     """Print the probability of each token and the running sum of their logarithms."""
     stride: PositiveInt | None = None
-    """A text that exceeds the context is scored in windows that start this many tokens apart. By
-    default half of the context; less gives each token more context."""
+    """A text that exceeds the context is scored in windows that start this many tokens apart.
+    Defaults to half of the context. A smaller number gives each token more context."""
     json: bool = False
     """Print a JSON object for each text, with its tokens."""
 
@@ -121,8 +121,8 @@ class NextArguments(ContextArguments):
     top_k: PositiveInt = 10
     """The number of tokens to print."""
     words: tuple[str, ...] | None = None
-    """Compare these words instead: the probability that a space and the word follow the text. A
-    word of several tokens has the product of their probabilities."""
+    """Compare these words instead: the probability that a space and the word follow the text. The
+    probability of a word of several tokens is the product of their probabilities."""
     json: bool = False
     """Print one JSON object instead of a table."""
 

@@ -55,8 +55,8 @@ class SearchArguments:
     """With --rerank: the number of nearest texts to score again, at least --top-k; by default
     50."""
     run: str | None = None
-    """The current location of the index's model. Defaults to its location when the index was
-    built."""
+    """The current location of the index's model. Defaults to the location of the model when the
+    index was built."""
     json: bool = False
     """Print one JSON object for each text, with the whole text."""
 

@@ -25,7 +25,7 @@ class ServeArguments(RowSettings):
     port: Port = 8000
     """The port; 0 chooses a free one."""
     api_key_file: Path | None = None
-    """A file with the key that clients must send. By default the environment variable
+    """A file with the key that clients must send. Defaults to the key in the environment variable
     FLAXZOO_API_KEY."""
     max_requests: PositiveInt = 512
     """Maximum number of requests that wait or run; further requests get status 429."""
@@ -43,7 +43,7 @@ def serve_command(arguments: list[str]) -> None:
         importlib.util.find_spec("uvicorn") is not None,
         "serve needs the packages of the extra serve: pip install 'flaxzoo[serve]'",
     )
-    # A server starts with many programs that compile in less than a second each.
+    # Cache quick compilations too: a server compiles many programs at its start.
     enable_compilation_cache(least_seconds=0.0)
     from ...serve.engine import Limits
     from ...serve.server import Address, serve

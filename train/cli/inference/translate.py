@@ -20,11 +20,11 @@ class TranslateArguments(ModelArguments):
     output: Path | None = None
     """The file to write, in the order of the input. By default, standard output."""
     num_beams: NumBeams | None = None
-    """The number of beams; 1 decodes greedily. By default 4, or the setting of an imported
-    model."""
+    """The number of beams; 1 decodes greedily. Defaults to the setting of an imported model, else
+    4."""
     length_penalty: LengthPenalty | None = None
-    """α: above 0 favors longer translations. By default 0.6, or the setting of an imported
-    model."""
+    """α: above 0 favors longer translations. Defaults to the setting of an imported model, else
+    0.6."""
     num_return_sequences: PositiveInt = 1
     """The number of translations of each line, best first. Above 1, each translation is printed on
     a separate line: the number of the input line, the score and the text, separated by tabs. An

@@ -18,8 +18,8 @@ class ImportArguments:
     output: OutputPath
     """The run folder to create."""
     base: str | None = None
-    """For an adapter: the folder or the name of its base model. By default the one that it
-    names."""
+    """For an adapter: the folder or the name of its base model. Defaults to the base model that the
+    adapter names."""
 
 
 def import_command(arguments: list[str]) -> None:

@@ -25,7 +25,7 @@ GROUPS: dict[str, Callable[[Recipe], bool]] = {
         recipe.config.data.source_name.startswith("tfds:")
     ),
 }
-"""Title of a group of recipes → whether a recipe belongs to it. Each belongs to one group."""
+"""Title of a group → whether a recipe belongs to the group. Each recipe belongs to one group."""
 
 
 def count(config: TransformerConfig) -> int:

@@ -35,7 +35,7 @@ def plan_command(arguments: list[str]) -> int:
     parser.add_argument(
         "--price",
         type=float,
-        help="Price of one device for an hour. The estimate then has the cost of the run.",
+        help="Price of one device for an hour. The estimate then includes the cost of the run.",
     )
     parser.add_argument(
         "--bytes-per-token",
@@ -60,7 +60,8 @@ def plan_command(arguments: list[str]) -> int:
         f"--price {parsed.price} needs a chip whose speed is known, got the topology "
         f"{topology.name}: name one, such as h100:8, or leave it out",
     )
-    # Replace what only the data determine by placeholders, then compile in another process.
+    # Replace the fields that only the data determine by placeholders, then compile in another
+    # process.
     config = without_data(config, log)
     plan = make_plan(config, topology)
     totals = {"price": parsed.price, "bytes_per_token": parsed.bytes_per_token}

@@ -22,7 +22,7 @@ class PrepareArguments:
 
     source: SourceName
     """text:GLOB[#line|#block], jsonl:GLOB#field, parquet:GLOB#field, arrow:GLOB#field,
-    builtin:python-docs; or several, with " + "."""
+    builtin:python-docs; join several sources with " + "."""
     output: Annotated[Path, Positional("OUT")]
     """The folder to create; train on it with --data.source prepared:FOLDER."""
     tokenizer: Path

@@ -20,7 +20,7 @@ class TokenizerArguments:
     kind: TokenizerKind = "byte-bpe"
     """The kind of tokenizer."""
     vocab_size: PositiveInt | None = None
-    """Number of tokens, including special tokens. Not for the kind characters."""
+    """Number of tokens, including special tokens. The kind characters does not accept a number."""
 
 
 def tokenizer_command(arguments: list[str]) -> None:

@@ -107,7 +107,7 @@ def _add_options(parser: RecipeParser, workdir: Path) -> None:
         type=reader(PositiveInt),
         default=300,
         metavar="INT",
-        help="Seconds to wait for the other processes of a run with several. (default: 300)",
+        help="Seconds to wait for the other processes of the run. (default: 300)",
     )
 
 
@@ -145,7 +145,7 @@ class LaunchArguments:
     """
 
     processes: PositiveInt
-    """The number of processes. It must divide the number of GPUs, if there are any."""
+    """The number of processes, which must divide the number of GPUs, if the machine has GPUs."""
 
 
 def launch_command(arguments: list[str]) -> int:

@@ -40,7 +40,7 @@ class Rollout:
     ended: Bool[Array, " R"]
     """Whether an answer contains an end token."""
     real: Bool[Array, " R"]
-    """Whether the row has a prompt; false for filler at the end of an evaluation."""
+    """Whether the row has a prompt; false for filler rows at the end of an evaluation."""
 
     @property
     def batch(self) -> dict[str, Array]:
@@ -85,7 +85,7 @@ def samples_stacked(mesh: Mesh) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutPrograms:
-    """The functions of a policy over a mesh, to be compiled by the caller."""
+    """The functions of a policy over a mesh, which the caller compiles."""
 
     model: Model
     apply_fn: ApplyFn
@@ -147,8 +147,8 @@ class RolloutPrograms:
     def _for_sampling(self, params: Params, frozen: Params | None) -> tuple[Model, Params, ApplyFn]:
         """Returns model, parameters and `apply` in the layout used for sampling."""
         if samples_stacked(self.mesh):
-            # Stacked layers are gathered one at a time. Unstacked ones would all be gathered before
-            # the decode loop.
+            # Stacked layers are gathered one at a time. Unstacked layers would all be gathered
+            # before the decode loop.
             if self.adapter is None:
                 return self.model, params, self.model.apply
             policy, _ = self.adapter.combine(params, frozen)
@@ -233,7 +233,7 @@ def rollout_metrics(
     real, lengths = rollout.real, rollout.lengths
     columns = {"reward": total}
     columns |= {f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)}
-    # Name → the values of a metric, and a mask of the values that count.
+    # Name → the values of a metric, and a mask of the values that the mean includes.
     metrics = {name: (x, real & ~jnp.isnan(x)) for name, x in columns.items()}
     metrics["completions/mean_length"] = lengths, real
     metrics["completions/clipped_ratio"] = 1.0 - rollout.ended, real

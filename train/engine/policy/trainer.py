@@ -155,7 +155,7 @@ class PolicyTrainer:
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:
-        """Returns the answers of this process as texts, and which of them are not filler."""
+        """Returns the answers of this process as texts, and for each whether it is not filler."""
         part, parts = process_shard(self.sharded.mesh)
         arrays = rollout.labels, rollout.loss_mask, rollout.real
         ids, answer, real = map(np.asarray, self._replicate(arrays))
@@ -218,7 +218,7 @@ class PolicyTrainer:
         if parts == 1:
             return [rows] * iterations
         number = next(iter(rows.values())).shape[0]
-        # Each pass over the rows has another order.
+        # Each pass over the rows uses another order.
         rng = np.random.default_rng([self.config.seed, step])
         orders = [rng.permutation(number) for _ in range(iterations)]
         return [
@@ -228,7 +228,7 @@ class PolicyTrainer:
         ]
 
     def evaluate(self, state: TrainState, batch: NumpyBatch) -> EvaluatedBatch:
-        """Samples an answer to each prompt of a batch, with the same keys each time.
+        """Samples an answer to each prompt of a batch, with the same keys in every evaluation.
 
         Returns:
             Sums and counts of the metrics, and the answers with their rewards.
