@@ -1,8 +1,9 @@
 """The part that the rotary decoders share, in addition to `causal_lm.py`.
 
-It is a token embedding, layers with rotary positions, a final RMSNorm, and a head. A family
-derives its configuration and its module from the two classes here, and writes its layer in the
-order of its paper (`llama.py` is the shortest).
+A rotary decoder consists of a token embedding, layers with rotary positions, a final RMSNorm, and a
+head. A family derives its configuration from `CausalDecoderConfig` and its module from
+`CausalDecoder`, and writes its layer in the order of its paper (`llama.py` is the shortest
+example).
 """
 
 import dataclasses
@@ -63,7 +64,7 @@ class CausalDecoderConfig(CausalLMConfig):
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How rotary frequencies are scaled for sequences longer than the trained length."""
     positions: PositionKind = "rotary"
-    """The kind of positions; these families support only rotary ones."""
+    """The kind of positions; these families support only rotary positions."""
     tie_output: bool = False
     """Whether the output projection is the token embedding; else it has its own matrix."""
 
@@ -109,10 +110,13 @@ class CausalDecoderConfig(CausalLMConfig):
         """Dropout rate of the hidden states before token classification."""
         return 0.1 if self.classifier_dropout is None else self.classifier_dropout
 
-    # Properties that differ between families. A family whose models differ in one makes it a field.
+    # Properties that differ between families. If the models of one family differ in a property, the
+    # family makes the property a field.
 
     windowed_rope_base: ClassVar[float | None] = None
-    """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`; never scaled."""
+    """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`. This base is
+    never scaled.
+    """
     norm_kind: ClassVar[NormKind] = "rms"
     """How the residual stream is normalized."""
     embedding_scale: ClassVar[float] = 1.0
@@ -146,7 +150,8 @@ class MixedDecoderConfig(WindowedDecoderConfig):
 
     full_layers: tuple[int, ...] | None = None
     """Indices, from 0, of the layers that attend to all tokens despite the window. If None, the
-    family's default."""
+    family determines these layers.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,7 +164,7 @@ class MixedDecoderConfig(WindowedDecoderConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends to the window only; read only if there is a window."""
+        """Whether each layer attends only to the window; unused if `window` is None."""
         full = self.usual_full_layers if self.full_layers is None else self.full_layers
         return tuple(i not in full for i in range(self.num_layers))
 
@@ -169,7 +174,7 @@ class CausalDecoder(CausalLM):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     config: CausalDecoderConfig  # pyright: ignore[reportIncompatibleVariableOverride]

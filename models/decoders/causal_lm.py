@@ -59,7 +59,8 @@ class CausalLMConfig(TransformerConfig):
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classifier, in order of their ids."""
 
-    # Properties that differ between families. A family whose models differ in one makes it a field.
+    # Properties that differ between families. If the models of one family differ in a property, the
+    # family makes the property a field.
 
     classifier_dropout_rate: ClassVar[float] = 0.0
     """Dropout rate of the hidden states before token classification."""
@@ -106,7 +107,7 @@ class CausalLM(nn.Module):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     config: CausalLMConfig
@@ -136,8 +137,8 @@ class CausalLM(nn.Module):
             it covers the S slots of the cache, including the slots that this call
             writes. A mask `[B, T, S]` states for each token all tokens that it
             may attend to, including itself.
-          position_ids: position of each token. Defaults to its index among the real
-            tokens of its sequence, or of its document if packed.
+          position_ids: position of each token. Defaults to the index of the token among the real
+            tokens of its sequence; in a packed sequence, of its document.
           segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not attend to each other.
           cache: keys and values of earlier calls, continued by `input_ids`.
@@ -194,7 +195,8 @@ class CausalLM(nn.Module):
         x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         router = stack_statistics(outputs.router)
         body = EncoderOutput(x, attentions=outputs.attentions, router=router)
-        # The head: classifiers return labels, language models the unmultiplied projection.
+        # The head: classifiers return labels, and language models return the unmultiplied
+        # projection.
         if c.head == "sequence_classification":
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if c.head == "token_classification":

@@ -1,7 +1,7 @@
 """Granite 3: a Llama with factors of embeddings, scores, sublayers and logits.
 
 Granite Team 2024, "Granite 3.0 language models", section 3. The factors follow the maximal update
-parametrization (Yang et al. 2022), which keeps activations of one size at every width.
+parametrization (Yang et al. 2022), which makes the size of activations independent of the width.
 """
 
 import dataclasses

@@ -1,13 +1,13 @@
 """Llama: decoder-only transformers with normalized inputs, rotary positions and gated sublayers.
 
 - LLaMA: Touvron et al. 2023, "LLaMA: open and efficient foundation language models", section 2.2.
-  RMSNorm before each sublayer (as in GPT-3), a feed-forward gated by silu of width 2/3 · 4 D (as
-  in PaLM), rotary positions (as in GPT-NeoX); no biases.
+  LLaMA has RMSNorm before each sublayer (as in GPT-3), a feed-forward layer of width 2/3 · 4 D
+  gated by silu (as in PaLM), rotary positions (as in GPT-NeoX), and no biases.
 - Llama 2: Touvron et al. 2023, "Llama 2: open foundation and fine-tuned chat models", section 2.2.
   In the largest model several query heads share a key/value head.
-- Llama 3: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2. A vocabulary of
-  128,256 tokens, and a larger base of the rotary wavelengths. From 3.1 on, rotary frequencies are
-  scaled for longer contexts.
+- Llama 3: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2. Llama 3 has a
+  vocabulary of 128,256 tokens, and a larger base of the rotary wavelengths. From 3.1 on, rotary
+  frequencies are scaled for longer contexts.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Mixtral: a Mistral whose feed-forward layers are mixtures of experts.
 
-Jiang et al. 2024, "Mixtral of experts", section 2: each token goes through two of eight experts,
-each the feed-forward layer of a Llama; the weights of the two add up to 1. Layers attend to all
-tokens.
+Jiang et al. 2024, "Mixtral of experts", section 2: each token goes through two of eight experts.
+Each expert is the feed-forward layer of a Llama, and the weights of the two experts add up to 1.
+Layers attend to all tokens.
 """
 
 import dataclasses

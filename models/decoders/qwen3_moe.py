@@ -1,8 +1,8 @@
 """Qwen3-MoE: a Qwen3 whose feed-forward layers are mixtures of many small experts.
 
-Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, eight per token, none
-shared. Queries and keys are normalized, as in Qwen3. Some layers may have one feed-forward layer
-instead of experts; no published model has such layers.
+Yang et al. 2025, "Qwen3 technical report", section 2: 128 experts, eight experts per token, and no
+shared experts. Queries and keys are normalized, as in Qwen3. Some layers may have one feed-forward
+layer instead of experts; no published model has such layers.
 """
 
 import dataclasses
@@ -47,9 +47,10 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Qwen3 has them."""
     dense_layers: tuple[int, ...] = ()
-    """Indices, from 0, of the layers with one feed-forward layer instead of experts. If there are
-    any, every layer stores the parameters of both kinds, because layers are stacked; the unused
-    parameters have no effect."""
+    """Indices, from 0, of the layers with one feed-forward layer instead of experts. If the list is
+    not empty, every layer stores the parameters of both kinds, because layers are stacked. The
+    unused parameters have no effect.
+    """
     d_ff_dense: Size | None = None
     """Width of the feed-forward layer in `dense_layers`. If None, 4 D."""
 

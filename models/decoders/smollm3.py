@@ -31,7 +31,8 @@ class SmolLM3Config(MixedDecoderConfig):
     """Base of the rotary wavelengths (theta)."""
     layers_without_positions: tuple[int, ...] | None = None
     """Indices, from 0, of the layers that do not rotate queries and keys. If None, every fourth
-    layer."""
+    layer does not.
+    """
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published SmolLM has them."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]

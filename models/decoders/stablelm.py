@@ -2,8 +2,8 @@
 
 Bellagente et al. 2024, "Stable LM 2 1.6B technical report", section 3.2: LayerNorm with biases,
 biases of queries, keys and values, rotary positions for the first 25 % of each head. The model of
-12 billion parameters runs both sublayers in parallel on one norm, and normalizes each head of
-queries and keys.
+12 billion parameters runs both sublayers in parallel on the same normalized input, and normalizes
+each head of queries and keys.
 """
 
 import dataclasses
@@ -46,8 +46,9 @@ class StableLMConfig(CausalDecoderConfig):
     normalize_heads: bool = False
     """Whether each head of queries and keys is normalized before it is rotated."""
     parallel_residual: bool = False
-    """Whether both sublayers read one norm of the residual stream; otherwise they run in
-    sequence."""
+    """Whether both sublayers read the same normalized residual stream. If not, the sublayers run in
+    sequence.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,13 +4,13 @@
   generation, translation, and comprehension", section 2.1: the Transformer with GELU; section 3
   and figure 3 for the heads, which read the decoder.
 - mBART: Liu et al. 2020, "Multilingual denoising pre-training for neural machine translation",
-  section 2.2: the same with norms before the sublayers, and a final norm in each half.
+  section 2.2: a BART with norms before the sublayers, and a final norm in each half.
 - mBART-50: Tang et al. 2020, "Multilingual translation with extensible multilingual pretraining
   and finetuning": an mBART with 25 more languages.
 
 Details that the papers leave open follow the authors' code (fairseq): positions are learned, with
-two unused rows before the first one; the sums of embeddings and positions are normalized; the
-projections of attention have biases. The layers come from `transformer.py`.
+two unused rows before the row of the first position; the sums of embeddings and positions are
+normalized; the projections of attention have biases. The layers come from `transformer.py`.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ BART_HEADS = tuple(name for name, spec in reversed(HEADS.items()) if spec.reads_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BartConfig(EncoderDecoderConfig):
-    """A BART, or with `norm_position="pre"` an mBART.
+    """A BART; with `norm_position="pre"`, an mBART.
 
     Raises:
       UserError: a size or a rate is out of range, or the head needs labels and has none.
@@ -84,7 +84,8 @@ class BartConfig(EncoderDecoderConfig):
             self.tie_output and not self.output_bias,
             f"head {self.head!r} does not predict tokens: leave output_bias and tie_output out",
         )
-        # The other heads need these tokens to derive a target, and to find the source's end.
+        # Classification heads need these tokens to derive a target, and to find the end of the
+        # source.
         for name in ("start_id", "end_id"):
             require(
                 getattr(self, name) < self.vocab_size,
@@ -95,9 +96,10 @@ class BartConfig(EncoderDecoderConfig):
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BartConfig":
         """Returns the configuration of the same body with another head.
 
-        Heads that do not generate tokens have no output projection, so its options are reset.
+        A head that does not generate tokens has no output projection, so the options of the output
+        projection are reset.
         """
-        # These heads share no matrix with the vocabulary.
+        # Without an output projection, a head shares no matrix with the vocabulary.
         if head != "seq2seq_lm":
             return dataclasses.replace(
                 self, head=head, labels=labels, tie_output=True, output_bias=False
@@ -125,7 +127,7 @@ class Bart(EncoderDecoder):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     config: BartConfig  # pyright: ignore[reportIncompatibleVariableOverride]

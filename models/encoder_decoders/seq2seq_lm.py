@@ -31,7 +31,7 @@ class Stack(nn.Module, Generic[Config]):
 
     Attributes:
       config: sizes of this half.
-      execution: how it is run.
+      execution: how this half is run.
       layer: the class of its layers.
       causal: whether a token attends only to itself and earlier tokens.
     """
@@ -60,16 +60,16 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     config: Config
     execution: Execution = Execution()
 
     skip_padding: ClassVar[bool] = True
-    """Whether default positions count real tokens only; otherwise padding tokens count as well."""
+    """Whether default positions count only real tokens. If not, positions also count padding."""
 
-    if TYPE_CHECKING:  # made by `setup`; Flax would take a declaration for an argument
+    if TYPE_CHECKING:  # `setup` makes these; Flax would treat a declaration as an argument
         encoder: Stack[Config] = dataclasses.field(init=False)
         decoder: Stack[Config] = dataclasses.field(init=False)
 
@@ -107,11 +107,11 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             slots]` states for each token all that it may attend to, including itself.
           segment_ids: number of the sentence that each token of a packed sequence
             belongs to, 0 for padding.
-          decoder_segment_ids: the same for the targets, which attend only to the
-            source with the same number.
-          position_ids: position of each token. Defaults to its index among the real
-            tokens of its sequence, or of its sentence if packed.
-          decoder_position_ids: the same for the targets.
+          decoder_segment_ids: number of the sentence of each target token; a target attends only to
+            the source with the same number.
+          position_ids: position of each token. Defaults to the index of the token among the real
+            tokens of its sequence; in a packed sequence, of its sentence.
+          decoder_position_ids: position of each token of the targets.
           encoder_outputs: output of the encoder in an earlier call.
           cache: keys and values of earlier calls, continued by
             `decoder_input_ids`. Beyond its last slot all logits are NaN.
@@ -119,8 +119,8 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head of the encoder, `[N]`, or
             `[L, N]` with one row per layer; 0 removes a head.
-          decoder_head_mask: the same for the decoder's heads of self-attention.
-          cross_attn_head_mask: the same for the decoder's heads of cross-attention.
+          decoder_head_mask: factor of the weights of each head of the decoder's self-attention.
+          cross_attn_head_mask: factor of the weights of each head of the decoder's cross-attention.
 
         Raises:
           UserError: a sequence is longer than a table of positions (`max_length`), a mask
@@ -271,7 +271,7 @@ def _source_length(
     encoder_hidden_states: Array | None,
     cache: Cache | None,
 ) -> Size:
-    """Returns the number of encoder positions; raises UserError if the mask has a different one."""
+    """Returns the number of encoder positions; raises UserError if the mask differs from it."""
     # A later call with a cache has only the projected keys and values of the source.
     if encoder_hidden_states is not None:
         length = encoder_hidden_states.shape[1]

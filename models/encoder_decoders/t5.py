@@ -2,9 +2,9 @@
 
 - T5: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text
   transformer", section 2.1. Norms without biases precede each sublayer. Positions are biases of the
-  attention scores for ranges of distances, shared by all layers of the encoder or decoder. There
-  are no other biases. Sections 2.1 and 3.7 give the sizes, 3.1.2 dropout.
-- T5 1.1: the same with feed-forward layers gated by GELU (Shazeer 2020, "GLU variants improve
+  attention scores for ranges of distances, shared by all layers of the encoder or decoder. T5 has
+  no other biases. Sections 2.1 and 3.7 state the sizes, and section 3.1.2 states the dropout rate.
+- T5 1.1: a T5 with feed-forward layers gated by GELU (Shazeer 2020, "GLU variants improve
   transformer"), a separate output matrix, and other widths.
 - mT5: Xue et al. 2021, "mT5: a massively multilingual pre-trained text-to-text transformer": T5 1.1
   with a vocabulary of 250,112 tokens.
@@ -12,8 +12,8 @@
   trained further.
 
 Details that the papers leave open follow the authors' code (Mesh TensorFlow). Scores of attention
-are not divided by √H: the initial queries are smaller instead. If the output is tied to the
-embeddings, it is multiplied by 1 / √D.
+are not divided by √H: the initial queries are smaller instead. An output projection that is tied to
+the embeddings is multiplied by 1 / √D.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from .seq2seq_lm import Seq2SeqLM, Stack, one_token_each
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Config(TransformerConfig):
-    """A T5; `num_layers` are the encoder's.
+    """A T5; `num_layers` is the number of layers of the encoder.
 
     Raises:
       UserError: a size or a rate is out of range.
@@ -66,8 +66,8 @@ class T5Config(TransformerConfig):
     output of each sublayer, and the output of each half."""
     init_std: Positive | None = None
     """Standard deviation of the initial kernels that read the residual stream. If None, 1 / √D.
-    Queries are smaller by √H, and other kernels use 1 / √(number of inputs). Embeddings use 1; a
-    separate output matrix and distance biases use 1 / √D."""
+    For queries, the standard deviation is divided by √H. Other kernels use 1 / √(number of inputs),
+    embeddings use 1, and a separate output matrix and distance biases use 1 / √D."""
     positions: PositionKind = "buckets"
     """The kind of positions; a T5 supports only buckets."""
     position_distance: Size | None = 128
@@ -207,7 +207,7 @@ class T5(Seq2SeqLM[T5Config]):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     skip_padding = False  # distances are counted over the slots of a sequence

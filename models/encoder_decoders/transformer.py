@@ -13,8 +13,8 @@ leaves open follow the authors' code as released in 2017 (tensor2tensor's
 
 Where that code and the paper differ, this module follows the paper: the code also has
 biases in the projections of attention, puts all sines before the cosines, and adds a
-vector for the kind of target to every token of the source. Its layer normalization
-adds 1e-6; the default here is 1e-5 as in Marian, so that trained models can be exported.
+vector for the kind of target to every token of the source. The authors' layer normalization adds
+1e-6; this module defaults to 1e-5 as in Marian, so that trained models can be exported.
 
 Options beyond the paper come from Marian's models (Junczys-Dowmunt et al. 2018,
 "Marian: fast neural machine translation in C++") and Pegasus (Zhang et al. 2020), which
@@ -52,7 +52,7 @@ from .transformer_table3 import BASE, TABLE_3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(TransformerConfig):
-    """An encoder and a decoder; `num_layers`, `num_heads` and `d_ff` are the encoder's.
+    """An encoder and a decoder; `num_layers`, `num_heads` and `d_ff` describe the encoder.
 
     Raises:
       UserError: a size is out of range, or options contradict each other.
@@ -90,10 +90,13 @@ class EncoderDecoderConfig(TransformerConfig):
     scale_embedding: bool = True
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
-    """Whether source and target share one embedding matrix; else the source has its own."""
+    """Whether source and target share one embedding matrix. If not, the source has a separate
+    matrix.
+    """
     source_vocab_size: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of tokens of the source language, whose embedding is then not shared. Defaults to
-    `vocab_size`."""
+    """Number of tokens of the source language, if its embedding is not shared. Defaults to
+    `vocab_size`.
+    """
     tie_output: bool = True
     """Whether the output projection is the target's embedding; else it has its own matrix."""
     output_bias: bool = False
@@ -300,7 +303,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     stack: ClassVar[type[TransformerStack]] = TransformerStack

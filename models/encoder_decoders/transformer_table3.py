@@ -3,10 +3,10 @@
 Variations D are left out: they differ from base only in dropout and label smoothing, which are
 run settings.
 
-Section 5.1 names a vocabulary of about 37,000 tokens. The printed parameter counts are larger;
-they result from 41,100 tokens. There are two exceptions: the count of "big" results from neither
-number; and for learned positions the table prints no count, and the paper does not state the number
-of positions.
+Section 5.1 names a vocabulary of about 37,000 tokens. The printed parameter counts are larger; a
+vocabulary of 41,100 tokens gives these counts. Two counts are exceptions. Neither vocabulary gives
+the count of "big". For learned positions, the table prints no count, and the paper does not state
+the number of positions.
 """
 
 from typing import NamedTuple
@@ -18,9 +18,9 @@ class Variation(NamedTuple):
     """A row of table 3."""
 
     published: str
-    """The printed parameter count. If the row prints none, the count of the base model."""
+    """The printed parameter count. If the row prints no count, the count of the base model."""
     counts: tuple[str, str]
-    """The parameter counts that result from 37,000 tokens, and from 41,100."""
+    """The parameter counts that result from 37,000 tokens, and from 41,100 tokens."""
     fields: Settings
     """The fields that differ from base."""
 

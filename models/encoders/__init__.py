@@ -1,1 +1,1 @@
-"""Models whose tokens see all tokens of the input."""
+"""Bidirectional models: each token attends to all tokens of the input."""

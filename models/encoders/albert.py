@@ -62,7 +62,7 @@ class AlbertConfig(EncoderConfig):
 
     @property
     def layer_order(self) -> tuple[int, ...]:
-        """The stored layer of each layer that runs."""
+        """For each layer that runs, the index of its stored parameters."""
         size = self.num_layers / self.num_groups
         return tuple(
             int(layer / size) * self.inner_layers + inner

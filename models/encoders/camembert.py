@@ -1,7 +1,7 @@
 """CamemBERT: a RoBERTa for French.
 
-Martin et al. 2020, "CamemBERT: a tasty French language model". The network is that of RoBERTa; the
-vocabulary is a sentencepiece model.
+Martin et al. 2020, "CamemBERT: a tasty French language model". CamemBERT has the network of RoBERTa
+and a sentencepiece vocabulary.
 """
 
 import dataclasses

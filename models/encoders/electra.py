@@ -1,9 +1,9 @@
-"""ELECTRA: a BERT that learns to distinguish replaced tokens from original ones.
+"""ELECTRA: a BERT that learns to distinguish replaced tokens from original tokens.
 
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
 section 2 and table 6. A small generator, an ELECTRA with the head `masked_lm`, fills in masked
-words, and the discriminator finds them. Embeddings may be narrower than the layers. As in the
-authors' code, the body has no pooler; classifiers pool the first token with gelu.
+words, and the discriminator finds the replaced tokens. Embeddings may be narrower than the layers.
+As in the authors' code, the body has no pooler; classifiers pool the first token with gelu.
 """
 
 import dataclasses

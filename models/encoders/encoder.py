@@ -1,8 +1,9 @@
 """The part that the encoders share: everything around the layers.
 
-The sum of the embeddings (tokens, positions, token types) is normalized. In the layers every token
-attends to all others. A head reads the result. A family derives its configuration and its module
-from the two classes here and states its differences (`electra.py` is an example).
+The sum of the embeddings (tokens, positions, token types) is normalized. In the layers, every token
+attends to all other tokens. A head reads the output of the last layer. A family derives its
+configuration from `EncoderConfig` and its module from `Encoder`, and states its differences
+(`electra.py` is an example).
 
 The layer follows Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
 language understanding", section 3: normalization after each residual sum. Unlike in the papers,
@@ -76,7 +77,7 @@ class EncoderConfig(TransformerConfig):
     """
 
     num_layers: Annotated[int, Range(least=0, most=2**13)]
-    """Number of layers, L. 0 leaves only the embeddings."""
+    """Number of layers, L. With 0 layers, a model has only the embeddings."""
 
     norm_eps: Positive = 1e-12
     """Added to the variance in layer normalization."""
@@ -89,8 +90,9 @@ class EncoderConfig(TransformerConfig):
     """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
     answering."""
     tie_output: bool = True
-    """Whether heads that predict tokens use the embedding as the vocabulary matrix; else they have
-    a separate one."""
+    """Whether heads that predict tokens use the embedding as the vocabulary matrix. If not, these
+    heads have a separate matrix.
+    """
     pooling: Literal["cls", "mean", "max"] = "cls"
     """The vector that sequence classification reads. cls: the first token, after the pooler. mean,
     max: the mean or the maximum of the hidden states of all real tokens, without a pooler."""
@@ -103,12 +105,13 @@ class EncoderConfig(TransformerConfig):
     """Names of the labels of a classification head, in order of their ids; for question answering,
     the name of the label "no answer" if questions may have none."""
 
-    # Properties that differ between families. A family whose models differ in one makes it a field.
+    # Properties that differ between families. If the models of one family differ in a property, the
+    # family makes the property a field.
 
     d_embedding: ClassVar[int | None] = None
     """Width of the embeddings. Defaults to D; a linear map projects to D (ELECTRA)."""
     projects_before_norm: ClassVar[bool] = False
-    """Whether this map precedes the norm of the embeddings, and has no bias (DeBERTa)."""
+    """Whether the map from `d_embedding` to D precedes the norm, and has no bias (DeBERTa)."""
     body_pooler: ClassVar[bool] = False
     """Whether a model without a head pools its first token (BERT)."""
     pooler_activation: ClassVar[str] = "tanh"
@@ -116,7 +119,9 @@ class EncoderConfig(TransformerConfig):
     classifier_drops_twice: ClassVar[bool] = False
     """Whether sequence classification has dropout before the pooler too (RoBERTa, ELECTRA)."""
     skips_padding: ClassVar[bool] = False
-    """Whether default positions count real tokens only (RoBERTa); else they count columns."""
+    """Whether default positions count only real tokens (RoBERTa). If not, positions count
+    columns.
+    """
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix. Defaults to `activation`."""
     projects_embeddings: ClassVar[bool] = False
@@ -128,7 +133,9 @@ class EncoderConfig(TransformerConfig):
     pooling_heads: ClassVar[tuple[str, ...]] = (POOLING_HEAD,)
     """The heads that can pool more than the first token."""
     window: ClassVar[int | None] = None
-    """In windowed layers, tokens attend to tokens at a distance below `window`, or None."""
+    """In windowed layers, tokens attend to tokens at a distance below `window`. If None, the layers
+    have no window.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,8 +205,8 @@ class PostNormLayer(Layer[EncoderConfig]):
     """Self-attention and feed-forward; each residual sum is normalized.
 
     A family with further score terms (relative biases, products with distance vectors) derives its
-    layer and sets the `attention` whose `score_terms` computes them. A family with gated
-    feed-forward layers sets `feed_forward`.
+    layer and sets `attention` to a class whose `score_terms` computes these terms. A family with
+    gated feed-forward layers sets `feed_forward`.
     """
 
     feed_forward: ClassVar[type[FeedForward] | type[GatedFeedForward]] = FeedForward
@@ -230,7 +237,7 @@ class Encoder(nn.Module):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     config: EncoderConfig
@@ -267,8 +274,8 @@ class Encoder(nn.Module):
           token_type_ids: 0 in the first part of a sequence, 1 in the second. Defaults
             to 0.
           position_ids: position of each token, from 0 (`position_offset` is added).
-            Defaults to its index in the sequence, or in its document if packed; head
-            "causal_lm" and RoBERTa count real tokens only.
+            Defaults to the index of the token in the sequence; in a packed sequence, to its index
+            in the document. Head "causal_lm" and RoBERTa count only real tokens.
           segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not attend to each other.
           masked_positions: the positions whose logits are computed. Defaults to all.
@@ -342,7 +349,7 @@ class Encoder(nn.Module):
         x = self.finish(x)
         # Store the new keys and values. Logits become NaN if the cache overflowed.
         x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
-        # The head. Without one, the body's output is returned.
+        # The head. A model without a head returns the body's output.
         body = EncoderOutput(x, self._pool(x, attention_mask, rng), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         if c.head_spec.module is None:
@@ -396,9 +403,9 @@ class Encoder(nn.Module):
             number = self.config.num_token_types
             require(number != 0, "the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
-                return  # in a compiled call, a type that does not exist gives NaN
+                return  # in a compiled call, a missing type gives NaN
             # A type out of range gives NaN, so check the values where they are known. In a compiled
-            # call, numpy reads a constant, and jax would trace it.
+            # call, numpy can read a constant, but jax would trace it.
             types = np.asarray(token_type_ids)
             low, high = int(types.min()), int(types.max())
             require(
@@ -466,7 +473,7 @@ class Encoder(nn.Module):
 
 
 def smallest_inputs(config: EncoderConfig) -> dict[str, np.ndarray]:
-    """Returns one token, or for multiple choice one choice of one token."""
+    """Returns inputs of one token; for multiple choice, one choice of one token."""
     if not config.head_spec.takes_choices:
         return one_token(config)
     return {"input_ids": np.zeros((1, 1, 1), np.int32)}

@@ -59,7 +59,7 @@ PRESETS: dict[str, Preset] = {
             d_ff=3072,
             num_token_types=1,
             attention_dropout=0.0,
-            # The authors' "ntk" scaling by 8: a base 8 times as large, and a divisor.
+            # The authors' "ntk" scaling by 8 multiplies the base by 8 and divides all frequencies.
             rope_scaling=RotaryScaling(kind="linear", factor=8 ** (2 / 64)),
             head="none",
         ),

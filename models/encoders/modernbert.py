@@ -1,11 +1,11 @@
 """ModernBERT: an encoder for long texts, with rotary positions and windows in most layers.
 
 Warner et al. 2024, "Smarter, better, faster, longer: a modern bidirectional encoder", section 2.1.
-Every third layer attends to all tokens, and the others to a window on both sides of each token; the
-two kinds of layers have rotary positions of different bases. Norms come before each sublayer, but
-the first layer reads the normalized embeddings directly. Feed-forward layers are gated. Norms,
-projections and feed-forward layers have no biases. Every head begins with a linear map, an
-activation and a norm. Initial weights are normally distributed, not truncated.
+Every third layer attends to all tokens, and the other layers attend to a window on both sides of
+each token. The two kinds of layers have rotary positions with different bases. Norms come before
+each sublayer, but the first layer reads the normalized embeddings directly. Feed-forward layers are
+gated. Norms, projections and feed-forward layers have no biases. Every head begins with a linear
+map, an activation and a norm. Initial weights are normally distributed, not truncated.
 """
 
 import dataclasses
@@ -68,8 +68,9 @@ class ModernBertConfig(EncoderConfig):
     """In windowed layers, tokens attend to tokens at a distance below this number, on either
     side."""
     full_layers: tuple[int, ...] | None = None
-    """Indices, from 0, of the layers that attend to all tokens. If None, every third layer,
-    beginning with the first."""
+    """Indices, from 0, of the layers that attend to all tokens. If None, every third layer attends
+    to all tokens, beginning with the first layer.
+    """
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the four projections of attention have biases."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]

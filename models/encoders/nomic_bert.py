@@ -2,7 +2,7 @@
 
 Nussbaum et al. 2024, "Nomic Embed: training a reproducible long context text embedder". As in the
 authors' code, norms follow each residual sum, and the projections of a layer have no
-biases. `gte.py` derives its layer from the one here.
+biases. `gte.py` derives its layer from the layer of Nomic BERT.
 """
 
 import dataclasses

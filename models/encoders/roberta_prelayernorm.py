@@ -2,8 +2,8 @@
 
 Ott et al. 2019, "fairseq: a fast, extensible toolkit for sequence modeling" (its option
 `encoder_normalize_before`). Wettig et al. 2023, "Should you mask 15% in masked language modeling?",
-published such models, one for each masking rate. The sum of the embeddings and the output of the
-last layer are normalized too.
+published a RoBERTa-PreLayerNorm for each masking rate. The sum of the embeddings and the output of
+the last layer are normalized too.
 """
 
 import dataclasses

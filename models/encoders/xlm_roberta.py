@@ -1,9 +1,9 @@
 """XLM-R: a RoBERTa for 100 languages.
 
-Conneau et al. 2020, "Unsupervised cross-lingual representation learning at scale". The network is
-that of RoBERTa; the vocabulary is a sentencepiece model. Many multilingual embedders and rerankers
-are fine-tuned from it: multilingual E5 (Wang et al. 2024) and, with 8,192 positions, BGE-M3 (Chen
-et al. 2024).
+Conneau et al. 2020, "Unsupervised cross-lingual representation learning at scale". XLM-R has the
+network of RoBERTa and a sentencepiece vocabulary. Many multilingual embedders and rerankers are
+fine-tuned from XLM-R: multilingual E5 (Wang et al. 2024) and, with 8,192 positions, BGE-M3 (Chen et
+al. 2024).
 """
 
 import dataclasses

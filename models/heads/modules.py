@@ -1,11 +1,11 @@
 """Heads: modules that turn the output of the last layer into predictions.
 
 - Masked tokens and next sentences: Devlin et al. 2019, "BERT", section 3.1 and appendix A.
-- One label per sequence, one per token, answers, choices: section 4.
+- Labels of sequences, labels of tokens, answers and choices: section 4 of the same paper.
 
 Classifiers apply dropout to their input, as in the authors' code: the pooled output, or the hidden
-states in token classification. The other heads have no dropout. Question answering has it only if
-the configuration sets a rate, as DistilBERT's does.
+states in token classification. The other heads have no dropout, except question answering if the
+configuration sets a rate (DistilBERT).
 """
 
 from typing import Any
@@ -70,7 +70,7 @@ class _Head(nn.Module):
         return LayerNorm(c, e, name="transform_norm")(x)
 
     def _read(self, x: Float[Array, "... D"], rng: RowKeys | None) -> Float[Array, "... D"]:
-        """Returns the input of a classifier: transformed if the family does, and with dropout."""
+        """Returns the input of a classifier, after the family's transform (if any) and dropout."""
         c = self.config
         x = self._transform(x, c.d_model) if c.head_transform else x
         return dropout(x, c.classifier_dropout_rate, rng, "classifier")
@@ -85,7 +85,7 @@ class _Head(nn.Module):
         # The transform, [B, M, W] for embeddings of width W.
         width = inputs.table.shape[-1]
         x = self._transform(x, width)
-        # The vocabulary's bias [V] belongs to the head, also if the matrix is tied.
+        # The bias [V] of the vocabulary belongs to the head, even if the matrix is tied.
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         table = inputs.table
         if not c.tie_output:
@@ -130,9 +130,10 @@ class NextSentenceHead(_Head):
 
 
 class ClassificationHead(_Head):
-    """Predicts labels or a score, per sequence or per token, or the right one of C choices.
+    """Predicts labels or a score, per sequence or per token, or the correct one of C choices.
 
-    The head's `HeadSpec` determines which: `needs_pooler`, `needs_labels` and `takes_choices`.
+    The `HeadSpec` of the head determines the kind of prediction: `needs_pooler`, `needs_labels` and
+    `takes_choices`.
     """
 
     @nn.compact

@@ -65,12 +65,12 @@ class Seq2SeqLMOutput:
     """The decoder's residual stream after the last layer."""
     projection: Projection
     encoder_last_hidden_state: Float[Array, "B S D"] | None
-    """If the cache already holds the keys and values of the source, None."""
+    """None if the cache already contains the keys and values of the source."""
     cache: Cache | None = None
     encoder_attentions: AttentionWeights = None
     decoder_attentions: AttentionWeights = None
     cross_attentions: AttentionWeights = None
-    """From the target's T tokens to the source's S tokens."""
+    """Weights from the T tokens of the target to the S tokens of the source."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:

@@ -1,13 +1,13 @@
 """Gemma 3: the layer of Gemma 2 with normalized queries and keys, and two rotary bases.
 
 Gemma Team 2025, "Gemma 3 technical report", section 2: five windowed layers for each layer that
-attends to all tokens. The rotary base is 10,000 in windowed layers and 1,000,000 in the others,
-scaled for longer contexts. Norms of queries and keys replace capped scores. The vision encoder of
-the larger models is not implemented.
+attends to all tokens. The rotary base is 10,000 in windowed layers and 1,000,000 in the other
+layers, where the frequencies are scaled for longer contexts. Norms of queries and keys replace
+capped scores. The vision encoder of the larger models is not implemented.
 
 Vera et al. 2025, "EmbeddingGemma: powerful and lightweight text representations", section 2: a
-Gemma 3 whose tokens attend to later tokens too. Its folder has two linear maps of the pooled vector
-(`models/hf/sentence_embedding.py`).
+Gemma 3 whose tokens attend to later tokens too. The folder of an EmbeddingGemma has two linear maps
+of the pooled vector (`models/hf/sentence_embedding.py`).
 """
 
 import dataclasses
@@ -37,9 +37,10 @@ class Gemma3Config(Gemma2Config):
     score_cap: ClassVar[float | None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether a token attends only to itself and earlier tokens. If False, it attends to all
-    tokens, or in windowed layers to those at a distance below `window` (EmbeddingGemma). Such a
-    model embeds texts and cannot generate."""
+    """Whether a token attends only to itself and earlier tokens. If False, a token attends to all
+    tokens; in windowed layers, to all tokens at a distance below `window` (EmbeddingGemma). A model
+    with `causal` False embeds texts and cannot generate.
+    """
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_rope_base: Positive = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]

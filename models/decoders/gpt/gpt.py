@@ -1,15 +1,15 @@
 """The GPTs: decoder-only transformers of three papers.
 
 - GPT: Radford et al. 2018, "Improving language understanding by generative
-  pre-training", section 4.1. Normalization after the residual sum.
+  pre-training", section 4.1. GPT normalizes each residual sum.
 - GPT-2: Radford et al. 2019, "Language models are unsupervised multitask
-  learners", section 2.3. Normalization before each sublayer and once more at
-  the end; initial residual projections are multiplied by 1/√(2L).
+  learners", section 2.3. GPT-2 normalizes before each sublayer and after the last layer; initial
+  residual projections are multiplied by 1/√(2L).
 - GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
-  and table 2.1.  Dense and locally banded attention in alternating layers.
+  and table 2.1. GPT-3 alternates layers with dense and with locally banded attention.
 
-Difference from the papers: the width of GPT-3's bands is not published; here it
-is 256, the width of GPT-Neo.
+Difference from the papers: the width of GPT-3's bands is not published, so this module uses 256,
+the width of GPT-Neo.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """Whether experts are gated. The experts of a GPT are plain feed-forward layers without
     biases."""
 
-    # Properties that differ between the derived families (`models.decoders.gpt`). The values
-    # here are GPT's; where a docstring names a family, that family sets it.
+    # Properties that differ between the derived families (`models.decoders.gpt`). The defaults are
+    # the values of GPT; a family that a docstring names sets another value.
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
@@ -181,7 +181,7 @@ class GPT(CausalLM):
 
     Attributes:
       config: sizes and options of the model.
-      execution: how it is run.
+      execution: how the model is run.
     """
 
     config: GPTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -220,7 +220,7 @@ class GPT(CausalLM):
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
         """Returns the output of the last layer, normalized in pre-norm models.
 
-        It is projected to the width W of the token embeddings, if W is not D.
+        The output is projected to the width W of the token embeddings, if W is not D.
         """
         c = self.config
         if c.norm_position == "pre" and c.final_norm:

@@ -35,7 +35,7 @@ class GPTNeoConfig(GPTConfig):
     local_window: PositiveInt | None = 256
     """Number of tokens that local layers attend to. If None, all layers attend to all tokens."""
     local_layers: tuple[int, ...] | None = None
-    """Indices, from 0, of the local layers. If None, every second layer."""
+    """Indices, from 0, of the local layers. If None, every second layer is local."""
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states before token classification."""
     head: str = head_field(DECODER_HEADS)
@@ -46,7 +46,7 @@ class GPTNeoConfig(GPTConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends to `local_window` only; not read if that is None."""
+        """Whether each layer attends only to `local_window`; unused if `local_window` is None."""
         if self.local_layers is None:
             return super().windowed_layers
         return tuple(i in self.local_layers for i in range(self.num_layers))

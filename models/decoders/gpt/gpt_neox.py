@@ -53,8 +53,8 @@ class GPTNeoXConfig(GPTConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         rotated, scaling = self.rotated_dim, self.rope_scaling
-        # An odd number of rotated dimensions is rounded up to pairs. The wavelengths follow from
-        # the odd number.
+        # An odd number of rotated dimensions is rounded up to an even number. The wavelengths are
+        # computed from the odd number.
         require_pairs(rotated + rotated % 2, self.key_dim, f"rope_fraction {self.rope_fraction}")
         require(
             rotated % 2 == 0 or scaling is None or scaling.kind != "yarn",
@@ -64,7 +64,7 @@ class GPTNeoXConfig(GPTConfig):
 
     @property
     def rotated_dim(self) -> int:
-        """Number of dimensions of a head that are rotated, R; if odd, one more is rotated."""
+        """Number of dimensions of a head that are rotated, R; if R is odd, R + 1 are rotated."""
         return int(self.key_dim * self.rope_fraction)
 
 

@@ -1,8 +1,8 @@
 """GPT-J: attention and feed-forward in parallel, on one normalized input.
 
 Wang and Komatsuzaki 2021, "GPT-J-6B: a 6 billion parameter autoregressive language model". The
-first 64 dimensions of each head are rotated, in neighboring pairs; attention has no biases, and the
-logits have one.
+first 64 dimensions of each head are rotated, in neighboring pairs; attention has no biases, but the
+logits have a bias.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ class GPTJConfig(GPTConfig):
 
 
 class GPTJLayer(Layer[GPTJConfig]):
-    """x + attention(norm(x)) + feed-forward(norm(x)), with one norm for both."""
+    """x + attention(norm(x)) + feed-forward(norm(x)), with the same norm."""
 
     @nn.compact
     def __call__(

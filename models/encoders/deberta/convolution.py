@@ -2,7 +2,7 @@
 
 The authors' code of DeBERTa version 2 (He et al. 2021) has this convolution. With the embeddings x
 and the output y of the first layer, the second layer reads LayerNorm(y + activation(x ∗ W + b)).
-Padding and the tokens of other documents count as zeros.
+The convolution reads zeros in place of padding and of the tokens of other documents.
 """
 
 import flax.linen as nn
@@ -36,7 +36,8 @@ class Convolution(nn.Module):
     Attributes:
       config: width, initial standard deviation and dropout rate.
       execution: precision.
-      size: number of tokens that a token reads: itself and equally many on each side.
+      size: number of tokens that the convolution reads for each token: the token itself, and the
+        same number of tokens on each side.
       activation: non-linearity, a name in `POOLERS`.
     """
 
@@ -52,10 +53,10 @@ class Convolution(nn.Module):
         """Returns the term of the first layer, given the embeddings."""
         c, e = self.config, self.execution
         half, (batch, length, _) = self.size // 2, x.shape
-        # Each diagonal of the mask says whether tokens see the token at one offset.
+        # Each diagonal of the mask states whether tokens attend to the token at one offset.
         visible = jnp.broadcast_to(mask.materialize()[:, 0], (batch, length, length))
         padded = jnp.pad(x, ((0, 0), (half, half), (0, 0)))
-        # For each offset, shift the tokens by it, and set tokens that are not seen to 0.
+        # Shift the tokens by each offset, and set hidden tokens to 0.
         taps: list[Array] = []
         for offset in range(-half, half + 1):
             seen = jnp.diagonal(visible, offset, axis1=1, axis2=2)  # [B, T - |offset|]

@@ -51,12 +51,14 @@ class DisentangledConfig(EncoderConfig):
     distance_terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
     """The terms of the scores that depend on distances. c2p: the content of the query and the
     distance. p2c: the distance and the content of the key. The scores are divided by √(3H) with
-    both terms, by √(2H) with one."""
+    both terms, and by √(2H) with one term."""
     position_distance: Size | None = None
     """Distances from M on share one vector. If None, M is `max_length`."""
     position_buckets: Annotated[int, Range(least=2, most=2**27)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """If given, the number of buckets of distances in each direction, S: one for each distance up
-    to S / 2, and wider ones up to M. If None, each distance up to M has its own vector."""
+    """If given, the number of buckets of distances in each direction, S: one bucket for each
+    distance up to S / 2, and wider buckets up to M. If None, each distance up to M has its own
+    vector.
+    """
     share_projections: bool = False
     """Whether a layer projects distances and tokens with the same matrices (version 3)."""
     norm_distances: bool = False
@@ -76,7 +78,7 @@ class DisentangledConfig(EncoderConfig):
 
     @property
     def farthest(self) -> int:
-        """The smallest distance that shares its vector with larger ones, M."""
+        """M, the smallest distance that shares its vector with larger distances."""
         return self.position_distance or self.max_length
 
     @property
@@ -144,7 +146,7 @@ class DisentangledAttention(MultiHeadAttention):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
-        """Attends from the tokens of `x` to all of them."""
+        """Attends from each token of `x` to all tokens of `x`."""
         c = self.config
         maps = {name: self._map(name) for name in ("query", "key", "value")}
         positions = cast(DistancePositions, context.positions)
