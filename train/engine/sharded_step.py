@@ -37,9 +37,9 @@ class Candidate:
     """One way to run a step."""
 
     step: jax.stages.Wrapped
-    """`step(state, batch, rng) -> (state, metrics)`; it consumes its state."""
+    """`step(state, batch, rng) -> (state, metrics)`, which consumes the given state."""
     exchange: str
-    """How gradients are exchanged, for a message; empty if they are not."""
+    """The exchange of the gradients, for a message; empty if devices exchange no gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ShardedStep:
     init: Callable[[Key[Array, ""]], TrainState]
     """Makes the sharded initial state from a key."""
     candidates: tuple[Candidate, ...]
-    """Equivalent ways to run the step. Each needs less memory than the previous one, and takes
-    longer."""
+    """Equivalent ways to run the step. Each candidate needs less memory than the previous
+    candidate, and takes longer."""
     evaluate: jax.stages.Wrapped
     """`evaluate(params, batch, frozen) -> (sums, counts, predictions)`, without dropout."""
     state: TrainState
@@ -87,7 +87,8 @@ class ShardedStep:
             program = self._compile_if_it_fits(candidate, batch)
             if program is not None:
                 return candidate, program
-        # The last candidate is not checked here: `check_step_fits` reports if it does not fit.
+        # Do not check the last candidate: `check_step_fits` reports a last candidate that does not
+        # fit.
         return smallest, self.trace(batch, smallest).lower().compile()
 
     def change_to(self, chosen: Candidate) -> str:
@@ -97,14 +98,14 @@ class ShardedStep:
     def _compile_if_it_fits(
         self, candidate: Candidate, batch: BatchShapes
     ) -> jax.stages.Compiled | None:
-        """Returns the program, or None if it does not fit on a device of any process."""
+        """Returns the program, or None if it does not fit on some device of some process."""
         program = failure = None
         try:
             program = self.trace(batch, candidate).lower().compile()
         except Exception as error:
             failure = error
-        # Programs with different exchanges would deadlock, so all processes agree before one raises
-        # its error.
+        # Programs with different exchanges would deadlock, so all processes agree on a candidate
+        # before any process raises its error.
         fits = program is not None and self._fits(program)
         fits_everywhere = not greatest_everywhere(not fits)
         if failure is not None and not is_out_of_memory(failure):
@@ -123,14 +124,14 @@ class ShardedStep:
 
         Args:
             batch: the global batch, each array with its sharding.
-            candidate: the candidate. Defaults to the first one.
+            candidate: the candidate. Defaults to the first candidate.
         """
         step = (candidate or self.candidates[0]).step
         return step.trace(self.state, batch, jax.eval_shape(lambda: run_keys(0)[1]))
 
 
 def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
-    """Returns the keys of a run: for its initial parameters, and for its steps."""
+    """Returns two keys of a run: the key of its initial parameters, and the key of its steps."""
     # Name the implementation: a run must not depend on jax's configuration.
     init_rng, step_rng = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
     return init_rng, step_rng
@@ -150,9 +151,9 @@ def make_sharded_step(
 ) -> ShardedStep:
     """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
 
-    Parameters, and the moments of the optimizer with them, are sharded over the mesh axes
-    `fsdp` and `tensor`; a batch over `data` and `fsdp`, its tokens over `context`. On any
-    mesh, the step computes what `make_train_step` computes on one device.
+    The parameters and the moments of the optimizer are sharded over the mesh axes `fsdp` and
+    `tensor`. The examples of a batch are sharded over `data` and `fsdp`, and their tokens over
+    `context`. On any mesh, the step computes what `make_train_step` computes on one device.
 
     Example::
 
@@ -258,7 +259,7 @@ def make_init(
     """Makes the function that maps a key to the initial state.
 
     The state gets a frozen copy of the initial parameters if the objective needs it. With an
-    adapter the initial parameters themselves are frozen.
+    adapter, the initial parameters become the frozen base.
 
     Raises:
         UserError: there is an adapter, and the objective has further models.
@@ -282,7 +283,7 @@ def make_init(
 
 
 def _on_mesh(function: Callable[P, T], mesh: Mesh) -> Callable[P, T]:
-    """Returns the function traced with `mesh` as jax's current mesh, which the loss looks up."""
+    """Returns the function, traced with `mesh` as the current mesh of jax, which the loss reads."""
 
     @functools.wraps(function)
     def traced(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -63,7 +63,7 @@ class Start:
     step: int = 0
     skipped: SkipCounts = SkipCounts()
     evaluation_due: bool = False
-    """Whether a signal interrupted the evaluation of that step."""
+    """Whether a signal interrupted the evaluation of this step."""
 
 
 def open_run(
@@ -125,7 +125,7 @@ def _open(
     has_checkpoint = bool(steps(run.folder))
     check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=has_checkpoint)
     is_new = not (run.folder / CONFIG_FILE).is_file()
-    # Every check above has passed: only now write to disk.
+    # Write to disk only after every check above has passed.
     create_folder(run)
     if is_primary():
         lock.acquire()
@@ -135,7 +135,7 @@ def _open(
 
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Removes the files of a new run folder, and no others, if its step cannot be compiled.
+    """Removes only the files of a new run folder if the step of the run cannot be compiled.
 
     The user can then repeat the command with other options.
     """
@@ -181,16 +181,16 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
     wrong = [name for name, count in counts.items() if float(count) != 0]
     if filler and wrong:
         log(
-            f"the last batch of an evaluation is filled up with {counted(filler, 'example')} of "
-            f"zeros, which counts[{wrong[0]!r}] of the objective includes, so scores will "
-            f"be wrong: exclude them in counts and terms"
+            f"scores will be wrong, because counts[{wrong[0]!r}] of the objective includes the "
+            f"{counted(filler, 'example')} of zeros that fill up the last batch of an evaluation: "
+            "exclude these examples in counts and terms"
         )
 
 
 def mixture_lines(run: Run) -> list[tuple[str, str]]:
-    """Returns each source of a mixture and its part in the run; empty for other data.
+    """Returns each source of a mixture and its share of the run; empty for other data.
 
-    If a stage began with other data, the part is that in the batches from there on.
+    After a stage with other data has begun, the share is the share in the batches of this stage.
     """
     examples, config = run.train.examples, run.config
     if not isinstance(examples, MixedExamples):
@@ -200,7 +200,7 @@ def mixture_lines(run: Run) -> list[tuple[str, str]]:
 
 
 def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
-    """Returns the batches of all steps, or this process's part of each.
+    """Returns the batches of all steps, or this process's part of each batch.
 
     Args:
         run: the run.
@@ -247,11 +247,11 @@ def start_or_resume(
         return Start(_first_state(opened, log))
     require(
         resume,
-        f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume "
-        "from there, or give another --workdir",
+        f"{run.folder} has checkpoints up to step {newest}: leave out --no-resume to resume from "
+        "this step, or give another --workdir",
         RunError,
     )
-    # A checkpoint of adapters omits their base, which is read from its source.
+    # A checkpoint of adapters omits the base, which a resumed run reads from the base's source.
     base = None if run.config.lora is None else _first_state(opened, log).frozen
     if base is not None:
         shapes = dataclasses.replace(shapes, frozen=None)
@@ -259,7 +259,7 @@ def start_or_resume(
     if base is not None:
         state = dataclasses.replace(state, frozen=base)
     skipped, evaluation_due = SkipCounts(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
-    # Without these two entries `data` is the position of the iterator.
+    # After these two entries are removed, `data` is the position of the iterator.
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
     return Start(state, newest, skipped, evaluation_due)
@@ -303,7 +303,7 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
         )
         state = dataclasses.replace(state, further=placed)
     frozen, opt_state = state.frozen, _started_average(state, params)
-    if keep_initial:  # a copy, as a step donates the arrays of `params`
+    if keep_initial:  # a copy, because a step donates the arrays of `params`
         frozen = {**(frozen or {}), **jax.tree.map(jnp.copy, params)}
     return dataclasses.replace(state, params=params, opt_state=opt_state, frozen=frozen)
 
@@ -312,7 +312,7 @@ def _started_average(state: TrainState, params: Params) -> optax.OptState:
     """Returns the optimizer state, whose moving average, if any, starts at `params`."""
     if ema_of(state.opt_state) is None:
         return state.opt_state
-    # A copy, as a step donates the arrays of both.
+    # Copy the arrays, because a step donates both the parameters and the optimizer state.
     return with_ema(state.opt_state, jax.tree.map(jnp.copy, joined(params, state.further)))
 
 
@@ -324,10 +324,11 @@ def _with_base(
     If `keep_initial`, the base includes the initial values of the fully trained parameters.
     """
     shapes = trainer.shapes
-    # Drop the random base first, so that two bases never fill the memory.
+    # Delete the random base first, so that the memory never contains two bases.
     state = dataclasses.replace(trainer.init(), frozen=None)
     assert shapes.frozen is not None
-    # Fully trained parameters keep their dtype, and their random value if the base lacks them.
+    # Fully trained parameters keep their dtype. They keep their random values if the base lacks
+    # them.
     initial = join_params(shapes.frozen, without_adapters(state.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, initial, jax.tree.map(lambda x: x.sharding, placed), log)

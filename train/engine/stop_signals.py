@@ -1,7 +1,8 @@
 """Signals that stop a run: SIGTERM, Ctrl-C, and the SIGHUP of a closed terminal.
 
-After the first signal the step in progress is completed, because its input state no longer exists,
-and a checkpoint is saved; a wait for data is interrupted. The second signal ends the run at once.
+After the first signal, the run completes the step in progress, because the input state of this step
+no longer exists, and saves a checkpoint. The first signal interrupts a wait for data. The second
+signal ends the run at once.
 """
 
 import os
@@ -25,7 +26,7 @@ SECONDS_OF_ONE = 1.0
 class StopNow(BaseException):
     """Ends the loop over steps, and interrupts a wait while `StopRequest.cuts_off`.
 
-    It does not derive from Exception, which a library might catch.
+    `StopNow` does not derive from Exception, because a library might catch an Exception.
     """
 
 
@@ -34,21 +35,21 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number = 0
-        """The number of the signal; 0 if none arrived."""
+        """The number of the signal; 0 if no signal arrived."""
         self.cuts_off = False
         """Whether the first signal raises StopNow, as during a wait that changes no state."""
         self._received = 0.0
         self._before: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def install(self) -> None:
-        """Handles the signals until `restore`; keeps ignoring SIGHUP under nohup."""
+        """Handles the signals until `restore` is called; under nohup, SIGHUP stays ignored."""
         for number in (*ENDING, *([] if SIGHUP is None else [SIGHUP])):
             if signal.getsignal(number) is signal.SIG_IGN and number == SIGHUP:
                 continue
             self._before[number] = signal.signal(number, self._handle)
 
     def restore(self) -> None:
-        """Puts back the handlers from before `install`."""
+        """Restores the handlers that `install` replaced."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
@@ -56,7 +57,7 @@ class StopRequest:
     def _handle(self, number: int, frame: object) -> None:
         if number == SIGHUP:
             _leave_closed_terminal()
-        # The first signal is only recorded: the loop checks it between steps.
+        # Only record the first signal: the loop checks for a signal between steps.
         if not self.number:
             self.number, self._received = number, time.monotonic()
             if self.cuts_off:
@@ -71,7 +72,7 @@ class StopRequest:
 def stop_requested() -> Iterator[StopRequest]:
     """Yields the stop request that the first signal sets. A second signal acts at once."""
     request = StopRequest()
-    # Python allows handlers in the main thread only; elsewhere signals are left to the caller.
+    # Python allows handlers only in the main thread. In other threads, the caller handles signals.
     if threading.current_thread() is threading.main_thread():
         request.install()
     try:
@@ -99,7 +100,7 @@ def ended_by_second_signal() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # The interpreter writes each signal's number to the socket at once, and a thread reads it.
+    # The interpreter writes the number of each signal to the socket at once, and a thread reads it.
     reader, writer = socket.socketpair()
     # `set_wakeup_fd` requires a non-blocking descriptor.
     writer.setblocking(False)
@@ -126,8 +127,9 @@ def _watch(reader: socket.socket) -> None:
                 # Show the cursor, which the progress bar hides.
                 shown = "\x1b[?25h\n" if sys.stderr.isatty() else ""
                 print(
-                    f"{shown}flaxzoo: a second signal ({signal.Signals(number).name}): ended at "
-                    "once; the same command resumes from the newest checkpoint",
+                    f"{shown}flaxzoo: ended at once by a second signal "
+                    f"({signal.Signals(number).name}): the same command resumes from the newest "
+                    "checkpoint",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -1,6 +1,6 @@
-"""Early ends of a run: a signal, or an error in a function of the caller.
+"""Ends a run early after a signal, or after an error in a function of the caller.
 
-Either way the state after the last finished step is saved first.
+In both cases the run first saves the state after the last finished step.
 """
 
 import signal
@@ -36,12 +36,12 @@ class Stopper:
 
     @property
     def signal(self) -> int:
-        """The number of the signal that stopped a process; 0 if none did."""
+        """The number of the signal that stopped a process; 0 without a signal."""
         return self._signal or self._request.number
 
     @property
     def reason(self) -> str:
-        """Why the run ends, for a message."""
+        """The reason for the end of the run, for a message."""
         return self._what or (signal.Signals(self.signal).name if self.signal else "an error")
 
     def check(self) -> None:
@@ -60,7 +60,8 @@ class Stopper:
     def interruptible(self) -> Iterator[None]:
         """Lets the first signal interrupt a wait that changes no state."""
         try:
-            # Do not interrupt one of several processes: the others would wait in the next step.
+            # Do not interrupt a single one of several processes: the others would wait in the next
+            # step.
             self._request.cuts_off = self._is_single
             self.check_local()
             yield
@@ -71,7 +72,8 @@ class Stopper:
     def saving_first(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
         """Stores an error of a block that changes no state, and raises StopNow instead.
 
-        With several processes only StepNotTaken is stored, because all of them raise it.
+        With several processes, only StepNotTaken is stored, because all processes raise
+        StepNotTaken.
 
         Args:
             what: what the block does, for a message.
@@ -101,20 +103,23 @@ class Stopper:
             self.failure, self._what = error, " ".join(f"{what} failed ({reason})".split())
 
     def wait_for(self, metrics: Metrics) -> None:
-        """Waits for the metrics of a step while Python handles signals; logs the first one."""
+        """Waits for the metrics of a step while Python handles signals; logs the first signal."""
         is_logged = False
-        # Poll, as a blocking wait would delay signal handlers. All jax arrays have `is_ready`,
-        # though type checkers do not know it.
+        # Poll, because a blocking wait would delay signal handlers. All jax arrays have `is_ready`,
+        # which type checkers do not know.
         while not all(x.is_ready() for x in metrics.values()):  # pyright: ignore
             if self._request.number and not is_logged:
                 name = signal.Signals(self._request.number).name
-                self._log(f"{name}: the step in progress ends first; a second one ends at once")
+                self._log(
+                    f"{name}: the run ends after the step in progress; a second signal ends the "
+                    "run at once"
+                )
                 is_logged = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 class Callbacks:
-    """Calls the caller's callbacks on the primary process, until one fails."""
+    """Calls the caller's callbacks on the primary process, until a callback fails."""
 
     def __init__(self, callbacks: Sequence[Callback], stopper: Stopper) -> None:
         self._callbacks = tuple(callbacks)

@@ -53,7 +53,7 @@ class Result:
     signal: int | None
     """The number of the signal that stopped the run."""
     validation: Scores | None
-    """The last evaluation of this call, or None."""
+    """The results of the last evaluation of this call, or None."""
     sample: str | None = None
     """The output of the finished model for `sample_prompt`, if set."""
 
@@ -73,9 +73,10 @@ def train(
     """Trains, or resumes training, in a run folder.
 
     A run that is stopped at any step and resumed ends with bit-identical parameters. On SIGTERM,
-    SIGHUP and Ctrl-C the step in progress ends, the state is saved, and the call returns; a second
-    Ctrl-C interrupts. With several processes (`jax.distributed`) all must make the same call; a
-    signal to one stops all. The folder is locked while a run trains.
+    SIGHUP and Ctrl-C, the call completes the step in progress, saves the state and returns; a
+    second Ctrl-C interrupts the call. With several processes (`jax.distributed`), all must make the
+    same call, and a signal to one process stops all processes. The folder is locked while a run
+    trains.
 
     Args:
         config: the run.
@@ -86,8 +87,8 @@ def train(
             checkpoint to `config.steps`. Steps, batch size, learning rate, schedule and data may
             differ; parameters, optimizer state and the position in the same data are kept.
         quiet: whether to hide the progress bar.
-        objective: what is learned, instead of the objective of the data. The scores are then its
-          loss and the means of its terms and measures.
+        objective: replaces the objective of the data. The scores are then the loss of this
+          objective, and the means of its terms and measures.
         examples: a function from the tokenizer to the training and the validation examples, two
           `data.ExampleSource`s. `config.model` then sets the head and the labels; of `config.data`
           only the tokenizer, the source (if a new vocabulary is trained), the sequence length in
@@ -96,11 +97,11 @@ def train(
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
         rewards: functions that reward answers in reinforcement learning, in addition to
           `objective.rewards`: `reward(prompts, completions, **fields)` returns a number for each
-          completion, or None for no reward. A function need not take all of these arguments;
+          completion, or None for no reward. A reward function need not take all of these arguments;
           `fields` are the other fields of the prompts' records.
 
-    The run folder records the names of a custom objective, examples and rewards; pass them again to
-    resume the run.
+    The run folder records the names of a custom objective, custom examples and custom rewards. Pass
+    the same objects again to resume the run.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do
@@ -113,7 +114,7 @@ def train(
             f"config {config!r} is not a TrainConfig: give one, for example "
             'train.recipe("quickstart")'
         )
-    # A stage continues from a checkpoint. Refuse before the folder records the stage.
+    # A stage continues from a checkpoint. Raise the error before the folder records the stage.
     require(
         resume or not extend, "extend requires a checkpoint, but resume is False: leave resume out"
     )
@@ -125,7 +126,7 @@ def train(
     custom = Custom(objective, examples, tuple(rewards))
     # Fix the precision, so that a run resumes under any jax configuration.
     with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
-        memory_of_each()  # collective; in `open_run` the others wait for process 0
+        memory_of_each()  # a collective call; in `open_run` the other processes wait for process 0
         opened = open_run(
             config, Path(workdir), lock=lock, log=progress.log, custom=custom, extend=extend
         )
@@ -227,7 +228,7 @@ def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[Metri
 
 
 def _left_unreported(folder: Path) -> Scores | None:
-    """Returns the last logged evaluation if the report is missing, as after a kill."""
+    """Returns the last logged evaluation if the report is missing, as after a killed process."""
     logged = read_metrics(folder, "validation")
     if not logged or (folder / REPORT_FILE).is_file():
         return None
@@ -247,13 +248,13 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         "devices": devices,
         **described_stages(run.folder, run.stated),
     }
-    # Compare with the loss that token frequencies alone reach.
+    # Compare the loss with the loss of a model that knows only token frequencies.
     baseline = None if run.custom.names else config.objective.baseline(run.train)
     if baseline is not None:
         compared, name, value = baseline
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
-    # Show what training changed: scores first, then answers of both models.
+    # Show the effect of the training: first the scores, then the answers of both models.
     changes = _changes(run)
     for name, (before, after) in changes.items():
         progress.log(f"validation {name} before training {before:.4f}, after {after:.4f}")
@@ -261,7 +262,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     samples = read_samples(run.folder) or _compared(run)
     log_rows(samples[:NUM_PROMPTS] + samples[-NUM_PROMPTS:], progress.log)
     write_report(run.folder, summary, validation, None, samples=samples)
-    # The report is already written, as sampling may fail; the sample is added below.
+    # Write the report before sampling, which may fail; the sample is added below.
     if config.sample_prompt is None:
         return None
     sample = final_sample(run.folder, config.sample_prompt, config.seed)
@@ -270,7 +271,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
 
 
 def _changes(run: Run) -> dict[str, tuple[float, float]]:
-    """Returns the loss and the main metrics before and after training, if both are known."""
+    """Returns the loss and the main metrics before and after training, if both are stored."""
     logged = read_metrics(run.folder, "validation")
     if run.custom.names or len(logged) < 2 or logged[0]["step"] > 0:
         return {}

@@ -27,20 +27,20 @@ def make_train_step(
     adapter: LoRA | None = None,
     exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> StepFn:
-    """Makes `step(state, batch, rng) -> (state, metrics)`, to be compiled by the caller.
+    """Makes `step(state, batch, rng) -> (state, metrics)`, which the caller compiles.
 
     Args:
         apply_fn: `apply_fn({"params": params}, rng=…, **inputs)`.
         objective: what is learned.
         tx: the optimizer.
         num_micro_batches: the number of equal parts of a batch, processed sequentially to save
-          memory; the result equals that of the whole batch. For an objective that needs the whole
-          batch the step runs the model twice (`grad_cache`).
-        adapter: the adapters to train, from `models.make_lora`. The state's `params` then hold the
-          trained parameters and `frozen` the base, as `LoRA.init` returns them; a `reference` is
+          memory; the result equals the result of the whole batch. For an objective that needs the
+          whole batch, the step runs the model twice (`grad_cache`).
+        adapter: the adapters to train, from `models.make_lora`. In the state, `params` then are the
+          trained parameters and `frozen` is the base, as `LoRA.init` returns them; a `reference` is
           the base without adapters.
         exchange: wraps the function that sums gradients over the rows of a batch, so that it also
-          sums over devices; from `distributed.fsdp`. If None, the compiler does so.
+          sums over devices; from `distributed.fsdp`. If None, the compiler sums over devices.
 
     Returns:
         The step. `rng` is the run's key; the key of each step is derived from it by the step
@@ -48,8 +48,8 @@ def make_train_step(
         finite is skipped: it only increments the step number.
 
     Raises:
-        UserError: when the step is traced: the objective needs the whole batch, there are several
-          micro-batches, and its outputs have no row for each example.
+        UserError: when the step is traced with several micro-batches: the objective needs the whole
+          batch, and its outputs do not have a row for each example.
     """
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
@@ -59,7 +59,7 @@ def make_train_step(
         trained = joined(state.params, state.further)
         # One dropout key per example [B], by its index in the global batch.
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
-        # Count before the batch is split, so that every split gives the same loss.
+        # Compute the counts before the batch is split, so that every split gives the same loss.
         counts = objective.checked(objective.counts(batch), "counts")
         scales = counts, objective.weights(state.step)
         rows = batch, keys
@@ -76,7 +76,8 @@ def make_train_step(
             counts, weights = scales
             sums = objective.sums(outputs, batch)
             objective.check_counted(sums, counts)
-            # Sums of a part over counts of the batch: adding the parts gives the mean of the batch.
+            # Divide the sums of a part by the counts of the batch, so that the parts add up to the
+            # mean of the batch.
             means = divide(sums, counts)
             return weigh(means, weights), means
 
@@ -134,10 +135,10 @@ def update_if(
     objective: Objective,
     tx: optax.GradientTransformation,
 ) -> tuple[Params, optax.OptState]:
-    """Returns parameters and optimizer state: updated if `finite` (bool []), else unchanged."""
+    """Returns the parameters and the optimizer state, unchanged unless `finite` (bool [])."""
 
     def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
-        # The optimizer sees differences, and its average is stored in the form of parameters.
+        # The optimizer gets the differences, and its moving average is stored as whole parameters.
         opt_state = map_ema(objective.differences, opt_state)
         updates, opt_state = tx.update(gradients, opt_state, objective.differences(params))
         opt_state = map_ema(objective.followed, opt_state)
@@ -147,13 +148,13 @@ def update_if(
     def keep(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
         return params, opt_state
 
-    # `cond` updates in place. A `where` would hold both the old and the new state: 1,743
+    # `cond` updates in place. A `where` would keep both the old and the new state in memory: 1,743
     # instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
     return jax.lax.cond(finite, update, keep, params, opt_state)
 
 
 def divide(sums: Terms, counts: Terms) -> Terms:
-    """Returns each term's mean; 0 where a batch has no item of a term."""
+    """Returns the mean of each term; 0 if a batch has no item of this term."""
     return {name: sums[name] / jnp.maximum(counts[name], 1) for name in sums}
 
 

@@ -18,7 +18,7 @@ CLIPPED = tuple(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
 
 def answer_mask(batch: Batch) -> Bool[Array, "B *T"]:
     """Returns the mask of labels that belong to an answer, for rows or for pairs of rows."""
-    # The loss mask of filler is arbitrary.
+    # The loss mask of filler rows is arbitrary.
     return (batch["loss_mask"] != 0) & (batch["attention_mask"] != 0)
 
 
@@ -48,8 +48,8 @@ def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> di
     Args:
         ratio: ρ, of tokens or of answers.
         advantages: A, an array with as many axes as `ratio`.
-        low: the largest relative decrease of a probability that is rewarded.
-        high: the largest increase.
+        low: the relative decrease of ρ at which clipping begins.
+        high: the relative increase of ρ at which clipping begins.
     """
     clipped = jnp.clip(ratio, 1 - low, 1 + high)
     # The clipped product is the minimum only if the ratio has moved in the rewarded direction.
@@ -69,8 +69,8 @@ def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S
     """
     require(
         group_size >= 2 and rewards.shape[0] % group_size == 0,
-        f"{rewards.shape[0]} rewards do not make groups of {group_size}: give a multiple of the "
-        "number of answers to each prompt, which is at least 2",
+        f"{rewards.shape[0]} rewards cannot be divided into groups of {group_size}: give the "
+        "rewards of whole groups, and at least 2 answers to each prompt",
     )
     # The answers to a prompt are consecutive, so each row is one group.
     return rewards.reshape(-1, group_size)

@@ -1,7 +1,7 @@
 """Losses as sums over weighted items, in float32, with the number of correct items.
 
 `cross_entropy` computes logits over a vocabulary and their gradient for one chunk of positions at a
-time (`models/token_log_probs.py`). Other heads have few logits, which are computed at once.
+time (`models/token_log_probs.py`). Other heads have few logits, and compute all of them at once.
 """
 
 import functools
@@ -36,7 +36,7 @@ def softmax_cross_entropy(
         logits: scores of the L labels: `[B, L]` of rows or choices, `[B, T, L]` of
           tokens, `[B, T]` of the positions where a span may begin.
         labels: the correct label of each item.
-        weights: 0 where there is nothing to predict; the label there, for example -100, is ignored.
+        weights: 0 at items without a prediction; their labels, for example -100, are ignored.
     """
     sums, _ = _sums(logits.astype(jnp.float32), labels, weights, 0.0)
     return CrossEntropy(sums.loss, *map(jax.lax.stop_gradient, (sums.correct, sums.nll)))
@@ -63,7 +63,7 @@ def squared_error(
 ) -> Float[Array, ""]:
     """Sums weight · (prediction - label)² over sequences; weight 0 for sequences to ignore."""
     errors = jnp.square(predictions.astype(jnp.float32) - labels)
-    # 0 · NaN is NaN, so a weight of 0 alone would not drop a prediction.
+    # 0 · NaN is NaN, so a weight of 0 alone would not exclude a prediction.
     return jnp.sum(jnp.where(weights != 0, weights * errors, 0))
 
 
@@ -75,7 +75,7 @@ def _sums(
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     exponentials = jnp.exp(logits - highest[..., None])
     log_normalizer = highest + jnp.log(jnp.sum(exponentials, axis=-1))
-    # An invalid label, also a negative one, must give NaN and not another label's loss.
+    # An invalid or negative label must give NaN instead of the loss of another label.
     labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
     # The logit of each label, [..., L] to [...].
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
@@ -111,10 +111,9 @@ def cross_entropy(
 
     Args:
         projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
-          bias, if any. T is the number of positions that are predicted.
+          bias, if any. T is the number of predicted positions.
         labels: the correct token at each position.
-        weights: 0 where there is nothing to predict; the label is ignored
-          there. Not differentiated.
+        weights: 0 at positions without a prediction; their labels are ignored. Not differentiated.
         label_smoothing: ε, at least 0 and below 1.
     """
     return _cross_entropy(label_smoothing, projection, labels, weights)
@@ -158,7 +157,7 @@ def _forward(
 def _backward(
     smoothing: float, gradient: Projection, cotangent: CrossEntropy
 ) -> tuple[Projection, None, None]:
-    del smoothing  # already in the gradient
+    del smoothing  # the gradient already includes the smoothing
     # `correct` and `nll` have no gradient, so only the loss's cotangent counts.
     scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), gradient)
     return scaled, None, None

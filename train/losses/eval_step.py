@@ -41,9 +41,9 @@ def make_evaluate_fn(
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
-    The caller compiles it. `frozen` holds the reference of the objective or the base of the
-    adapter; `adapter` is as in `make_train_step`. An objective that needs the whole batch gets it,
-    and its model runs on `num_micro_batches` parts one by one. Other objectives ignore the number.
+    The caller compiles it. `frozen` is the reference of the objective or the base of the adapter;
+    `adapter` is as in `make_train_step`. If the objective needs the whole batch, the model runs on
+    `num_micro_batches` parts of the batch one by one. Other objectives ignore `num_micro_batches`.
     """
     parts = num_micro_batches if objective.whole_batch else 1
     if adapter is not None:
@@ -60,7 +60,8 @@ def make_evaluate_fn(
 
         outputs = in_parts(run, batch, parts)
         sums = objective.sums(outputs, batch)
-        # Count over the whole batch, as in a train step, so that both compute the same loss.
+        # Compute the counts of the whole batch, as a train step does, so that both compute the same
+        # loss.
         counts = objective.checked(objective.counts(batch), "counts")
         objective.check_counted(sums, counts)
         return sums, counts, objective.predictions(outputs[0])
@@ -81,8 +82,8 @@ def evaluate(
     Args:
         evaluate_fn: sums, counts and predictions of a batch, on the devices.
         model_state: its first argument.
-        batches: every row once, possibly with filler at the end.
-        objective: how terms combine into the loss.
+        batches: batches with every row once, possibly with filler at the end.
+        objective: combines the terms into the loss.
         num_rows: the number of rows that are not filler.
     """
     sums: dict[str, float] = {}
@@ -96,7 +97,7 @@ def evaluate(
                 total[name] = total.get(name, 0.0) + float(value)
         kept.append(predictions)
     means = {name: total / max(counts[name], 1.0) for name, total in sums.items()}
-    # Regularizers count in the training loss only.
+    # Only the training loss includes regularizers.
     loss = sum(
         coefficient * means[name]
         for name, coefficient in objective.coefficients.items()
@@ -117,8 +118,9 @@ def whole_rows(parts: Sequence[Mapping[str, ArrayLike]], num_rows: int) -> dict[
 def evaluated_at_once(objective: Objective, batch_size: int, micro_batches: int) -> int:
     """Returns the number of rows of an evaluation's batch.
 
-    It is the size of a micro-batch, which is known to fit into memory. An objective that needs the
-    whole batch gets it, because its loss depends on the number of examples.
+    This number is the size of a micro-batch, which is known to fit into memory. An objective that
+    needs the whole batch gets as many rows as in training, because its loss depends on the number
+    of examples.
     """
     return batch_size if objective.whole_batch else batch_size // micro_batches
 

@@ -1,9 +1,9 @@
 """Scores of predictions, as defined by their benchmarks.
 
-Pure functions of labels, numbers and texts. Every score is a plain float and a fraction, 0 to 1, or
-a correlation, -1 to 1, even if papers print percent. BLEU and chrF are 0 to 100, as in their
-reference implementation. An undefined score (the correlation of constant predictions, the F1 of a
-label that does not occur) is 0, without a warning.
+Pure functions of labels, numbers and texts. Every score is a plain float: a fraction from 0 to 1,
+or a correlation from -1 to 1, even if papers print percent. BLEU and chrF are numbers from 0 to
+100, as in their reference implementation. An undefined score (the correlation of constant
+predictions, the F1 of a label that does not occur) is 0, without a warning.
 """
 
 import importlib.util
@@ -62,10 +62,10 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
 
 
 def _f1(gold: np.ndarray, predicted: np.ndarray, *, average: str) -> float:
-    """Returns F1 over the labels that occur on either side, or of label 1 for "binary"."""
+    """Returns F1 over the labels in `gold` or `predicted`, or F1 of label 1 for "binary"."""
     from sklearn.metrics import f1_score
 
-    # A label that never occurs would count as 0 in a macro mean.
+    # A label that never occurs would add 0 to a macro mean.
     labels = np.flatnonzero((gold + predicted).any(axis=0)) if gold.ndim == 2 else None
     if labels is not None and not len(labels):
         return 0.0
@@ -78,7 +78,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
     """Returns Pearson's and Spearman's correlation of two `[N]` series of numbers.
 
     Returns:
-        `pearson` and `spearman`; 0 where either series is constant.
+        `pearson` and `spearman`; 0 if either series is constant.
 
     Raises:
         UserError: there is nothing to score, or a prediction is missing or not finite.
@@ -90,7 +90,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
     require(not bad, f"{bad} of {len(predicted)} predicted scores are not finite numbers")
     if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
         return {"pearson": 0.0, "spearman": 0.0}
-    # The correlation of nearly constant scores is still defined.
+    # Ignore warnings: the correlation of nearly constant scores is still defined.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
         pearson = float(stats.pearsonr(gold, predicted).statistic)  # pyright: ignore[reportAttributeAccessIssue]
@@ -151,13 +151,14 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
     """Returns exact match and F1 of answers, as SQuAD's official scripts compute them.
 
-    Both use the best matching gold answer and are averaged over questions. Questions with answers
-    are scored as in version 1.1; for other questions the answer "" is correct, as in version 2.0.
-    (The versions differ on gold answers that are empty after normalization, such as "A": 2.0 drops
-    them; 1.1 can match them exactly but gives them no F1. SQuAD 1.1 has such answers.)
+    Both scores use the best matching gold answer, and are means over the questions. Questions with
+    answers are scored as in version 1.1; for other questions the answer "" is correct, as in
+    version 2.0. (The versions differ on gold answers that are empty after normalization, such as
+    "A": version 2.0 drops them; version 1.1 can match them exactly but gives them no F1. SQuAD 1.1
+    has such answers.)
 
     Args:
-        gold: answers of each question; empty or "" if it has no answer.
+        gold: answers of each question; empty or "" for a question without an answer.
         predicted: the answer to each question, "" for none.
 
     Returns:
@@ -183,7 +184,7 @@ def _answer_score(gold: Sequence[str], predicted: str) -> tuple[float, float]:
     answers = [normalize_answer(text) for text in gold if text]
     if not answers:
         return float(not answer), float(not answer)
-    # The best gold answer counts, separately for both scores.
+    # Each of the two scores uses its best gold answer.
     words = answer.split()
     return float(answer in answers), max(_word_f1(right.split(), words) for right in answers)
 
@@ -237,8 +238,8 @@ def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, fl
     """Returns BLEU, chrF and exact match of generated texts, and ROUGE if installed.
 
     Args:
-        references: one for each text, as it came with the data.
-        texts: one for each reference.
+        references: a reference for each text, as in the data.
+        texts: a text for each reference.
 
     Returns:
         The scores of `translation_scores`, plus `rouge_scores` if the package rouge-score is
@@ -252,10 +253,10 @@ def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, fl
 
 
 def missing_rouge() -> str | None:
-    """Returns a line on how to install ROUGE, or None if it is installed."""
+    """Returns a line that explains how to install ROUGE, or None if ROUGE is installed."""
     if importlib.util.find_spec("rouge_score") is not None:
         return None
-    return "ROUGE is left out, as rouge-score is not installed: pip install 'flaxzoo[rouge]'"
+    return "ROUGE is left out, because rouge-score is not installed: pip install 'flaxzoo[rouge]'"
 
 
 def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
@@ -265,8 +266,8 @@ def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
     text in other scripts is ignored.
 
     Args:
-        references: one for each text.
-        texts: one for each reference.
+        references: a reference for each text.
+        texts: a text for each reference.
 
     Returns:
         `rouge1`, `rouge2` and `rougeL`: the mean F1 of single words, of word pairs and of the
@@ -292,8 +293,8 @@ def translation_scores(
     """Returns BLEU and chrF of the sacreBLEU package (Post 2018), cased, on plain text.
 
     Args:
-        references: one for each sentence, as it came with the data.
-        translations: one for each reference.
+        references: a reference for each sentence, as in the data.
+        translations: a translation for each reference.
 
     Returns:
         `bleu` and `chrf`, 0 to 100, each with the signature of its settings; `exact_match`, the
@@ -318,5 +319,6 @@ def translation_scores(
 def _check_texts(references: Sequence[str], texts: Sequence[str]) -> None:
     require(
         len(references) == len(texts) > 0,
-        f"{len(texts)} texts for {len(references)} references: give one for each, and at least one",
+        f"got {len(texts)} texts for {len(references)} references: give at least one text, and a "
+        "reference for each text",
     )

@@ -26,7 +26,7 @@ def in_parts(function: Callable[[T], U], tree: T, number: int) -> U:
     """Applies a function of rows `[B, …]` to equal parts of them, sequentially.
 
     Args:
-        function: its results are arrays with the rows of the part.
+        function: returns arrays with the rows of the part.
         tree: arrays `[B, …]`.
         number: the number of parts.
 

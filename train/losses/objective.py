@@ -1,8 +1,9 @@
 """Training objectives, each a record of pure functions.
 
 The loss of an objective is Σ coefficient · sum / count over its terms, where each term has a count.
-Counts come from the whole batch, before it is split into micro-batches or over devices, so whole,
-accumulated and sharded steps agree. The mean of the means of all parts would differ.
+Counts are computed from the whole batch, before it is split into micro-batches or over devices, so
+whole, accumulated and sharded steps give the same loss. The mean of the parts' means would be
+another number.
 """
 
 import dataclasses
@@ -46,13 +47,14 @@ class FurtherModel:
     trained: bool = False
     """Whether the optimizer trains it. A frozen model has neither gradient nor dropout."""
     shared: tuple[str, ...] = ()
-    """The top-level names of the parameters that it takes from the model of the run, such as
-    `token_embedding`. `init` leaves them out, and both models' gradients add up in them."""
+    """The top-level names of the parameters that this model shares with the model of the run, such
+    as `token_embedding`. `init` leaves these parameters out, and the gradients of both models add
+    up."""
     followed: tuple[str, ...] = ()
     """The top-level names of the parameters whose updates are also added to the model of the run.
-    In the model of the run, such a parameter is the sum of this model's parameter, without its
-    gradient, and of a learned difference, which begins at 0 (gradient-disentangled embedding
-    sharing, He et al. 2021)."""
+    In the model of the run, such a parameter is the sum of the parameter of this model, without its
+    gradient, and a learned difference, which begins at 0 (gradient-disentangled embedding sharing,
+    He et al. 2021)."""
 
 
 RunModel = Callable[..., Outputs]
@@ -66,35 +68,35 @@ class Objective:
     coefficients: Mapping[str, float]
     """The weight of each term in the loss."""
     inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
-    """The model's keyword arguments. With a tuple the model runs once for each entry, with
-    different dropout, and the outputs are a tuple. An example may have several consecutive rows,
-    such as the texts of a pair; dropout differs between rows."""
+    """The model's keyword arguments. If `inputs` returns a tuple, the model runs once for each
+    entry, with different dropout, and the outputs are a tuple. An example may have several
+    consecutive rows, such as the texts of a pair; dropout differs between rows."""
     counts: Callable[[Batch], Terms]
     """The number of items that each sum of `terms` is averaged over. Sums without a coefficient are
-    further measures, which are only reported."""
+    further measures, which are reported but not trained."""
     terms: Callable[..., Terms]
     """`terms(outputs, batch)` returns the sum of each term over its items; with `reference`,
     `terms(outputs, batch, reference_outputs)`."""
     ramps: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """For terms whose weight grows: the number of steps n until it is the coefficient. In step t,
-    counted from 0, the weight is min(1, t / n)² times the coefficient."""
+    """For terms whose weight grows: the number of steps n until the weight equals the coefficient.
+    In step t, counted from 0, the weight is min(1, t / n)² times the coefficient."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
     """The arrays `[B, …]` that an evaluation keeps from the outputs for a batch."""
     reference: bool = False
     """Whether `terms` also gets the outputs of frozen parameters for the batch, such as a reference
-    policy. They are computed without dropout and without gradient."""
+    policy. The outputs of frozen parameters are computed without dropout and without gradient."""
     keeps_initial: bool = False
     """Whether the state keeps a frozen copy of the initial parameters for other uses than `terms`:
     a rollout computes log-probabilities of this reference policy once."""
     regularizers: tuple[str, ...] = ()
-    """The terms that count in the training loss but not in the loss of an evaluation."""
+    """The terms that the training loss includes but the loss of an evaluation does not."""
     models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
     """Further models by name. The state keeps trained models in `further` and frozen models in
     `frozen`. Only `params`, the model of the run, is loaded and exported."""
     forward: Callable[..., Outputs] | None = None
     """`forward(run, batch)` computes the outputs: `run["model"](**inputs)` runs the model, and
-    `run[name](**inputs)` a further one. Dropout differs between the calls. If None, the model alone
-    runs on `inputs`."""
+    `run[name](**inputs)` runs a further model. Dropout differs between the calls. If None, the
+    model alone runs on `inputs`."""
     samples: bool = False
     """Whether `forward` also gets keys `[B]`, to sample from a model: `forward(run, batch, keys)`.
     An evaluation has the same keys for every batch."""
@@ -116,7 +118,7 @@ class Objective:
         return self.reference or self.keeps_initial
 
     def differences(self, params: Params) -> Params:
-        """Returns the parameters, where differences replace parameters that follow another model.
+        """Returns the parameters; differences replace the parameters that follow another model.
 
         Weight decay applies to the differences.
         """
@@ -139,12 +141,12 @@ class Objective:
     ) -> tuple[Params | None, Params | None]:
         """Returns the initial parameters of the trained and of the frozen further models.
 
-        Either is None if there are no such models. They become the state's `further` and a part of
-        its `frozen`: `init_state(params, tx, frozen, further)`.
+        A result is None if the objective has no such models. The results become `further` of the
+        state and a part of its `frozen`: `init_state(params, tx, frozen, further)`.
 
         Args:
             rng: the key.
-            params: the initial parameters of the model of the run, where it follows a further
+            params: the initial parameters of the model of the run, if this model follows a further
               model.
         """
         trained, frozen = {}, {}
@@ -173,7 +175,7 @@ class Objective:
         frozen: Params | None = None,
         rng: Array | None = None,
     ) -> Outputs:
-        """Returns the outputs for a batch; a tuple of them if `inputs` returns a tuple.
+        """Returns the outputs for a batch, or a tuple of outputs if `inputs` returns a tuple.
 
         Args:
             apply_fn: the `apply` of the model.
@@ -249,7 +251,7 @@ class Objective:
         frozen: Params | None = None,
         rng: Array | None = None,
     ) -> tuple[Outputs, ...]:
-        """Returns the outputs for a batch, and the outputs of the reference if there is one.
+        """Returns the outputs for a batch, and the outputs of the reference, if any.
 
         `apply` describes the arguments and the exceptions.
         """
@@ -258,8 +260,8 @@ class Objective:
             return (outputs,)
         if frozen is None:
             raise ValueError(
-                "the objective has a reference, and the state has no frozen parameters: give them "
-                "to init_state(params, tx, frozen=…)"
+                "the objective has a reference, but the state has no frozen parameters: give these "
+                "parameters to init_state(params, tx, frozen=…)"
             )
         # The frozen tree may also contain further models.
         first = jax.lax.stop_gradient(split(frozen)[0])
@@ -299,7 +301,8 @@ class Objective:
         require(
             not missing,
             f"{function} of the objective returned {', '.join(values) or 'nothing'} without "
-            f"{missing}, which have a coefficient: return them, or leave them out of coefficients",
+            f"{missing}, which have a coefficient: return these terms, or leave them out of "
+            "coefficients",
         )
         return dict(values)
 
@@ -312,8 +315,8 @@ class Objective:
         uncounted = sorted(sums.keys() - counts.keys())
         require(
             not uncounted,
-            f"terms of the objective returned {uncounted}, which counts did not: return "
-            f"their number of items from counts, or leave them out of terms",
+            f"terms of the objective returned {uncounted}, but counts did not: return the number "
+            f"of items from counts, or leave {uncounted} out of terms",
         )
 
 
@@ -338,7 +341,7 @@ def _bound(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
 
 
 def _bound_each(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
-    """As `_bound`, with different dropout keys for each run of the model."""
+    """Binds parameters and keys as `_bound` does, with different keys for each run of the model."""
     runs = itertools.count()
 
     def run(**inputs: Array) -> Outputs:

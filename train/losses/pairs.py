@@ -1,4 +1,4 @@
-"""Shared functions of preference losses, for pairs of texts `[B, 2, T]`, the chosen one first.
+"""Shared functions of preference losses, for pairs of texts `[B, 2, T]`, the chosen text first.
 
 A pair is one example, so that it is never split over micro-batches or devices.
 """
@@ -14,7 +14,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def rows_of_pairs(x: Array) -> Array:
-    """Returns `[2B, …]` of `[B, 2, …]`: the chosen row of each pair before its rejected row."""
+    """Reshapes `[B, 2, …]` to `[2B, …]`, the chosen row of each pair before its rejected row."""
     return x.reshape(-1, *x.shape[2:])
 
 
@@ -31,8 +31,8 @@ def pair_weights(batch: Batch) -> Float[Array, " B"]:
 
 
 def weighted_sums(values: Mapping[str, Array], weights: Float[Array, " B"]) -> Terms:
-    """Returns Σ weight · value of each; values of weight 0 may be NaN."""
-    # 0 · NaN is NaN, so a product alone would not drop a value.
+    """Returns Σ weight · value for each array of values; values of weight 0 may be NaN."""
+    # 0 · NaN is NaN, so a product alone would not exclude a value.
     return {
         name: jnp.sum(weights * jnp.where(weights > 0, value, 0.0))
         for name, value in values.items()

@@ -1,6 +1,6 @@
 """Losses and measures of the scores that a model gives to the documents of a query.
 
-All arrays are `[B, C]`: C documents for each of B queries. Missing documents count for nothing.
+All arrays are `[B, C]`: C documents for each of B queries. Missing documents have no effect.
 """
 
 import functools
@@ -17,13 +17,13 @@ Weighting: TypeAlias = Literal["none", "lambda_rank", "ndcg_loss_2", "ndcg_loss_
 MASKED = -1e30
 """The logit of a missing document: its exp is 0, and its gradient is finite."""
 CUTOFF = 10
-"""The last rank that counts in the measures."""
+"""The last rank that the measures include."""
 
 
 def contrast(
     scores: Float[Array, "B C"], real: Bool[Array, "B C"], *, scale: float = 10.0
 ) -> Float[Array, " B"]:
-    """Returns the cross-entropy of the first document among all, with logits scale · σ(score).
+    """Returns the cross-entropy of the first of all documents, with logits scale · σ(score).
 
     Args:
         scores: the score of the positive, then the scores of the negatives.
@@ -60,8 +60,8 @@ def lambda_loss(
 ) -> Float[Array, " B"]:
     """Returns -Σ w_ij log₂ σ(sigma · (s_i - s_j)) over the pairs with a larger label of i.
 
-    The documents are sorted by their scores. With G_i the gain (2^label - 1) over the ideal DCG,
-    and D_i = log₂(1 + i) the discount of rank i, the weights w_ij are
+    The documents are sorted by their scores. G_i is the gain (2^label - 1) divided by the ideal
+    DCG, and D_i = log₂(1 + i) is the discount of rank i. The weights w_ij are
 
     - `none`: 1 (Burges et al. 2005, "RankNet");
     - `lambda_rank`: |1 / D_i - 1 / D_j| · |G_i - G_j| (Burges et al. 2006);
@@ -125,7 +125,7 @@ rank_net = functools.partial(lambda_loss, weighting="none")
 
 
 def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Float[Array, "B N"]:
-    """Returns (s_0 - s_n - (y_0 - y_n))² for each negative n, where y are a teacher's scores.
+    """Returns (s_0 - s_n - (y_0 - y_n))² for each negative n; y are the scores of a teacher.
 
     MarginMSE: Hofstätter et al. 2020, "Improving efficient neural ranking models with
     cross-architecture knowledge distillation", equation 5.
@@ -134,7 +134,7 @@ def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Fl
 
 
 def can_be_ranked(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, " B"]:
-    """Returns whether a query has at least two documents, one of them with a label above 0."""
+    """Returns whether a query has a document with a label above 0 and a document without."""
     relevant = (labels > 0) & real
     return jnp.any(relevant, axis=1) & jnp.any(real & ~relevant, axis=1)
 
@@ -142,9 +142,10 @@ def can_be_ranked(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool
 def ranking_measures(
     scores: Float[Array, "B C"], labels: Float[Array, "B C"], real: Bool[Array, "B C"]
 ) -> dict[str, Float[Array, " B"]]:
-    """Returns `ndcg@10` and `mrr@10` of each query; a label above 0 means that it is relevant.
+    """Returns `ndcg@10` and `mrr@10` of each query; a document with a label above 0 is relevant.
 
-    Documents with equal scores are ranked by index. `can_be_ranked` says which queries count.
+    Documents with equal scores are ranked by index. `can_be_ranked` is a mask of the queries that
+    these measures are defined for.
     """
     order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
     # Whether the document at each rank is relevant, [B, C].

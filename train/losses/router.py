@@ -34,7 +34,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         step = train.make_train_step(model.apply, train.with_router(train.CAUSAL, model.config), tx)
 
     Args:
-        objective: what is learned.
+        objective: the objective without router losses.
         model: the configuration; with `router_balance_over="batch"` the objective needs the whole
           batch, and does not support micro-batches.
 

@@ -30,7 +30,7 @@ class ClassificationConfig(ObjectiveConfig[SequenceClassificationData]):
 
     def build(self, data: SequenceClassificationData) -> Objective:
         """Returns the loss for the kind of labels."""
-        # A binary target is a single label that applies or not.
+        # A binary target is a single label, which is 0 or 1.
         return {
             "single_label": CLASSIFICATION,
             "binary": MULTI_LABEL,
@@ -73,7 +73,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
         return regression_scores(gold, [p["score"] for p in predicted])
     # Predictions have the names of labels; the scores need their indices.
     names = examples.labels
-    # A single label that applies or not is scored as two classes, the second one positive.
+    # A binary target is scored as two classes; the second class is positive.
     if target == "binary":
         (positive,) = names
         names = (f"not {positive}", positive)
@@ -118,7 +118,8 @@ MULTI_LABEL = dataclasses.replace(
         "label": sigmoid_cross_entropy(outputs.logits, batch["labels"], row_weights(batch))
     },
 )
-"""Any number of labels for a sequence, each with a separate sigmoid. A binary target has one."""
+"""Any number of labels for a sequence, each with a separate sigmoid. A binary target has one
+label."""
 
 REGRESSION = dataclasses.replace(
     CLASSIFICATION,

@@ -40,7 +40,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
     """For the loss `robust`: the share of pairs with swapped answers."""
     reference: Literal["precomputed", "frozen"] = "precomputed"
     """precomputed: the reference's log-probabilities are computed before training and cached for
-    later runs. frozen: each step computes them from frozen parameters."""
+    later runs. frozen: each step computes these log-probabilities from frozen parameters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -271,7 +271,7 @@ class PolicyTrainer:
         group = self.objective.num_generations
         key = jax.eval_shape(lambda: self._sample_key)
         sample = functools.partial(self.programs.sample, group_size=group)
-        # Trace sampling and scoring by shape, to learn the shapes of an update's batch.
+        # Trace sampling and scoring with shapes alone, to get the shapes of an update's batch.
         rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
         number = rollout.real.shape[0]
         rewards = jax.ShapeDtypeStruct((number, len(self.rewards.functions)), np.float32)
@@ -288,7 +288,7 @@ class PolicyTrainer:
 
 @jax.jit
 def _mean(parts: Sequence[Metrics]) -> Metrics:
-    """Returns the mean of each metric, in one program instead of one for each sum."""
+    """Returns the mean of each metric; a single program computes all sums."""
     return jax.tree.map(lambda *x: sum(x) / len(x), *parts)
 
 
@@ -298,7 +298,7 @@ VALIDATION = Objective(
     counts=lambda batch: {},
     terms=lambda outputs, batch: {},
 )
-"""The weights of an evaluation: its loss is the negated mean reward."""
+"""The objective of an evaluation, whose loss is the negated mean reward."""
 
 
 def compile_policy_trainer(
@@ -308,7 +308,7 @@ def compile_policy_trainer(
 
     Args:
         run: the run, with an online objective.
-        objective: what is learned from a batch of answers.
+        objective: the loss of a batch of answers.
         own_rewards: the caller's rewards, in addition to the configured ones.
 
     Raises:
@@ -324,8 +324,8 @@ def compile_policy_trainer(
     sharded = step_of_run(inner, objective)
     mesh = sharded.mesh
     check_batch(mesh, config.batch_size, config.data.length)
-    # Rollouts use XLA attention, because kernels do not read a cache. Without a backward pass they
-    # need no remat.
+    # Rollouts use XLA attention, because kernels do not read a cache. Rollouts have no backward
+    # pass, so they need no remat.
     execution = dataclasses.replace(config.execution, attention="xla", remat="none")
     model = create(config.model, execution)
     trainer = PolicyTrainer(

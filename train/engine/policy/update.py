@@ -8,7 +8,7 @@ from ...objectives.online import OnlineConfig
 
 
 def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
-    """Returns the configuration of an update: its batch of answers, and the number of updates.
+    """Returns the configuration of an update on a batch of answers, and the number of updates.
 
     Raises:
         UserError: the answers of a step are not a multiple of the mini-batches, or the run uses

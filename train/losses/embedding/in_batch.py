@@ -32,27 +32,29 @@ def multiple_negatives(
 ) -> Float[Array, " B"]:
     """Returns the loss of each pair among all texts of the batch (InfoNCE).
 
-    With s the scale, q_i the anchors, d_i their positives, and d all documents of the batch,
-    positives and negatives: log Σ_d exp(s · sim(q_i, d)) - s · sim(q_i, d_i) (van den Oord et al.
-    2018, equation 4; Henderson et al. 2017, section 4). Further directions add candidates:
+    The loss of pair i is log Σ_d exp(s · sim(q_i, d)) - s · sim(q_i, d_i) (van den Oord et al.
+    2018, equation 4; Henderson et al. 2017, section 4). In this formula s is the scale, q_i is an
+    anchor, d_i is its positive, and d runs over all documents of the batch, positives and
+    negatives. Further directions add candidates:
 
     - `doc_to_query`: all anchors, compared with d_i;
     - `query_to_query`: the other anchors, compared with q_i;
     - `doc_to_doc`: the documents of other examples, compared with d_i.
 
-    With `partition` "joint" one sum has all candidates (Li et al. 2023, "GTE", equation 4, has all
-    four directions); with "per_direction" the losses of the directions are averaged (Günther et
-    al. 2023, equation 2, is the symmetric loss). The hardness α adds α · sim(q_i, d), without
-    gradient, to the logits of some negatives d (Lan et al. 2025, "LLaVE", equation 5; Schechter
-    Vera et al. 2025, "EmbeddingGemma", has only an example's hard negatives).
+    With `partition` "joint", one sum contains all candidates (Li et al. 2023, "GTE", equation 4,
+    uses all four directions). With "per_direction", the loss is the mean of the losses of the
+    directions (Günther et al. 2023, equation 2, is the symmetric loss). The hardness α adds α ·
+    sim(q_i, d), without gradient, to the logits of some negatives d (Lan et al. 2025, "LLaVE",
+    equation 5; Schechter Vera et al. 2025, "EmbeddingGemma", uses only an example's hard
+    negatives).
 
     Args:
         vectors: the vectors of the batch.
         real: missing texts are not candidates.
         scale: s, the inverse of the temperature.
         similarity: cosine, or the scalar product.
-        directions: which candidates there are.
-        partition: how the directions are combined.
+        directions: the texts that are candidates.
+        partition: whether one softmax or several softmaxes contain the directions.
         hardness: the negatives whose logits are raised: from other examples, from the same example,
             or both.
         hardness_strength: α.
@@ -67,7 +69,7 @@ def multiple_negatives(
     real_documents = real.documents.reshape(1, -1)
     same = jnp.eye(batch, dtype=bool)
     same_example = jnp.repeat(same, num_documents, axis=1)  # [B, B · C]
-    # The texts that are compared, and the candidates that count.
+    # For each direction: the compared texts, the candidates, and a mask of the real candidates.
     pools: dict[Direction, tuple[Array, Array, Bool[Array, "_ N"]]] = {
         "query_to_doc": (anchors, documents, real_documents),
         "query_to_query": (anchors, anchors, real.anchors[None] & ~same),
@@ -122,7 +124,8 @@ def gist(
         vectors: the vectors of the batch, and the guide's vectors of the same texts.
         real: missing texts are not candidates.
         temperature: divides the similarities.
-        margin: how far below the guide's similarity of the pair a candidate must be.
+        margin: the least difference between the guide's similarities of the pair and of a
+          candidate.
         margin_strategy: whether `margin` is a difference, or relative to the pair's similarity.
         contrast_anchors: whether other anchors are candidates.
         contrast_positives: whether other positives are candidates.
@@ -140,7 +143,8 @@ def gist(
     # The largest similarity that the guide may find between an anchor and its negative.
     pair = to_own(guide, "cosine")[:, :1]
     largest = pair - margin * (1.0 if margin_strategy == "absolute" else jnp.abs(pair))
-    # The texts that are compared, the candidates that count, and the candidates that always count.
+    # For each pool: the compared texts, the real candidates, and the candidates that the guide
+    # cannot exclude.
     pools: list[tuple[Callable[[Vectors], tuple[Array, Array]], Array, Array | bool]] = [
         (
             lambda x: (x.anchors, x.documents.reshape(batch * num_documents, -1)),

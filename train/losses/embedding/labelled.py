@@ -1,4 +1,4 @@
-"""Losses of texts with labels: texts with one label are near to each other."""
+"""Losses of texts with labels, which move texts with the same label close together."""
 
 from collections.abc import Callable, Mapping
 
@@ -22,14 +22,14 @@ def batch_all_triplet(
 ) -> Float[Array, ""]:
     """Returns the mean of d(a, p) - d(a, n) + margin over all triplets with a value above 0.
 
-    The anchor a and the positive p are different texts with one label, and the negative n has
+    The anchor a and the positive p are different texts with the same label, and the negative n has
     another label (Hermans et al. 2017, "In defense of the triplet loss", section 2, "batch all").
 
     Args:
         distances: the distance between each pair of texts, [B, B].
         labels: the label of each text.
-        real: whether each text counts; a text that does not count has no triplets.
-        margin: how much farther than the positive a negative must be.
+        real: whether each text is real; other texts form no triplets.
+        margin: the least difference between the distances of a negative and of the positive.
     """
     positive, negative = _relations(labels, real)
 
@@ -49,7 +49,7 @@ def batch_all_triplet(
 def batch_hard_soft_margin(
     distances: Distances, labels: Int[Array, " B"], real: Bool[Array, " B"]
 ) -> Float[Array, " B"]:
-    """Returns log(1 + exp(d(a, p) - d(a, n))) of each anchor a with its hardest texts.
+    """Returns log(1 + exp(d(a, p) - d(a, n))) for each anchor a and its hardest texts p and n.
 
     p is the farthest text with the label of a, and n the nearest text with another label (Hermans
     et al. 2017, section 2, "batch hard" with the soft margin).
@@ -67,16 +67,16 @@ def batch_hard_soft_margin(
 
 
 def _relations(labels: Array, real: Array) -> tuple[Bool[Array, "B B"], Bool[Array, "B B"]]:
-    """Returns whether the second text is a positive, and whether it is a negative, of the first."""
+    """Returns masks of all pairs: whether the second text is a positive, or a negative."""
     both, same = real[:, None] & real, labels[:, None] == labels
     return both & same & ~jnp.eye(len(labels), dtype=bool), both & ~same
 
 
 def _euclidean(x: Float[Array, "B D"]) -> Distances:
-    # |a - b|² = |a|² + |b|² - 2 a · b needs no array [B, B, D].
+    # The formula |a - b|² = |a|² + |b|² - 2 a · b needs no array [B, B, D].
     norms = jnp.sum(jnp.square(x), axis=-1)
     squared = norms[:, None] + norms - 2 * each_to_each(x, x, "dot")
-    # Avoid 0, where the root has no gradient, as between equal texts.
+    # Avoid 0, the squared distance of equal texts, where the root has no gradient.
     nonzero = (squared > 0) & ~jnp.eye(len(x), dtype=bool)
     return jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
 

@@ -12,14 +12,14 @@ from .vectors import Vectors
 def matryoshka(
     loss: Callable[[Vectors], Array], dims: Sequence[int], weights: Sequence[float] = ()
 ) -> Callable[[Vectors], Array]:
-    """Returns Σ w_d · loss of the first d dimensions of the vectors, as vectors of norm 1.
+    """Returns Σ w_d · loss, where the loss gets the first d dimensions of the vectors, with norm 1.
 
     Kusupati et al. 2022, "Matryoshka representation learning", equation 1.
 
     Args:
         loss: maps vectors to the loss of each item.
         dims: the numbers of dimensions d.
-        weights: w, one for each number of dimensions. Defaults to 1 each.
+        weights: w, a weight for each number of dimensions. Defaults to 1 each.
 
     Raises:
         UserError: when the loss is computed: the vectors have fewer dimensions.

@@ -16,8 +16,8 @@ def cosent(
 ) -> Float[Array, ""]:
     """Returns log(1 + Σ exp(s · (c_k - c_i))) over all i and k with y_i > y_k.
 
-    c_i is the similarity of pair i, y_i its score, and s the scale (Su 2022, "CoSENT"). Only the
-    order of the scores counts.
+    c_i is the similarity of pair i, y_i its score, and s the scale (Su 2022, "CoSENT"). The loss
+    depends only on the order of the scores.
 
     Args:
         similarity: of both texts of each pair, such as `cosine`.
@@ -43,7 +43,8 @@ def angle(vectors: Vectors) -> Float[Array, " B"]:
 
     Both vectors have norm 1, and their halves x₁ and x₂ are the real and the imaginary part of a
     complex vector: sin = Σ(x₂ y₁ - x₁ y₂) (Li and Li 2024, "AnglE", section 3.4, as
-    sentence-transformers computes it). A dimension 0 is added to an odd number of dimensions.
+    sentence-transformers computes it). Vectors with an odd number of dimensions get a further
+    dimension of value 0.
     """
     # [B, D] each
     x, y = unit(vectors.anchors), unit(vectors.documents[:, 0])
@@ -76,7 +77,7 @@ def contrastive(
         vectors: the vectors of the batch.
         labels: y.
         distance: d, of the anchor and the first document.
-        margin: other texts at this distance or farther have no loss.
+        margin: texts that are not similar have no loss at this distance or farther.
     """
     d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])
     near = jnp.square(jax.nn.relu(margin - d))
@@ -93,7 +94,7 @@ def triplet(
     Args:
         vectors: the vectors of the batch.
         distance: d.
-        margin: how much farther than the positive p a negative must be from the anchor a.
+        margin: the least difference between the distances of a negative and of the positive p.
     """
     # [B, 1, D] and [B, C, D] to [B, C].
     d = DISTANCES[distance](vectors.anchors[:, None], vectors.documents)
@@ -113,8 +114,8 @@ def margin_error(
 
     Args:
         vectors: the vectors of the batch.
-        scores: `[B, C]`, a teacher's scores of the documents, so that y is the score of p minus
-            the score of n; `[B]`, y itself, for a single negative.
+        scores: `[B, C]`, a teacher's scores of the documents, where y is the score of p minus the
+          score of n; or y itself, `[B]`, for a single negative.
         similarity: sim.
     """
     similar = to_own(vectors, similarity)

@@ -6,14 +6,15 @@ from ....models.nn.typing import Array, Bool, Float
 
 
 def flops(vectors: Float[Array, "N V"], real: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Returns Σ_v (mean_n w_nv)², about the number of products of two texts (Paria et al. 2020).
+    """Returns Σ_v (mean_n w_nv)², an estimate of the products that compare two texts.
 
-    "Minimizing FLOPs to learn efficient sparse representations", equation 4. It is small if texts
-    have few weights above 0, and if different texts have weights for different tokens.
+    Paria et al. 2020, "Minimizing FLOPs to learn efficient sparse representations", equation 4. The
+    sum is small if texts have few weights above 0, and if different texts have weights for
+    different tokens.
 
     Args:
         vectors: w, the weights of each text, at least 0.
-        real: whether each text counts.
+        real: whether each text is real.
     """
     number = jnp.maximum(jnp.sum(real), 1)
     # The mean weight of each token over the real texts, [V].

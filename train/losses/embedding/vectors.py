@@ -33,14 +33,14 @@ class Vectors:
 
 @flax.struct.dataclass
 class Real:
-    """Which texts of a batch are real. The others are missing negatives, or filler."""
+    """Masks of the real texts of a batch. The other texts are missing negatives, or filler."""
 
     anchors: Bool[Array, " B"]
     documents: Bool[Array, "B C"]
 
     @classmethod
     def of(cls, batch: Batch) -> "Real":
-        """Returns which texts have any token, by `anchor_mask` and `attention_mask`, if present."""
+        """Returns masks of the texts with a token, from `anchor_mask` and `attention_mask`."""
         anchors = batch["anchor_mask"]
         # Texts with labels have no documents: an empty mask [B, 0, 1] gives [B, 0].
         masks = anchors, batch.get("attention_mask", jnp.zeros((len(anchors), 0, 1), jnp.int32))
@@ -53,7 +53,7 @@ class Real:
 
     @property
     def negatives(self) -> Bool[Array, "B N"]:
-        """Which negatives of the pairs are real."""
+        """A mask of the real negatives of the pairs."""
         return self.pairs[:, None] & self.documents[:, 1:]
 
 
@@ -64,7 +64,7 @@ def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
 
 
 _BEFORE_DOT: Mapping[Similarity, Callable[[Array], Array]] = {"cosine": unit, "dot": lambda x: x}
-"""The map of both vectors before their scalar product."""
+"""The functions that map both vectors before their scalar product."""
 
 
 def each_to_each(a: Array, b: Array, similarity: Similarity) -> Float[Array, "N M"]:
