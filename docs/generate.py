@@ -172,7 +172,8 @@ def _configurations() -> Iterator[Page]:
             {"tokenizer": data.TokenizerConfig, **{kind.kind: kind for kind in kinds}},
         ),
         "objective": (
-            "The objectives. The first one that learns from the recipe's data is the default.",
+            "The objectives. The first objective that learns from the recipe's data is the "
+            "default.",
             {kind: objective_class(kind) for kind in OBJECTIVES},
         ),
         "model": (

@@ -2,7 +2,7 @@
 
     python docs/largest_models.py
 
-It evaluates shapes only, and takes a few minutes.
+The script evaluates shapes only, and takes a few minutes.
 """
 
 import functools
@@ -25,20 +25,20 @@ PAGE = Path(__file__).parent / "scale" / "largest.md"
 INTRO = """\
 # The largest models
 
-`python docs/largest_models.py` writes this page. The figures are the least that a step needs:
+`python docs/largest_models.py` writes this page. The figures are the minimum memory of a step:
 parameters, optimizer state and gradients, divided over all devices (`--mesh.fsdp`), and on each
 device the inputs of all layers for one row, and the parameters of a layer or of the vocabulary with
-their gradient, with `--execution.remat full` and bfloat16. They are arithmetic. The temporary
-buffers of a compiled step need more: with 2,048 tokens on eight virtual devices `llama3.2-1b` needs
-3.9 GiB by this arithmetic, and 6.6 GiB as compiled. [`flaxzoo plan`](plan.md) decides whether a
-step fits.
+their gradient, with `--execution.remat full` and bfloat16. They are computed from shapes.
+The temporary buffers of a compiled step need more memory: with 2,048 tokens on eight virtual
+devices, `llama3.2-1b` needs 3.9 GiB by this computation, and 6.6 GiB as compiled.
+[`flaxzoo plan`](plan.md) decides whether a step fits.
 
-A GPU has three quarters of its memory for programs (`XLA_CLIENT_MEM_FRACTION`).
+Programs can use three quarters of the memory of a GPU (`XLA_CLIENT_MEM_FRACTION`).
 """
 SIZES = """## What each family needs
 
-The largest published size of each family, with the row length of its recipe and AdamW. Its topology
-is the first of the table above that fits.
+The table has the largest published size of each family, with the row length of its recipe and
+AdamW, and the first topology of the table above that fits this size.
 """
 
 
@@ -101,7 +101,7 @@ def _largest(
     assert topology.chip is not None
     memory = topology.chip.usable_memory * topology.num_devices
     for family, preset in by_size:
-        # The parameters alone may be too large, in 2 bytes if they are frozen.
+        # The parameters alone (2 bytes each if they are frozen) may need too much memory.
         at_least = sizes[family, preset] * (2 if "LoRA" in way else 10)
         if at_least <= memory and fits(needed(family, preset, way), topology):
             return f"`{preset}` ({sizes[family, preset] / 1e9:.1f} B)"

@@ -1,7 +1,7 @@
 """Executes notebooks at their full size and stores their outputs.
 
-`python docs/refresh_notebooks.py` refreshes all notebooks; `… 05 07` refreshes those whose names
-begin with 05 or 07. It takes about an hour on two cores.
+`python docs/refresh_notebooks.py` refreshes all notebooks; `… 05 07` refreshes only notebooks whose
+names begin with 05 or 07. All notebooks take about an hour on two cores.
 """
 
 import base64
@@ -23,7 +23,7 @@ SECONDS_FOR_A_CELL = 7200
 CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 """Matches the control sequences of a terminal: colors and movements of the cursor."""
 BAR = re.compile(r"━|^\s*$|TqdmWarning|from \.autonotebook import")
-"""Matches lines of a progress bar, and the warning that a notebook cannot draw tqdm's."""
+"""Matches lines of a progress bar, and the warning that a notebook cannot draw the bars of tqdm."""
 CACHE = re.compile(r"/\S*/(?=hub/models--)")
 """Matches the folder of the hub's downloads, which differs between machines."""
 
@@ -78,7 +78,7 @@ def _without_bars(outputs: list[nbformat.NotebookNode]) -> Iterator[nbformat.Not
 
 
 def main() -> None:
-    """Refreshes the notebooks whose names begin with an argument, or all."""
+    """Refreshes the notebooks whose names begin with an argument, or all notebooks."""
     prefixes = tuple(sys.argv[1:]) or ("",)
     for path in sorted(COLAB.glob("*.ipynb")):
         if path.name.startswith(prefixes):
