@@ -1,7 +1,8 @@
 """Checksums of a checkpoint, which detect a changed byte on disk and name its file.
 
-`checksums.json` is in the checkpoint's folder. It lists the size and the SHA-256 of every file in
-the parts. It is written before the checkpoint gets its final name, so every checkpoint has one.
+`checksums.json` is in the checkpoint's folder. The file lists the size and the SHA-256 of every
+file in the parts. `checksums.json` is written before the checkpoint gets its final name, so every
+checkpoint has this file.
 """
 
 import hashlib
@@ -47,7 +48,7 @@ def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
         write_file(checkpoint / name, content)
         return
     new = [f"{len(content)} {hashlib.sha256(content).hexdigest()}"]
-    # Accept both contents while the file is replaced, and only the new one afterwards.
+    # Accept both contents while the file is replaced, and only the new content afterwards.
     both = {**checksums, name: checksums.get(name, []) + new}
     write_file(checkpoint / CHECKSUMS_FILE, json.dumps(both, indent=1).encode())
     write_file(checkpoint / name, content)
@@ -70,7 +71,7 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
     if isinstance(checksums, str):
         return checksums
     names = [name for name in checksums if name.startswith(f"{part}/" if part else "")]
-    # A file without a checksum cannot be checked, so it counts as damage.
+    # A file without a checksum cannot be checked, so report this file as damaged.
     unlisted = sorted({*_files(checkpoint, part)} - {*names})
     if unlisted:
         return f"{CHECKSUMS_FILE} lacks {unlisted[0]}"

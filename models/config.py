@@ -34,7 +34,8 @@ PositionKind: TypeAlias = Literal["learned", "sinusoidal", "rotary", "buckets", 
 MOST_POSITIONS = 2**31
 """Maximum number of elements in a position table."""
 
-# No model exceeds these bounds. They reject a file whose sizes would exhaust the reader's memory.
+# No model exceeds these bounds. The bounds reject a file whose sizes would exhaust the reader's
+# memory.
 Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
 """A width or another size of an array."""
 Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
@@ -44,7 +45,7 @@ Depth: TypeAlias = Annotated[int, Range(least=1, most=2**13)]
 NumExperts: TypeAlias = Annotated[int, Range(least=0, most=2**13)]
 """A number of experts in a layer."""
 RotatedFraction: TypeAlias = Annotated[float, Range(above=0, most=1)]
-"""The part of the dimensions of a head that rotary positions rotate."""
+"""The fraction of the dimensions of a head that rotary positions rotate."""
 
 NormKind: TypeAlias = Literal["rms", "layer"]
 """The normalization of the residual stream: RMSNorm, or LayerNorm."""
@@ -74,7 +75,7 @@ def require_pairs(rotated: int, of: int, setting: str) -> None:
     Args:
       rotated: Number of rotated dimensions.
       of: Number of dimensions of a head.
-      setting: Name and value of the setting that determines it.
+      setting: Name and value of the setting that determines `rotated`.
     """
     require(
         0 < rotated <= of and rotated % 2 == 0,
@@ -110,8 +111,9 @@ class TransformerConfig(Checked):
     d_ff: Size | None = None
     """Width of the feed-forward layer, F. If None, 4 D."""
     activation: Activation = "gelu"
-    """Non-linearity of the feed-forward layer; "gelu" is the exact one (erf), "relu_squared"
-    max(0, x)² (Primer)."""
+    """Non-linearity of the feed-forward layer; "gelu" is the exact GELU (erf), and "relu_squared"
+    is max(0, x)² (Primer).
+    """
     norm_eps: Positive = 1e-5
     """Added to the variance in layer normalization."""
     d_k: Size | None = None
@@ -123,8 +125,8 @@ class TransformerConfig(Checked):
     dropout_rate: Rate = 0.0
     """Dropout rate, applied wherever the paper applies it."""
     init_std: Positive | None = 0.02
-    """Standard deviation of initial kernels. The papers' 0.02 is close to 1 / √D at their
-    widths; a narrow model needs a larger value, 1 / √D. If None, each kernel is initialized
+    """Standard deviation of initial kernels. The papers use 0.02, which is close to 1 / √D at the
+    papers' widths; a narrow model needs a larger value, 1 / √D. If None, each kernel is initialized
     uniformly, over an interval that follows from its sizes (Glorot and Bengio 2010, equation 16).
     The standard deviation of initial embeddings is always 0.02.
     """
@@ -143,7 +145,7 @@ class TransformerConfig(Checked):
     position_distance: Size | None = None
     """The smallest distance of the last bucket. If None, 128."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
-    """Number of buckets of distances, over both directions if tokens attend to later ones."""
+    """Number of buckets of distances, over both directions if tokens attend to later tokens."""
 
     position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "position_base": ("sinusoidal", "rotary"),
@@ -177,7 +179,8 @@ class TransformerConfig(Checked):
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
             )
-        # Half of the buckets hold a single distance each, so the last bucket begins after these.
+        # Half of the buckets have a single distance each, and the last bucket begins after these
+        # distances.
         least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
         require(
             self.position_distance is None or self.position_distance >= least,
@@ -329,7 +332,7 @@ class TransformerConfig(Checked):
 
     @property
     def layer_order(self) -> tuple[int, ...]:
-        """The stored layer of each layer that runs; several may share one (ALBERT)."""
+        """For each layer that runs, the index of its parameters; layers may share them (ALBERT)."""
         return tuple(range(self.num_layers))
 
     @property
@@ -420,8 +423,8 @@ class TransformerConfig(Checked):
 class MixtureConfig(Checked):
     """The fields of a model whose feed-forward layers can be mixtures of experts.
 
-    A configuration derives from it first, then from another class: `GPTConfig(MixtureConfig,
-    TransformerConfig)`.
+    A configuration derives from `MixtureConfig` first, then from another class:
+    `GPTConfig(MixtureConfig, TransformerConfig)`.
 
     Raises:
       UserError: a size or a rate is out of range.
@@ -435,15 +438,17 @@ class MixtureConfig(Checked):
     """Number of further experts that every token goes through, with weight 1."""
     expert_capacity: Positive | None = None
     """If given, an expert takes at most T · k / E · capacity tokens of a sequence of T real tokens,
-    and drops the others. If None, or in a call with a cache, no token is dropped."""
+    and drops further tokens. If None, or in a call with a cache, no token is dropped."""
     router_jitter: Rate = 0.0
     """In training, the router's input is multiplied by random numbers from 1 - jitter to 1 +
     jitter."""
     router_balance: NonNegative = 0.01
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
     router_balance_over: Literal["sequence", "batch"] = "sequence"
-    """The tokens that this loss balances. sequence: each sequence and layer separately. batch: all
-    sequences and layers together, as in transformers, which rules out micro-batches."""
+    """The tokens over which the loss balances the experts. sequence: each sequence and layer
+    separately. batch: all sequences and layers together, as in transformers, which does not allow
+    micro-batches.
+    """
     router_z: NonNegative = 0.0
     """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
 

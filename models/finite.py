@@ -40,14 +40,14 @@ def load_finite(
 def check_finite(
     params: Params, owner: str | Path, remedy: str = "give another --step or another model"
 ) -> None:
-    """Raises RunError if a parameter is NaN or infinite, and names the first.
+    """Raises RunError if a parameter is NaN or infinite, and names the first such parameter.
 
     Args:
         params: Parameters.
         owner: The folder of the parameters, or another name, for the message.
         remedy: What the user can do, for the message.
     """
-    # One program checks all parameters, and only one boolean of each leaves the device.
+    # One program checks all parameters, and only one boolean per parameter leaves the device.
     finite = jax.device_get(_all_finite(params))
     bad = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -66,14 +66,14 @@ def _all_finite(params: PyTree) -> PyTree:
 
 
 def check_outputs(outputs: Mapping[str, object]) -> None:
-    """Raises RunError if an output is NaN or infinite, and names the first.
+    """Raises RunError if an output is NaN or infinite, and names the first such output.
 
     Args:
         outputs: Arrays, numbers or words, by name.
     """
     for name, x in outputs.items():
         array = np.asarray(x)
-        # NumPy itself does not count bfloat16 as a floating type.
+        # NumPy itself does not classify bfloat16 as a floating type.
         is_float = jnp.issubdtype(array.dtype, jnp.floating)
         require(
             not is_float or np.isfinite(array.astype(np.float32)).all(),

@@ -21,8 +21,8 @@ NEVER = -1e30
 def greatest_logits(projection: Projection, mask: Int[AnyArray, "B T"]) -> Float[Array, "B V"]:
     """Returns max_t logits[t] of each sequence over its real tokens, without logits `[B, T, V]`.
 
-    The gradient of a maximum goes to the first position that has it, as in PyTorch. The backward
-    pass needs no logits: only the position of each maximum is kept, int32 `[B, V]`.
+    The gradient of a maximum goes to the first position with the maximum, as in PyTorch. The
+    backward pass needs no logits: only the position of each maximum is kept, int32 `[B, V]`.
 
     Args:
         projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
@@ -92,7 +92,7 @@ def _with_hidden(projection: Projection, hidden: Array) -> Projection:
 
 
 def _chunks(*arrays: Array) -> tuple[Array, ...]:
-    """Splits arrays `[B, T, …]` into chunks of positions; the last is the first of each chunk."""
+    """Returns arrays `[B, T, …]` in chunks of positions, and the first position of each chunk."""
     rows, length = arrays[0].shape[:2]
     chunk = chunk_length(rows, length)
     number = -(-length // chunk)

@@ -33,7 +33,7 @@ REASONS = {
     "GatedRepoError": "the model of this name on the Hugging Face hub needs a token: run hf auth "
     "login",
 }
-"""Exception of the hub's client → what it means for a user."""
+"""The message for each exception of the hub's client."""
 
 
 def local_folder(path: str | Path) -> Path:

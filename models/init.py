@@ -31,7 +31,8 @@ def trace_init(model: Any, rng: Key[Array, ""]) -> Params:
     return model.init(rng, **smallest_inputs(model.config))["params"]
 
 
-# Equal models share one program. `inline` adds its operations to a surrounding program.
+# Equal models share one program. With `inline`, a surrounding program contains the operations of
+# this one.
 _compiled_init = functools.partial(jax.jit, static_argnums=0, inline=True)(trace_init)
 
 

@@ -142,7 +142,7 @@ def read_params(
     *,
     part: str = PARAMS,
 ) -> Params:
-    """Reads the parameters of a run folder, or of one in the Hugging Face format.
+    """Reads the parameters of a run folder, or of a folder in the Hugging Face format.
 
     Args:
       folder: The folder.
@@ -186,7 +186,7 @@ def _read_merged(
     trained = by_path(restore_params(folder, step, _trained_shapes(lora, flat), part))
     adapted = {f"{linear.path}/kernel": linear for linear in lora.maps}
     params: Params = {}
-    # Merge one parameter at a time, so that at most one exists twice in memory.
+    # Merge one parameter at a time, so that at most one parameter exists twice in memory.
     for path, target in flat.items():
         x = frozen.pop(path, None)
         x = trained[path] if path in trained else x.astype(lora.config.frozen_dtype)
@@ -252,7 +252,7 @@ def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -
     Args:
       folder: The folder of the run.
       step: The checkpoint. Defaults to the newest.
-      ema: Whether to load their moving average.
+      ema: Whether to load the moving average of the adapters.
 
     Raises:
       FileNotFoundError: There is no such folder, or the run has no such checkpoint.
@@ -334,7 +334,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
 
     checkpoint = Path(folder).resolve() / CHECKPOINTS / str(step)
     options = ocp.options.MultiprocessingOptions()
-    # Each process reads independently, and may be the only one that does.
+    # Each process reads independently, and may be the only process that reads.
     if jax.process_count() > 1:
         options = ocp.options.MultiprocessingOptions(
             primary_host=None, active_processes={jax.process_index()}

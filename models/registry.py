@@ -101,9 +101,9 @@ def preset_maker(
 
     Args:
       config: The configuration of the family.
-      paper: The source of the presets, unless one names another.
+      paper: The source of the presets, unless a preset names another paper.
       sizes: The fields that every preset lists, in order.
-      **common: The fields that presets share, unless one gives another value.
+      **common: The fields that presets share, unless a preset gives another value.
     """
 
     def make(

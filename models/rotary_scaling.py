@@ -28,7 +28,7 @@ _READ_BY: dict[str, tuple[ScalingKind, ...]] = {
     "short_factors": ("longrope",),
     "long_factors": ("longrope",),
 }
-"""The kinds that use a field. Unlisted fields are used by several kinds."""
+"""The kinds that use a field. Several kinds use the fields that are not listed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,14 @@ class RotaryScaling(Checked):
 
     kind: ScalingKind
     """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
-    frequencies are divided, high ones stay. yarn: like llama3, with a ramp over the dimensions
-    between them. longrope: each frequency has one divisor for short sequences and one for long
-    sequences.
+    frequencies are divided, and high frequencies are unchanged. yarn: like llama3, with a ramp over
+    the dimensions between low and high frequencies. longrope: each frequency has one divisor for
+    short sequences and one for long sequences.
     """
     factor: Positive | None = None
-    """How much longer sequences may be. For yarn and longrope it defaults to `max_length` /
-    `original_length`."""
+    """The maximum sequence length divided by the trained length. For yarn and longrope, defaults to
+    `max_length` / `original_length`.
+    """
     original_length: PositiveInt | None = None
     """The trained length, in tokens (for dynamic it defaults to `max_length`)."""
     low_frequency: float = 1.0
@@ -105,11 +106,11 @@ class RotaryScaling(Checked):
         return self.original_length or max_length
 
     def growth(self, max_length: int) -> float:
-        """Returns how much longer sequences may be than in training."""
+        """Returns the maximum sequence length divided by the trained length."""
         return self.factor or max_length / self.trained_length(max_length)
 
     def amplitude(self, max_length: int) -> float:
-        """Returns the factor of sines and cosines. Attention scores grow by its square."""
+        """Returns the factor of sines and cosines; its square is the factor of attention scores."""
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
             return self.attention_factor or 1.0
         factor = self.growth(max_length)

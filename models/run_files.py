@@ -37,7 +37,7 @@ def read_config(folder: str | Path) -> JsonObject:
 
     Raises:
       FileNotFoundError: The folder is not a run.
-      UserError: Its `config.json` is broken, or was not written by flaxzoo.
+      UserError: The `config.json` of the folder is broken, or was not written by flaxzoo.
     """
     return check_run(read_fields(folder), folder)
 
@@ -146,7 +146,7 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
 
     Raises:
       FileNotFoundError: The run has no such checkpoint.
-      UserError: A step is requested from a folder that has none.
+      UserError: A step is requested from a folder that has no steps.
     """
     if is_foreign(read_fields(folder)):
         require(step is None, f"{folder} has no checkpoints: leave step {step} out")
@@ -178,7 +178,7 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
 def steps(folder: str | Path) -> list[int]:
     """Returns the steps of a run's checkpoints, in ascending order.
 
-    A checkpoint gets its name when it is complete. Empty folders do not count.
+    A checkpoint gets its name when it is complete. Empty folders are ignored.
     """
     return [step for step in numbered(folder) if _holds_checkpoint(Path(folder), step)]
 
@@ -222,7 +222,7 @@ def check_step(folder: str | Path, step: int) -> int:
     """Returns `step`, after checking that its checkpoint exists.
 
     Raises:
-      FileNotFoundError: The checkpoint does not exist; the message names the existing ones.
+      FileNotFoundError: The checkpoint does not exist; the message names the existing checkpoints.
     """
     if step not in steps(folder):
         kept = ", ".join(map(str, steps(folder))) or "none"

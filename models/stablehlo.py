@@ -28,7 +28,7 @@ def export_forward(model: nn.Module) -> bytes:
     Returns:
       The bytes that `jax.export.deserialize` reads. The program takes a flat dict of
       the parameters by path, and int32 arrays by name, of any batch size and any lengths up to
-      `max_length`. It returns a dict of arrays.
+      `max_length`. The program returns a dict of arrays.
     """
 
     def forward(params: Params, **arrays: Any) -> dict[str, Array]:
@@ -58,7 +58,7 @@ def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
     if head.name == "seq2seq_lm":
         shapes["decoder_input_ids"] = "bu"
     letters = sorted(set("".join(shapes.values())))
-    # The bounds let the exporter compare symbolic sizes with static ones.
+    # The bounds let the exporter compare symbolic sizes with static sizes.
     limits = [f"{letter} >= 1" for letter in letters]
     limits += [f"{letter} <= {config.max_length}" for letter in letters if letter in "tu"]
     sizes = jax.export.symbolic_shape(", ".join(letters), constraints=limits)

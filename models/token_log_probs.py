@@ -22,13 +22,13 @@ from .nn.typing import Array, Bool, Float, Int, PyTree
 MOST_POSITIONS = 1024
 """The maximum size of a chunk, over all sequences of a device.
 
-The kernel's gradient, in float32, is read and written once per chunk. With this many positions, its
-product takes 256 operations per byte moved, about the ratio of a v5e or an H200.
+The gradient of the kernel, in float32, is read and written once per chunk. With 1,024 positions,
+the product that computes this gradient takes 256 operations per byte moved, which is about the
+ratio of a TPU v5e or an H200.
 """
 
 Sums = tuple[PyTree, Array | None, Array | None]
-"""Losses, and the gradients of kernel `[D, V]` and bias, or None if they are not computed.
-"""
+"""Losses, and the gradients of kernel `[D, V]` and bias, or None if they are not computed."""
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
 """`function(projection, *others) -> (sums, own)` for a chunk of positions."""
 DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
@@ -105,8 +105,8 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
     On a mesh (`jax.sharding.use_abstract_mesh`) the compiler would all-gather the kernel for every
     chunk and all-reduce its gradient after every chunk. With this function a device gathers the
-    kernel once and first sums over its local chunks, in float32. A device holds kernel and gradient
-    at full width. Only sharding over `tensor` is left to the compiler.
+    kernel once and first sums over its local chunks, in float32. Each device stores the kernel and
+    its gradient at full width. Only sharding over `tensor` is left to the compiler.
     """
     mesh = jax.sharding.get_abstract_mesh()
     # Outside a mesh and under pmap, the function already sees only local positions.
@@ -126,7 +126,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
         whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
         # Sums of this device, and entries of its positions.
         (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
-        # Reduce-scatter over the axes that shard the kernel, all-reduce over the others.
+        # Reduce-scatter over the axes that shard the kernel, and all-reduce over the other axes.
         others = tuple(axis for axis in axes if axis not in width)
         if kernel_gradient is not None:
             part = jax.lax.psum_scatter(kernel_gradient, width, tiled=True)
@@ -134,8 +134,8 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
         return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
 
     rows = PartitionSpec(batch_axes, positions)
-    # If the vocabulary is sharded over `tensor`, leave that axis to the compiler; else all axes are
-    # manual.
+    # If the vocabulary is sharded over `tensor`, leave that axis to the compiler; otherwise, all
+    # axes are manual.
     cut = any(mesh.shape[axis] > 1 for axis in MESH_AXES["vocabulary"])
     manual = axes if cut else automatic(mesh.axis_names)
 
@@ -155,13 +155,13 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
 
 def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
-    """Returns the gradients of hidden states, kernel `[D, V]` and bias, given the logits'."""
+    """Returns the gradients of hidden states, kernel `[D, V]` and bias from those of logits."""
     gradient = exact.astype(part.hidden.dtype)
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 
     def product(h: Array, gradient: Array) -> Array:
-        # Sum over both axes. If they were merged, a TPU's program would move 6% more bytes (GPT-2,
-        # two layers).
+        # Sum over both axes. If the axes were merged, a TPU's program would move 6% more bytes
+        # (GPT-2, two layers).
         return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
 
     # XLA's CPU backend has no bfloat16 product over two axes.
@@ -201,9 +201,9 @@ def token_log_probs(
 ) -> TokenLogProbs:
     """Returns log-probability, entropy and top-1 of tokens, without logits `[B, T, V]`.
 
-    The logits are computed in chunks of positions. The backward pass recomputes them, once for both
-    log-probabilities and entropies. Logarithms are in float32 for any dtype of the hidden states.
-    On a mesh each device computes its local positions, as in `cross_entropy`.
+    The logits are computed in chunks of positions. The backward pass recomputes the logits, once
+    for both log-probabilities and entropies. Logarithms are in float32 for any dtype of the hidden
+    states. On a mesh each device computes its local positions, as in `cross_entropy`.
 
     Example::
 
@@ -230,7 +230,8 @@ def _token_log_probs(temperature: float, projection: Projection, labels: Array) 
     def chunk(part: Projection, label: Array) -> tuple[Sums, TokenLogProbs]:
         logits = part.logits() / temperature  # [B, T / chunks, V]
         log_probs, entropy = _log_softmax(logits)
-        # Invalid labels give NaN. Negative ones would index from the end: move them out of range.
+        # Invalid labels give NaN. Negative labels would index from the end: move negative labels
+        # out of range.
         label = jnp.where(label < 0, logits.shape[-1], label)[..., None]
         log_prob = jnp.take_along_axis(log_probs, label, axis=-1)[..., 0]
         own = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))

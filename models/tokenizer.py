@@ -58,7 +58,7 @@ class Vocabulary(Protocol):
 
     @property
     def target(self) -> "Vocabulary":
-        """The tokenizer of a translation model's targets; itself if both sides share one."""
+        """The tokenizer of a translation model's targets, or `self` if both sides share it."""
         ...
 
     def export(
@@ -69,5 +69,5 @@ class Vocabulary(Protocol):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes the files for transformers. Returns a line on how the libraries differ."""
+        """Writes the files for transformers. Returns a line that describes the differences."""
         ...

@@ -38,8 +38,8 @@ class Attention:
         """Returns the mean weights over layers and heads, or the weights of one layer or head.
 
         Args:
-            layer: a layer, from 1. If None, the mean over all.
-            head: a head, from 1. If None, the mean over all.
+            layer: a layer, from 1. If None, the mean over all layers.
+            head: a head, from 1. If None, the mean over all heads.
 
         Raises:
             UserError: the layer or head does not exist.
@@ -68,7 +68,7 @@ class Attention:
         Raises:
             UserError: no query equals the word.
         """
-        # Prefer queries with the same upper and lower case.
+        # Prefer queries with the case of the word.
         found = [i for i, own in enumerate(self.queries) if own == word]
         found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
         choices = sorted(set(self.queries))
@@ -77,7 +77,7 @@ class Attention:
 
 
 class TextAttention(TextModel):
-    """A model and its tokenizer that return the attention weights of texts.
+    """Computes the attention weights of texts with a model and its tokenizer.
 
     Example::
 
@@ -108,13 +108,13 @@ class TextAttention(TextModel):
 
         The weights from a word of several tokens are the mean over its tokens, and the weights to
         the word are the sum (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
-        Punctuation marks and the special tokens of the tokenizer's frame count as words.
+        Punctuation marks and the special tokens that the tokenizer adds are treated as words.
 
         Args:
             text: the text; for an encoder-decoder the source.
             target: for an encoder-decoder, the translation. Defaults to the model's translation.
               The query at each position is the token that the decoder reads there.
-            part: for an encoder-decoder, which attention. Defaults to cross-attention.
+            part: for an encoder-decoder, the attention to return. Defaults to cross-attention.
             by_token: whether the weights are between tokens instead of words.
 
         Raises:
@@ -200,7 +200,8 @@ def _units(
     owners: list[int] = []
     last: int | None = None  # the word of the previous token
     for id, (start, end) in zip(ids, offsets, strict=True):
-        # A token of only white space belongs to the next word, like the space in a token.
+        # A token of only white space belongs to the next word, like a space at the beginning of a
+        # token.
         own = next((i for i, (_, stop) in enumerate(words) if stop > start), None)
         if start == end or own is None:
             names.append(tokenizer.token(id))

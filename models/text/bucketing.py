@@ -30,11 +30,12 @@ def padded_length(number: int, longest: int) -> int:
 def padded_rows(number: int, length: int) -> int:
     """Returns the number of rows of the next batch, given the number of remaining rows.
 
-    It is a power of two, and at most a quarter of the rows are padding: 5 rows become a batch of
-    four and a batch of one.
+    The number is a power of two, and at most a quarter of the rows are padding: 5 rows become a
+    batch of four and a batch of one.
     """
     tokens = TOKENS_IN_CACHE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE
-    # The largest power of two of rows whose tokens are within the limit.
+    # Find the largest power of two for which the tokens of this number of rows are within the
+    # limit.
     most = min(MOST_ROWS, power_of_two(max(1, tokens // length) + 1) // 2)
     rows = min(power_of_two(number), most)
     # Halve the batch if more than a quarter of its rows would be padding.
@@ -70,7 +71,7 @@ def pad_batch(
     """Pads token ids on the right to `[num_rows, T]`, with T of `padded_length`.
 
     Args:
-        rows: token ids, at most `num_rows` rows of at most `longest`.
+        rows: token ids, at most `num_rows` rows of at most `longest` tokens.
         num_rows: number of rows of the array; extra rows are padding.
         longest: the maximum of T.
 

@@ -28,21 +28,21 @@ class Prompt(Checked):
     """A text to continue, with its individual settings.
 
     Raises:
-      UserError: A stop string is empty, they are one string, or a number is out of range.
+      UserError: A stop string is empty, `stop_strings` is one string, or a number is out of range.
     """
 
     text: str
     seed: Seed | None = None
-    """The seed for sampling. If None, it depends on the prompt's index."""
+    """The seed for sampling. If None, the index of the prompt determines the seed."""
     stop_strings: tuple[str, ...] | None = None
-    """Strings that end a completion and are not part of it. If None, the call's setting."""
+    """Strings that end a completion and are not part of it. If None, the strings of the call."""
     max_new_tokens: PositiveInt | None = None
-    """The maximum length of a completion, in tokens. If None, the call's setting."""
+    """The maximum length of a completion, in tokens. If None, the maximum of the call."""
     ids: tuple[int, ...] | None = None
     """The tokens of the prompt. If given, `text` is not read, and the completion is decoded
     without the prompt. If None, `text` is encoded."""
     fields: Mapping[str, JsonValue] = dataclasses.field(default_factory=dict)
-    """Other fields of its line, which are copied to the output."""
+    """Other fields of the prompt's line, which are copied to the output."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class Completion:
     tokens: tuple[int, ...]
     """The new tokens, including a stop string but not the end token."""
     pieces: tuple[str, ...]
-    """The tokens as the vocabulary writes them; empty for an id that it does not have."""
+    """The tokens as the vocabulary writes them; empty for an id outside the vocabulary."""
     log_probabilities: tuple[float, ...] | None
     """The log-probability of each token, in nats; None for a beam search."""
 
@@ -100,7 +100,7 @@ class Positions:
 
     @property
     def padding(self) -> float:
-        """The fraction that was padding."""
+        """The fraction of the positions that was padding."""
         return 1 - self.used / max(self.computed, 1)
 
 

@@ -117,10 +117,10 @@ class TextEmbedder(TextModel):
     def __call__(
         self, texts: Sequence[str], log: LogFn = print, *, prompt_name: str | None = None
     ) -> np.ndarray:
-        """Computes a vector for each text, whose tokens include special ones such as `[CLS]`.
+        """Computes a vector for each text, whose tokens include special tokens such as `[CLS]`.
 
         Args:
-            texts: the texts; longer ones than the model reads are truncated.
+            texts: the texts; a text longer than the model reads is truncated.
             log: called with the numbers of texts that were truncated or have no token.
             prompt_name: the name of one of the model's prompts, which is prepended to each text;
               "" for no prompt. Defaults to the default prompt of the settings, if any.
@@ -206,7 +206,7 @@ class TextEmbedder(TextModel):
             yield batch, found
 
     def comparable(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns vectors whose dot product compares texts as the model's measure does.
+        """Returns vectors whose dot product ranks texts like the model's own similarity.
 
         Args:
             vectors: float32 `[N, D]`.

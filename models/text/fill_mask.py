@@ -86,12 +86,12 @@ class MaskFiller(TextModel):
     def compare(self, text: str, words: Sequence[str]) -> list[NextWord]:
         """Returns the probability of each given word for the mask of a text, best first.
 
-        A word of several tokens takes as many masks as it has tokens. The masks are filled from
-        left to right: each piece is predicted from the text, the pieces before it, and masks in
-        place of the pieces after it. The probability of the word is the product of the pieces'
-        probabilities (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring",
-        within a word). The number of masks reveals the number of tokens of the word, so comparing
-        words with different numbers of tokens is only approximate.
+        A word of n tokens is predicted with n masks. The masks are filled from left to right: each
+        piece is predicted from the text, the pieces before it, and masks in place of the pieces
+        after it. The probability of the word is the product of the pieces' probabilities (Kauf and
+        Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", within a word). The number
+        of masks reveals the number of tokens of the word, so comparing words with different numbers
+        of tokens is only approximate.
 
         Args:
             text: a text with one `[MASK]`; spaces before it belong to the word.

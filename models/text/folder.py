@@ -29,7 +29,7 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
 
     Raises:
         FileNotFoundError: No such folder or model exists.
-        UserError: It is broken, or its model or tokenizer is not supported.
+        UserError: The folder is broken, or its model or tokenizer is not supported.
     """
     # A run keeps its tokenizer in a subfolder.
     folder = local_folder(folder)
@@ -62,7 +62,7 @@ def _check_padding(
         raise RunError(
             f"the tokenizer of {folder} belongs to another model: it has {tokenizer.vocab_size:,} "
             f"tokens and pads with {pads[1]}, the model has {model.vocab_size:,} and pads with "
-            f"{pads[0]}: give the model's own"
+            f"{pads[0]}: give the tokenizer of the model"
         )
 
 
@@ -71,7 +71,7 @@ def vocabulary_note(
 ) -> str | None:
     """Returns a note if many rows of a published embedding have no token, else None.
 
-    The tokenizer may then belong to another model, but this is not certain.
+    A tokenizer with many missing tokens may belong to another model, but this is not certain.
     """
     tokens, rows = tokenizer.vocab_size, model.source_vocab_size or model.vocab_size
     if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
@@ -105,9 +105,10 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
 def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens that a decoder reads before the text of a target.
 
-    With a stored search, they are its start token, followed by its forced first token (such as the
-    target language of mBART-50) or else by the tokens that the frame puts before a text. Without
-    one, it is the start token that flaxzoo trains models with.
+    If a search is stored with the model, the first of these tokens is the search's start token. The
+    search's forced first token (such as the target language of mBART-50) follows, or if there is
+    none, the tokens that the tokenizer adds before a text. If no search is stored, the only token
+    is the start token that flaxzoo trains models with.
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
@@ -148,6 +149,6 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     if ids not in ([start, end], [end, end]):
         raise RunError(
             f"{folder}: targets begin and end with tokens {ids}, but the tokenizer uses "
-            f"{list(start_and_end(tokenizer))}: give the model's own"
+            f"{list(start_and_end(tokenizer))}: give the tokenizer of the model"
         )
     return request

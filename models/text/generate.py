@@ -149,7 +149,7 @@ class TextGenerator(TextModel):
         """Continues each prompt, by default all in one batch.
 
         Args:
-            prompts: texts; an empty one begins a new document.
+            prompts: texts; an empty text begins a new document.
             batch_size: as in `complete`.
             **options: as in `complete`.
 
@@ -196,7 +196,7 @@ class TextGenerator(TextModel):
         log: LogFn = print,
         **options: JsonValue,
     ) -> list[Completed]:
-        r"""Completes many prompts with continuous batching: the next prompt takes a finished row.
+        r"""Completes prompts with continuous batching: a new prompt replaces each finished text.
 
         The completions of a prompt depend only on its text, its seed and the options, not on other
         prompts. Prompts and texts that exceed the context limit lose their first tokens; a beam
@@ -319,7 +319,7 @@ class TextGenerator(TextModel):
             UserError: the prompt is empty, and no token begins a document.
         """
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
-        # Add only the special tokens before the text; the ones after it would end the prompt.
+        # Add only the special tokens before the text: special tokens after it would end the prompt.
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
         require(
             before or ids,
@@ -334,10 +334,14 @@ def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
     if one.fingerprint == other.fingerprint:
         return None
     if one.vocab_size != other.vocab_size:
-        return f"it has {other.vocab_size:,} tokens, the model's {one.vocab_size:,}"
+        return (
+            f"it has {other.vocab_size:,} tokens, and the model's tokenizer has {one.vocab_size:,}"
+        )
     # The sizes are equal, so find the first id that means another token.
     pairs = ((i, other.token(i), one.token(i)) for i in range(one.vocab_size))
-    notes = (f"its token {i} is {x!r}, the model's {y!r}" for i, x, y in pairs if x != y)
+    notes = (
+        f"its token {i} is {x!r}, but the model's token is {y!r}" for i, x, y in pairs if x != y
+    )
     return next(notes, None)
 
 
@@ -383,7 +387,7 @@ def merged_request(
     else:
         do_sample = any(options.get(name) for name in SAMPLING)
     if num_beams != 1:
-        # Beam search refuses `do_sample`: name only the options, not what is stored.
+        # Beam search rejects `do_sample`: name only the options, not the stored settings.
         fields = {name: value for name, value in fields.items() if name not in SAMPLING}
     fields |= {**options, "num_beams": num_beams, "do_sample": do_sample}
     return request_from_hf(fields, "generate", causal=True, prompt_length=prompt_length)

@@ -31,12 +31,14 @@ class GrowingText:
         self._forced_end = forced_end
         self.prompt, self.prompt_ids = prompt, list(prompt_ids)
         # Decoding may depend on the previous word, so the text is decoded with the prompt's text.
-        # `_open` are the tokens to decode again, and `_closed` is the text of the earlier ones. The
+        # `_open` are the tokens to decode again, and `_closed` is the text of earlier tokens. The
         # text of `_open` begins with `_skipped` characters of the prompt.
         self._open = list(self.prompt_ids) if prompt.ids is None else []
         self._closed, self._skipped = "", len(tokenizer.decode(self._open))
         self.limit = prompt.max_new_tokens
-        """The maximum length, in tokens. If None, the model's positions are the limit."""
+        """The maximum length, in tokens. If None, the number of the model's positions is the
+        limit.
+        """
         self.text = ""
         self.tokens: list[int] = []
         """The new tokens, including a stop string."""

@@ -47,8 +47,8 @@ class PairScorer(TextModel):
         model: a model with the head `sequence_classification`.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: how a score is computed from the logits. By default the sigmoid of a single
-          label, and the logits of several.
+        settings: how a score is computed from the logits. Defaults to the sigmoid of a single
+          label, or to the logits of several labels.
 
     Raises:
         UserError: the model has another head.
@@ -191,7 +191,8 @@ class PairScorer(TextModel):
             log: see `score`.
 
         Returns:
-            The documents with the highest scores, best first; equal scores in the given order.
+            The documents with the highest scores, best first. Documents with equal scores keep
+            their order.
 
         Raises:
             UserError: see `score`; or the model has several labels.

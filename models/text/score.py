@@ -150,7 +150,8 @@ class TextScorer(TextModel):
             sources: for an encoder-decoder, the source of each text; the end token is then also
               scored.
             stride: the number of tokens between the starts of successive windows. Defaults to half
-              of the model's length; 1 gives each token the longest context and is slowest.
+              of the model's length. With 1, each token has the longest context, and scoring is
+              slowest.
             log: called with a line if texts are scored in windows.
 
         Raises:
@@ -165,14 +166,15 @@ class TextScorer(TextModel):
         length = self._model.config.max_length
         stride = max(length // 2, 1) if stride is None else stride
         require(
-            1 <= stride <= length, f"stride {stride} must be from 1 to {length}, as the model reads"
+            1 <= stride <= length,
+            f"stride {stride} must be from 1 to {length}, the maximum length of the model",
         )
         tokenizer, translates = self._tokenizer, self._model.config.head == "seq2seq_lm"
         num_sources = 0 if sources is None else len(sources)
         require(
             num_sources == translates * len(texts),
             f"there are {num_sources} sources for {len(texts)} texts: give an encoder-decoder one "
-            "for each text, and a causal language model none",
+            "source per text, and give a causal language model no sources",
         )
         # Encode the texts; a text without tokens has no score.
         ids = [tokenizer.target.encode(text, add_special_tokens=False) for text in texts]
@@ -218,7 +220,7 @@ class TextScorer(TextModel):
     ) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
         """Divides texts into windows that the model reads.
 
-        Each window after the first scores `stride` new tokens, the last one maybe fewer.
+        Each window after the first scores `stride` new tokens; the last window may score fewer.
 
         Returns:
             The context and the scored tokens of each window, and the index of its text.
@@ -292,7 +294,7 @@ class TextScorer(TextModel):
         found = []
         for word, score in zip(words, self(joined), strict=True):
             ranges = self._tokenizer.encode_with_offsets(score.text, add_special_tokens=False)[1]
-            # The tokens of the word are those that end after the end of the text.
+            # The word consists of the tokens that end after the end of the text.
             own = tuple(
                 token
                 for token, (_, end) in zip(score.tokens, ranges, strict=True)

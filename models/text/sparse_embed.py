@@ -96,7 +96,8 @@ class SparseEmbedder(TextEmbedder):
         Args:
             texts: the texts.
             log: see `__call__`.
-            top_k: the maximum number of tokens of a text. Defaults to all with a weight above 0.
+            top_k: the maximum number of tokens of a text. Defaults to all tokens with a weight
+              above 0.
             prompt_name: see `__call__`.
         """
         rows, num_truncated = self.encode(texts, prompt_name)
@@ -104,7 +105,7 @@ class SparseEmbedder(TextEmbedder):
         weights: list[dict[str, float]] = [{} for _ in texts]
         for batch, found in self._batches(rows):
             for i, row in zip(batch, found, strict=True):
-                # Order by weight, the largest first, and equal weights by id.
+                # Sort by weight, the largest first, and sort tokens of equal weight by id.
                 order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:top_k]
                 names = map(self._tokenizer.token, order.tolist())
                 weights[i] = dict(zip(names, row[order].tolist(), strict=True))

@@ -28,15 +28,15 @@ Loaded: TypeAlias = tuple[Model, Params]
 
 
 def require_texts(texts: object, name: str, other: type = str) -> None:
-    """Checks that an argument is a list of texts. The items of one string would be its characters.
+    """Checks that an argument is a list of texts. One string would be read as a list of characters.
 
     Args:
         texts: the argument.
-        name: its name, for the message.
+        name: the name of the argument, for the message.
         other: another type that an item may have.
 
     Raises:
-        UserError: it is not a list, or an item is not a text.
+        UserError: the argument is not a list, or an item is not a text.
     """
     items = texts if isinstance(texts, Collection) and not isinstance(texts, str) else [None]
     if not all(isinstance(item, str | other) for item in items):
@@ -62,7 +62,7 @@ class TextModel:
     refusal: ClassVar[str]
     """Predicate of the error for a model with another head, such as "cannot fill masks"."""
     remedy: ClassVar[str]
-    """The remedy in that error, as an imperative."""
+    """The remedy in the error for a model with another head, as an imperative."""
     _stored_start: tuple[int, ...] | None = None
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
@@ -114,8 +114,8 @@ class TextModel:
               `optimizer.ema_decay` keeps.
 
         Raises:
-            FileNotFoundError: it is not a run folder, or has no such checkpoint.
-            UserError: its model has an unsupported head, a parameter is NaN or infinite, its stored
+            FileNotFoundError: `folder` is not a run folder, or has no such checkpoint.
+            UserError: the model has an unsupported head, a parameter is NaN or infinite, its stored
               settings are not supported, or `max_length` differs from its position table.
         """
         # Check the head before loading the parameters, to fail fast.
@@ -135,7 +135,7 @@ class TextModel:
     def _open(
         cls: type[Opened], model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> Opened:
-        """Constructs the front end; overridden by subclasses that read more from the folder."""
+        """Constructs the front end; a subclass may override it to read more from the folder."""
         del folder
         return cls(model, params, tokenizer)
 

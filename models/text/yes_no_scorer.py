@@ -44,7 +44,9 @@ class YesNoPrompt:
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
     """The instruction, which states when a document fits a query."""
     before: str = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
-    """The text before the pair. Names of special tokens in it are read as these tokens."""
+    """The text before the pair. Names of special tokens in this text are encoded as special
+    tokens.
+    """
     after: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     """The text after the pair, which is never truncated."""
     yes: str = "yes"
@@ -69,8 +71,8 @@ class YesNoScorer(PairScorer):
         model: a model with the head `causal_lm`.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: how a score is computed from the difference of the logits. Defaults to its
-          sigmoid, the probability of "yes" against "no".
+        settings: how a score is computed from the difference of the logits. Defaults to the sigmoid
+          of the difference, the probability of "yes" against "no".
         prompt: the text that the model reads. Defaults to the prompt of Qwen3-Reranker.
 
     Raises:
@@ -106,7 +108,7 @@ class YesNoScorer(PairScorer):
         return YesNoScorer(model, params, self._tokenizer, self.settings, prompt=prompt)
 
     def _classifier(self, model: Model, params: Params) -> tuple[Model, Params]:
-        """Returns the model with one label, whose logit is the difference of the two answers'."""
+        """Returns the model with one label: its logit is the difference of the answers' logits."""
         self._language_model = model, params
         config = model.config
         # Only the classifiers of decoders read the last token, and caps are not linear.

@@ -73,8 +73,8 @@ class Conversation:
           window, at most 256.
         seed: the seed of the first answer, incremented for each further answer.
         stop_strings: further strings that end an answer and are not part of it.
-        tools: tools that the model may call. It writes a call in its template's format, reads the
-          output as a turn of the role `tool`, and continues.
+        tools: tools that the model may call. The model generates a call in the format of its
+          template, reads the output as a turn of the role `tool`, and continues.
         max_calls: maximum calls after each user turn; further calls return an error.
         **options: arguments of `models.generate` such as `temperature`.
 
@@ -132,8 +132,8 @@ class Conversation:
             **options: arguments of `Conversation`.
 
         Raises:
-            FileNotFoundError: it is not a run folder, or has no such checkpoint.
-            UserError: its model is not a causal language model, or an option is out of range.
+            FileNotFoundError: `folder` is not a run folder, or has no such checkpoint.
+            UserError: the model is not a causal language model, or an option is out of range.
         """
         generator = TextGenerator.of_run(folder, step=step, max_length=max_length, ema=ema)
         return cls(generator, **{"name": str(folder), **options})
@@ -164,8 +164,8 @@ class Conversation:
             on_turn: called with the output of each tool, as a turn.
 
         Raises:
-            UserError: the text is empty, or does not fit the window with the instructions. The
-              conversation then does not change.
+            UserError: the text is empty, or does not fit the window with the instructions. After
+              this error, the conversation is unchanged.
         """
         require(text.strip(), "the message is empty: write a text")
         turns = [*self.turns, Turn(USER, text, USER)]
@@ -176,7 +176,7 @@ class Conversation:
             turns.append(answer)
             if left < 0 or not (written.calls or written.malformed):
                 break
-            # A malformed call counts as one call.
+            # Count a malformed call as one call.
             outputs = [Turn(TOOL, as_error(text), TOOL) for text in (written.malformed,) if text]
             for i, call in enumerate(written.calls):
                 outputs.append(Turn(TOOL, self._call(call, left - i), call.name))
@@ -235,7 +235,7 @@ class Conversation:
 
     def _fitting(self, turns: Sequence[Turn], outputs: Sequence[Turn]) -> Sequence[Turn]:
         """Shortens the outputs of tools until half of `max_new_tokens` fits after the prompt."""
-        # Halve the longest output until all of them fit.
+        # Halve the longest output until all outputs fit.
         short, longest = outputs, max(len(turn.content) for turn in outputs)
         while longest > 100:
             try:
@@ -321,7 +321,8 @@ class Conversation:
             check_role(role := str(role), location)
             writer = str(row.get("writer", role))
             turn = Turn(role, str(content), writer, calls=_calls(row, location))
-            # A system message in the first line is the instructions. A later one is a turn.
+            # A system message in the first line is the instructions. A later system message is a
+            # turn.
             if turn.role == SYSTEM and number == 1:
                 instructions = turn.content
             else:
@@ -403,11 +404,11 @@ def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
 
 
 def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:
-    """Passes on the new, settled part of a text; returns the number of characters shown."""
+    """Passes new, settled text to `on_text`; returns the number of characters shown so far."""
     text = growing.text
-    if shown == 0:  # the white space before an answer is the template's
+    if shown == 0:  # the template adds the white space before an answer
         shown = min(len(text) - len(text.lstrip()), until)
-    # Trailing white space is held back until more text follows.
+    # Trailing white space is not shown until more text follows.
     until = len(text[:until].rstrip())
     if until > shown:
         on_text(text[shown:until])

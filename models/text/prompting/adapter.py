@@ -46,11 +46,11 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 class HarnessModel(ContinuationScorer, TemplateLM):
     """A model for `lm_eval.simple_evaluate(model=…)`.
 
-    Its results equal the harness's model `hf`: requests are encoded in the same way, and a context
-    that is too long loses its first tokens. Common prefixes of requests are computed once. With
-    encoder-decoders three things differ from `hf`: continuations are encoded as targets and not as
-    sources, a target has at most `max_gen_toks` tokens (there, the length of the source is added),
-    and the position of a source's token does not depend on the batch.
+    The results equal those of the harness's model `hf`: requests are encoded in the same way, and a
+    context that is too long loses its first tokens. Common prefixes of requests are computed once.
+    Encoder-decoders differ from `hf` in three ways: continuations are encoded as targets and not as
+    sources, a target has at most `max_gen_toks` tokens (`hf` adds the length of the source), and
+    the position of a source's token does not depend on the batch.
 
     Args:
         model: a causal language model or an encoder-decoder.
@@ -79,8 +79,9 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self.progress = Progress()
         """Shows how many requests are done."""
         self.in_chats = False
-        """Whether texts are written by a chat template. Names of control tokens in them are then
-        encoded as these tokens."""
+        """Whether texts are written by a chat template. If so, names of control tokens in the texts
+        are encoded as control tokens.
+        """
 
     @classmethod
     def _open(
@@ -93,7 +94,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text, or in a vocabulary without one, the token that begins it."""
+        """The token that ends a text; if the vocabulary has none, the token that begins a text."""
         end = self._tokenizer.target.special_ids.eos
         return self.first_id if end is None else end
 
@@ -104,7 +105,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the tokenizer where the harness stores requests."""
+        """Identifies the tokenizer in the harness's cache of requests."""
         return self._tokenizer.fingerprint
 
     def tok_encode(
@@ -152,7 +153,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[TokenRequest], disable_tqdm: bool = False, **kwargs: object
     ) -> list[tuple[float, bool]]:
-        """Returns each continuation's log-probability, and whether greedy decoding writes it."""
+        """Returns each continuation's log-probability, and whether greedy decoding generates it."""
         del kwargs
         progress = Progress(quiet=True) if disable_tqdm else self.progress
         with progress.counter("requests", len(requests)) as advance:
@@ -193,7 +194,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Writes a text after each context, up to a stop string.
+        """Generates a text after each context, up to a stop string.
 
         Raises:
             UserError: a setting of a task is not supported, or its texts may fill the whole context

@@ -13,7 +13,7 @@ from ..generate import BATCH_SIZE, TextGenerator
 from ..text_model import require_texts
 
 LONGEST_ANSWER = 64
-"""The default of `max_new_tokens`, at most a quarter of what the model reads."""
+"""The default of `max_new_tokens`, limited to a quarter of the model's maximum length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Answer:
     finished: bool
     """Whether the model ended the answer; otherwise it reached the maximum length."""
     completions: tuple[Completion, ...] = dataclasses.field(compare=False)
-    """All answers, including the first, with their log-probabilities and why each ended."""
+    """All answers, including the first, with their log-probabilities and the reasons why they
+    ended.
+    """
 
 
 def answer_queries(

@@ -1,7 +1,7 @@
-"""Log-probabilities of continuations, many at a time: the tokens of common prefixes computed once.
+"""Computes log-probabilities of many continuations, and common prefixes only once.
 
-Requests are packed, several in one row of tokens, and each token attends only to those before it in
-its own request (`prefix_tree.py`). Only the positions that a continuation's tokens follow are
+Requests are packed, several in one row of tokens, and each token attends only to earlier tokens of
+its own request (`prefix_tree.py`). Only the positions before the tokens of a continuation are
 projected to the vocabulary.
 """
 
@@ -37,8 +37,9 @@ AdvanceFn = Callable[[int, int], None]
 
 CAPACITY = {"cpu": 512}
 DEFAULT_CAPACITY = 1024
-"""Tokens of a row that continues a prefix. Each of them attends to all others, masked or not: at
-512 tokens these scores are a tenth of the work of GPT-2."""
+"""Tokens of a row that continues a prefix. Attention computes the scores of all pairs of these
+tokens, masked or not: at 512 tokens, the scores are a tenth of the computation of GPT-2.
+"""
 TOKENS_AT_ONCE = {"cpu": 2048}
 DEFAULT_TOKENS_AT_ONCE = 16384
 """Tokens of all rows of a call."""
@@ -51,7 +52,7 @@ class ContinuationScore:
     log_probabilities: tuple[float, ...]
     """log Pr of each token given the context and all tokens before it, in nats."""
     is_greedy: bool
-    """Whether each token is the most probable one: greedy decoding writes this continuation."""
+    """Whether each token is the most probable one: greedy decoding generates this continuation."""
 
     @property
     def log_probability(self) -> float:
@@ -66,7 +67,7 @@ class TokenCounts:
     given: int = 0
     """Tokens of all contexts and continuations, without shared prefixes."""
     needed: int = 0
-    """Tokens after common prefixes are counted once."""
+    """Tokens of all contexts and continuations, with each common prefix counted once."""
     computed: int = 0
     """Tokens that the model computed, including padding."""
 
@@ -108,8 +109,8 @@ class ContinuationScorer(TextModel):
 
     Args:
         model: a causal language model or an encoder-decoder.
-        params: its parameters. If they are sharded over a mesh, the rows of each batch are sharded
-            as well.
+        params: its parameters. If the parameters are sharded over a mesh, the rows of each batch
+            are sharded as well.
         tokenizer: its tokenizer.
 
     Raises:
@@ -152,7 +153,7 @@ class ContinuationScorer(TextModel):
         """Returns the tokens of a context and of a continuation.
 
         A causal language model reads both as one text, so that a token may not span them; an
-        encoder-decoder reads the context with an end token, and writes the continuation without.
+        encoder-decoder reads the context with an end token, and the continuation has no end token.
 
         Raises:
             UserError: the context is empty, and the vocabulary has no token that begins or ends a
@@ -184,10 +185,10 @@ class ContinuationScorer(TextModel):
 
     @property
     def first_id(self) -> int:
-        """The token that an empty context consists of: the one that begins, or ends, a text.
+        """The token of an empty context: the token that begins a text, or else ends a text.
 
         Raises:
-            UserError: the vocabulary has neither.
+            UserError: the vocabulary has neither of these tokens.
         """
         special = self._tokenizer.special_ids
         # A source never contains the token that begins an encoder-decoder's target.
@@ -213,8 +214,8 @@ class ContinuationScorer(TextModel):
             requests: the token ids of each context and continuation, at least one each. A context
                 and its continuation may together have one token more than the model reads; a longer
                 context loses its first tokens.
-            share_prefixes: whether tokens that several requests begin with are computed once; the
-              results are the same.
+            share_prefixes: whether tokens that several requests begin with are computed once. The
+              results do not depend on this option.
             on_batch: called after each batch with the numbers of finished requests and tokens.
             log: called with a line if contexts are truncated.
 
@@ -353,14 +354,15 @@ class ContinuationScorer(TextModel):
         waiting.sort(key=lambda pair: (-len(pair[0]), -pair[1].size))
         budget = TOKENS_AT_ONCE.get(jax.default_backend(), DEFAULT_TOKENS_AT_ONCE)
         while waiting:
-            # The first item determines the size of the rows, and the budget their number.
+            # The first item determines the size of the rows, and the budget determines the number
+            # of rows.
             source, item = waiting[0]
             longest_input = config.longest_input or len(source) + bucket(len(source))
             length = min(bucket(len(source)), longest_input) if source else 0
             width = bucket(max(item.size, length))
             most = round_up(max(budget // (length + width), 1), self._num_shards)
             sizes = [(len(source), item.size) for source, item in waiting]
-            # Fill the rows of one batch, and leave what does not fit for the next.
+            # Fill the rows of one batch, and leave the remaining items for the next batch.
             bins = pack(sizes, (length, width), most)
             if separate_rows:
                 bins = [[i] for i in range(min(most, len(waiting)))]
@@ -380,7 +382,7 @@ class ContinuationScorer(TextModel):
         """Computes a prefix, and yields the scores of its continuations."""
         base, items, capacity = len(group.prefix), group.items, _capacity()
         total = sum(item.size for item in items)
-        # Rows of about the same size, so that the last one is not mostly padding.
+        # Use rows of about the same size, so that the last row is not mostly padding.
         even = -(-total // -(-total // capacity))
         length = max(bucket(even), *(item.size for item in items))
         bins = pack([(item.size,) for item in items], (min(bucket(length), capacity),))

@@ -1,6 +1,6 @@
 """Accuracy on local data by the number of examples in the prompt (Brown et al. 2020, figure 1.2).
 
-Where answers are labels, each label is scored after the prompt and the most probable one is the
+If answers are labels, each label is scored after the prompt, and the most probable label is the
 answer. Other answers are right if greedy decoding generates them, followed by the text that ends an
 answer.
 """
@@ -42,7 +42,7 @@ class FewShotAccuracy:
     """The number of questions."""
 
     def to_json(self) -> dict[str, float | int]:
-        """Returns the figures by name, without those that are None."""
+        """Returns the figures by name, without figures that are None."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -90,9 +90,11 @@ def few_shot_accuracy(
         shots: the numbers of examples in a prompt.
         answers: whether answers are labels, scored by probability, or generated texts. Defaults to
           labels if there are at most 20 and each occurs at least twice on average.
-        limit: the number of questions, chosen by the seed (0 if None). If None, all.
-        seed: shuffles the examples. If None, the first examples are shown, in their order. All
-          questions have the same examples, unlike in lm-eval, which draws for each question.
+        limit: the number of questions, chosen by the seed (0 if `seed` is None). If None, all
+          questions.
+        seed: shuffles the examples. If None, the prompts contain the first examples, in their
+          order. All questions have the same examples, unlike in lm-eval, which draws examples for
+          each question.
         balanced: whether each answer occurs equally often among the examples of a prompt.
         log: called with a line if questions or examples are left out.
 
@@ -151,7 +153,7 @@ def _labels(
     kind: AnswerKind | None,
 ) -> list[str] | None:
     """Returns the possible labels in alphabetic order, or None if answers are texts."""
-    given = examples or queries  # not both: they may be the same texts
+    given = examples or queries  # not both, because the queries may repeat the examples
     different = {pattern.answer(example.fields) for example in given}
     if kind is None:
         kind = "labels" if len(different) <= min(MOST_LABELS, len(given) / 2) else "texts"
@@ -176,7 +178,8 @@ def _questions(
 ) -> list[_Question]:
     """Returns the prompt of each query, without the first examples if they do not fit."""
     pattern, dropped, questions = few_shot.pattern, 0, []
-    # A label that is a prefix of another is at least as probable unless its end is scored as well.
+    # A label that is a prefix of another label is at least as probable as the other label, unless
+    # its end is scored as well.
     end = "" if labels is None or not _begin_others(labels) else pattern.stop
     for query in queries:
         answer = pattern.answer(query.fields)

@@ -47,11 +47,11 @@ def harness_model(
         folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
         step: the checkpoint. Defaults to the newest.
         log: called with a line if the tokenizer may belong to another model.
-        loaded: the model in the folder and its parameters. If None, they are loaded.
+        loaded: the model in the folder and its parameters. If None, the folder is loaded.
 
     Raises:
         UserError: the package `lm_eval` is missing, or the model cannot generate text.
-        FileNotFoundError: it is not a run folder, or has no such checkpoint.
+        FileNotFoundError: `folder` is not a run folder, or has no such checkpoint.
     """
     require_harness()
     from .adapter import HarnessModel
@@ -64,9 +64,9 @@ class HarnessTasks:
     """Tasks of the harness whose data is available."""
 
     given: list[str | dict[str, Any]]
-    """Names, YAML files and configurations."""
+    """The tasks, as names, YAML files or configurations."""
     manager: Any
-    """The `TaskManager` that knows them."""
+    """The `TaskManager` of these tasks."""
 
 
 def open_tasks(tasks: Sequence[str | Mapping[str, JsonValue]]) -> HarnessTasks:
@@ -83,9 +83,9 @@ def open_tasks(tasks: Sequence[str | Mapping[str, JsonValue]]) -> HarnessTasks:
     from lm_eval.tasks import TaskManager
 
     require(tasks, "tasks is empty: name at least one task")
-    for package in ("lm_eval", "huggingface_hub"):  # the latter logs each retry
+    for package in ("lm_eval", "huggingface_hub"):  # `huggingface_hub` logs each retry
         logging.getLogger(package).setLevel(logging.ERROR)
-    # Check the names first, since the harness reports an unknown one with a traceback.
+    # Check the names first, since the harness reports an unknown name with a traceback.
     names = [task for task in tasks if isinstance(task, str) and not Path(task).is_file()]
     manager = TaskManager(include_defaults=bool(names))
     for name in names:
@@ -122,7 +122,8 @@ def evaluate_tasks(
         lm: from `harness_model`.
         tasks: names of tasks, groups or tags of the harness, its YAML files, or configurations; or
           the result of `open_tasks`.
-        shots: the number of examples in each prompt. Defaults to the task's number.
+        shots: the number of examples in each prompt. Defaults to the number that the task
+          specifies.
         limit: the number of questions of each task. If None, all.
         chat: whether prompts are turns of a conversation, written by the chat template.
 
@@ -141,7 +142,7 @@ def evaluate_tasks(
     try:
         results = simple_evaluate(
             model=lm,
-            tasks=[*opened.given],  # the harness changes it
+            tasks=[*opened.given],  # the harness changes the list
             num_fewshot=shots,
             limit=limit,
             apply_chat_template=chat,
@@ -178,4 +179,4 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     """Returns the message about a task that does not exist."""
     similar = [n for n in known if name.lower() in n.lower()][:3] or similar_names(name, known)
     remedy = f"did you mean {' or '.join(similar)}?" if similar else "see lm_eval ls tasks"
-    return f"the task {name} is not one of the harness's {len(known):,}: {remedy}"
+    return f"the task {name} is not one of the {len(known):,} tasks of the harness: {remedy}"

@@ -24,7 +24,8 @@ PREFIX_CALL = 64
 class Request(NamedTuple):
     """The tokens that a model reads, and the labels that it scores.
 
-    `labels[-1]` follows the last of `inputs`, `labels[-2]` the one before it, and so on.
+    `labels[-1]` follows the last token of `inputs`, `labels[-2]` follows the token before, and so
+    on.
     """
 
     inputs: tuple[int, ...]
@@ -67,13 +68,13 @@ class Layout:
 
         Args:
             requests: sorted by their inputs, so that common prefixes are adjacent.
-            base: the length of the prefix that all requests share. It is not laid out.
+            base: the length of the prefix that all requests share. This prefix is not laid out.
         """
         before: tuple[int, ...] = ()
         path: list[int] = []  # the index of each token of `before` after the prefix
         for inputs, labels, number in requests:
             common = max(common_prefix(before, inputs), base)
-            # The tokens that this request does not share have all their descendants.
+            # Tokens that this request does not share get no further descendants.
             self._close(path[common - base :])
             del path[common - base :]
             for position in range(common, len(inputs)):
@@ -114,7 +115,7 @@ class PrefixGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All requests, divided into those that continue a computed prefix and the others."""
+    """All requests, divided into requests that continue a computed prefix and other requests."""
 
     groups: list[PrefixGroup]
     items: list[Item]
@@ -128,7 +129,7 @@ class Plan:
 
 @dataclasses.dataclass
 class _Node:
-    """A node: a common prefix of several requests, or in a leaf all inputs of some requests."""
+    """A node: a common prefix of several requests; in a leaf, all inputs of some requests."""
 
     depth: int
     """The length of the prefix."""
@@ -250,12 +251,12 @@ def _tree(requests: Sequence[Request], capacity: int) -> _Node:
 def pack(
     sizes: Sequence[tuple[int, ...]], capacity: tuple[int, ...], most: int | None = None
 ) -> list[list[int]]:
-    """Packs items into few bins: each into the first with enough space, the largest first.
+    """Packs items into few bins: the largest item first, each into the first bin with space.
 
     Args:
         sizes: the sizes of each item, one for each dimension of a bin.
         capacity: the sizes of a bin; a larger item gets a separate bin.
-        most: the maximum number of bins; items that do not fit are left out. If None, all are
+        most: the maximum number of bins; items that do not fit are left out. If None, all items are
           packed.
 
     Returns:

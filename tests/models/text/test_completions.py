@@ -159,8 +159,8 @@ def test_a_draft_model_changes_no_greedy_completion(tiny_model, tiny, speaker):
     assert f"{seen.accepted:,} of {seen.proposed:,} " in str(seen)
     letters = CharacterTokenizer(" abcdefghijklmnopqrstuvwxz\n")
     for tokenizer, message in (
-        (letters, "its token 27 is 'z', the model's 'y'"),
-        (CharacterTokenizer(" abc"), "it has 6 tokens, the model's 29"),
+        (letters, "its token 27 is 'z', but .* is 'y'"),
+        (CharacterTokenizer(" abc"), "it has 6 tokens, .* has 29"),
     ):
         with pytest.raises(data.UserError, match=f"draft .*tokenizer: {message}"):
             speaker.with_draft(models.TextGenerator(other.model, other.params, tokenizer))

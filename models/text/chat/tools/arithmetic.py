@@ -70,7 +70,7 @@ def evaluate(expression: str) -> str:
             raise ValueError(
                 f"the expression must have at most {LONGEST} characters, got {len(expression)}"
             )
-        with warnings.catch_warnings():  # `1if 1else 2` would print one
+        with warnings.catch_warnings():  # `1if 1else 2` would print a warning
             warnings.simplefilter("ignore")
             tree = ast.parse(plain.strip(), mode="eval")
         result = _value(tree.body)

@@ -26,7 +26,7 @@ class Written:
     content: str
     """The text for the user."""
     calls: tuple[ToolCall, ...]
-    """The calls in it, in order."""
+    """The calls in the answer, in order."""
     malformed: str | None = None
     """Why a call cannot be parsed, or None."""
 
@@ -68,8 +68,8 @@ class CallForm:
     def end_of_call(self, text: str) -> int | None:
         """Returns the index where the first complete call ends, so that generation can stop.
 
-        Text after it in the same token would be the model's guess of the tool's output. Returns
-        None without a complete call, or if the template's end of turn ends the call.
+        Text after the call in the same token would be the model's guess of the tool's output.
+        Returns None without a complete call, or if the template's end of turn ends the call.
         """
         found = _first_call(text) if self.name == "brackets" else None
         return None if found is None else found.end()
@@ -116,7 +116,8 @@ class CallForm:
 
 def _first_call(text: str) -> re.Match[str] | None:
     """Returns the first call in brackets."""
-    # Without an end to find, the expression would scan the rest of the text from each `<<`.
+    # If the text has no `>>`, the regular expression would scan the rest of the text from each
+    # `<<`.
     return _BRACKETS.search(text, 0, text.rfind(">>") + len(">>"))
 
 

@@ -16,14 +16,14 @@ ROWS = 50
 BYTES = 1 << 20
 """Maximum size of a value that a query computes."""
 _STEPS = 10_000
-"""Instructions of SQLite between two looks at the clock."""
+"""Number of SQLite instructions between two checks of the time."""
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
-"""What a query may do. It may not write, attach files, or change settings."""
+"""What a query may do. A query may not write, attach files, or change settings."""
 
 
 def query_database(file: str | Path) -> Tool:
@@ -55,7 +55,7 @@ def answered(path: Path, query: str) -> str:
     """Returns the names of the columns and the rows of a query's answer, separated by tabs.
 
     Raises:
-        UserError: the query is not one that reads, has an error, or takes too long.
+        UserError: the query does not only read, has an error, or takes too long.
     """
     with closing(_connected(path)) as connection:
         connection.set_authorizer(_authorized)

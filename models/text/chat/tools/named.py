@@ -1,4 +1,4 @@
-"""Tools by the names that the command line knows."""
+"""Creates tools by the names that the command line accepts."""
 
 from .....data.common.errors import UserError, suggest
 from .arithmetic import arithmetic

@@ -26,24 +26,26 @@ class Limits:
     """The limit of the elapsed time, and also of the processor time."""
     bytes_of_memory: int = 256 << 20
     bytes_of_files: int = 1 << 20
-    """The size of all files in its folder, which is empty at first and deleted at the end."""
+    """The size of all files in the program's folder, which is empty at first and deleted at the
+    end.
+    """
     bytes_of_output: int = 16 << 10
-    """The size of its output. A program that prints more is ended."""
+    """The size of the output. A program that prints more is ended."""
 
 
 def run_python(program: str, limits: Limits = Limits()) -> str:
     """Runs a Python program with the standard library, and returns what it prints.
 
-    It runs in a separate process without access to the network, other processes or files (see
-    `sandbox_child`), which requires Linux and user namespaces. It ends when this process ends, and
-    leaves no files.
+    The program runs in a separate process without access to the network, other processes or files
+    (see `sandbox_child`), which requires Linux and user namespaces. The program ends when this
+    process ends, and leaves no files.
 
     Args:
         program: the program.
-        limits: the resources that it may use.
+        limits: the resources that the program may use.
 
     Returns:
-        Its output; after an error, also the last line of the traceback.
+        The output of the program; after an error, also the last line of the traceback.
 
     Raises:
         UserError: a program cannot be confined on this machine, and did not run.
@@ -73,7 +75,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
     # Send the program, and read its output until a limit or its end.
     try:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it ended before it read its input
+        with contextlib.suppress(BrokenPipeError):  # the program ended before it read its input
             process.stdin.write(json.dumps(given).encode())
             process.stdin.close()
         output, end = _read(process, limits)
@@ -98,7 +100,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
 
 
 def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, str]:
-    """Reads the output up to its limits; returns it and why the program was ended, if it was."""
+    """Reads the output up to its limits; returns it and the reason if the program was ended."""
     assert process.stdout is not None
     output, until = b"", time.monotonic() + limits.seconds
     with selectors.DefaultSelector() as selector:
@@ -112,7 +114,7 @@ def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, st
                 process.wait()
                 return output, ""
             output += piece
-            # The first line, which confirms the isolation, does not count as output.
+            # The first line, which confirms the isolation, is not part of the output.
             most = limits.bytes_of_output + len(sandbox_child.CONFINED)
             if len(output) > most:
                 return (
@@ -122,7 +124,7 @@ def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, st
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Ends the process and all that it started."""
+    """Ends the process and all processes that it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     if process.stdout is not None:

@@ -1,7 +1,7 @@
 """Runs a program in isolation; `python_program` starts it as a script on Linux.
 
-It sets up, in order: separate namespaces for users, files, processes and the network; a file
-system with a read-only Python and an empty folder in memory; limits on time, memory, files and
+The script sets up, in order: separate namespaces for users, files, processes and the network; a
+file system with a read-only Python and an empty folder in memory; limits on time, memory, files and
 processes; no capabilities; and a filter that rejects system calls for new processes, sockets,
 mounts and namespaces. If a step fails, the program does not run.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 CONFINED = b"confined\n"
-"""The line before the program's output; without it, the program could not be confined."""
+"""The line before the program's output. If this line is missing, the program was not confined."""
 
 _ROOT = "/proc"
 """The mount point of the program's root."""
@@ -46,7 +46,7 @@ _CALLS = {
             "setns": 308, "process_vm_readv": 310, "bpf": 321, "execveat": 322,
             "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429,
             "fsopen": 430, "clone3": 435, "mount_setattr": 442,
-            # calls that allocate memory that no limit counts
+            # calls that allocate memory outside all limits
             "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "add_key": 248,
             "request_key": 249, "memfd_create": 319,
             # calls that leave the process group, which is killed when the time is over
@@ -103,8 +103,8 @@ def enter_namespaces() -> None:
 def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
     """Replaces the root by a file system in memory with some read-only folders of the machine.
 
-    It is mounted over /proc in this process's own namespace, so that a killed process leaves no
-    folder behind.
+    The file system is mounted over /proc in this process's own namespace, so that a killed process
+    leaves no folder behind.
 
     Args:
         visible: folders that Python needs.
@@ -118,7 +118,7 @@ def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
             target = _ROOT + folder
             os.makedirs(target, exist_ok=True)
             _mount(folder, target, flags=_BIND | _RECURSIVE)
-            for mounted in _mounts_below(target, mounts):  # each: the flag is not recursive
+            for mounted in _mounts_below(target, mounts):  # the read-only flag is not recursive
                 # If the machine has locked the flags of a mount, they must not change.
                 kept = os.statvfs(mounted).f_flag & 0xFFF
                 flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
@@ -179,7 +179,7 @@ def drop_privileges() -> None:
     program = [
         (load, 0, 0, 4),  # the machine's code
         (equal, 1, 0, machine),
-        (result, 0, 0, 0x80000000),  # another machine's calls end the process
+        (result, 0, 0, 0x80000000),  # a call for another machine ends the process
         (load, 0, 0, 0),  # the number of the call
         (above, refuse, 0, _X32),
         *((equal, len(calls) - i, 0, number) for i, number in enumerate(calls.values())),

@@ -28,7 +28,7 @@ class FileSearch:
         folder: the folder, read once.
 
     Raises:
-        UserError: it is not a folder or has no text.
+        UserError: `folder` is not a folder or has no text.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -67,7 +67,7 @@ class FileSearch:
     def search(self, query: str, number: int = 3) -> str:
         """Returns the paragraphs that match a query best, each after the name of its file.
 
-        They are preceded by a note of the files that were left out, if any.
+        A note of the files that were left out, if any, precedes the paragraphs.
 
         Args:
             query: some words.
@@ -122,7 +122,7 @@ def search_files(folder: str | Path) -> Tool:
     """Returns the tool `search`, which finds paragraphs in the text files below a folder.
 
     Raises:
-        UserError: it is not a folder or has no text.
+        UserError: `folder` is not a folder or has no text.
     """
     search = FileSearch(folder)
     return Tool(

@@ -113,7 +113,7 @@ def as_error(text: str) -> str:
 def shortened(text: str) -> str:
     """Returns a text of at most `LONGEST_OUTPUT` characters, with a note if any were left out.
 
-    Halves of surrogate pairs, which no file and no tokenizer can hold, become `?`.
+    Halves of surrogate pairs, which no file and no tokenizer can represent, become `?`.
     """
     text = text.encode(errors="replace").decode()
     if len(text) <= LONGEST_OUTPUT:
