@@ -61,14 +61,14 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         return preference_metrics(evaluation, split)
 
     def batch_spec(self, data: DPOData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of a pair, and the reference's log-probabilities if precomputed."""
+        """Returns the arrays of a pair, with precomputed log-probabilities of the reference."""
         spec = data.batch_spec(num_labels, num_choices)
         if self.reference == "precomputed":
             spec["reference_log_probs"] = ArraySpec((2,), Values.LABEL, "float32")
         return spec
 
     def prepare(self, data: DPOData, open_reference: OpenReference) -> DPOData:
-        """Returns the data with a reference for its log-probabilities, unless it is frozen."""
+        """Returns the data with the reference that precomputes log-probabilities, if requested."""
         if self.reference == "frozen":
             return data
         return data.with_reference(open_reference())
@@ -85,7 +85,7 @@ def _log_sigmoid_loss(beta: float, label_smoothing: float) -> Callable[[Array, A
         if not label_smoothing:
             return -right
         wrong = jax.nn.log_sigmoid(-beta * difference)
-        # The expectation over swapped labels, rescaled to be unbiased.
+        # The expected loss over swapped labels, rescaled so that it is unbiased.
         e = label_smoothing
         return (-(1 - e) * right + e * wrong) / (1 - 2 * e)
 
@@ -95,9 +95,9 @@ def _log_sigmoid_loss(beta: float, label_smoothing: float) -> Callable[[Array, A
 def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
     """Returns the loss of direct preference optimization of a causal language model.
 
-    With π and π_ref the probabilities of a whole answer under the model and under a frozen
-    reference, and Δ = log (π / π_ref) of the chosen minus the rejected answer, the loss of a pair
-    is
+    π and π_ref are the probabilities of a whole answer under the model and under a frozen
+    reference. Δ is log (π / π_ref) of the chosen answer minus log (π / π_ref) of the rejected
+    answer. The loss of a pair is
 
     - `sigmoid`: -log σ(β Δ) (Rafailov et al. 2023, equation 7);
     - `robust`: [-(1 - ε) log σ(β Δ) + ε log σ(-β Δ)] / (1 - 2ε), where a share ε of the labels is
@@ -108,8 +108,8 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
 
     The arrays of a batch:
 
-    - `input_ids`, `labels` int32 `[B, 2, T]`: prompt and answer, the chosen one first, padded on
-      the right, and the token after each of them;
+    - `input_ids`, `labels` int32 `[B, 2, T]`: prompt and answer, the chosen answer first, padded on
+      the right, and the token after each input token;
     - `attention_mask` int32 `[B, 2, T]`: 1 for real tokens;
     - `loss_mask` int32 or bool `[B, 2, T]`: 1 where the label belongs to the answer;
     - `reference_log_probs` float32 `[B, 2]`: log π_ref of each answer, in nats; not with
@@ -124,7 +124,7 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
           frozen parameters of the train state: `init_state(params, tx, frozen=params)`.
     """
     beta = settings.beta
-    # Each maps Δ and Δ̄, arrays [B], to the loss of each pair [B].
+    # Each function maps the arrays Δ and Δ̄ [B] to the loss of each pair [B].
     losses: dict[str, Callable[[Array, Array], Array]] = {
         "sigmoid": _log_sigmoid_loss(beta, 0.0),
         "robust": _log_sigmoid_loss(beta, settings.label_smoothing),

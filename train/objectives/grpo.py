@@ -1,7 +1,7 @@
 """Group relative policy optimization (GRPO): compares the answers to each prompt.
 
-A batch holds answers sampled by an earlier state of the model, the old policy. The advantage of an
-answer is the difference of its reward from the mean reward for its prompt.
+A batch consists of answers sampled by an earlier state of the model, the old policy. The advantage
+of an answer is the difference of its reward from the mean reward for its prompt.
 """
 
 import dataclasses
@@ -52,7 +52,8 @@ class GRPOConfig(OnlineConfig):
     importance: Literal["token", "sequence"] = "token"
     """Probability ratios of tokens or of whole answers (GSPO)."""
     correct_kl: bool = True
-    """Whether the divergence is estimated under the model instead of the sampling policy."""
+    """Whether the estimate of the divergence is an expectation under the model instead of the
+    sampling policy."""
 
     def loss(self, data: PolicyData) -> Objective:
         """Returns `grpo` with the longest answer that the data allow."""
@@ -89,35 +90,37 @@ class GRPOConfig(OnlineConfig):
 def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     """Returns the loss of group relative policy optimization (Shao et al. 2024, equation 3).
 
-    With ρ the ratio of the probabilities of a token under the model and under the old policy, A
-    the advantage of its answer, and k = π_ref/π - log (π_ref/π) - 1 the estimate of the divergence
-    from a reference (equation 4), the loss of a token is
+    ρ is the ratio of the probabilities of a token under the model and under the old policy. A is
+    the advantage of the answer. k = π_ref/π - log (π_ref/π) - 1 estimates the divergence from a
+    reference (equation 4). The loss of a token is
 
         -min(ρ A, clip(ρ, 1 - ε, 1 + ε_high) A) + β ρ k.
 
-    `loss_type` says how tokens are averaged: `dapo` and `bnpo` over all tokens of the batch (Yu et
-    al. 2025, equation 8; micro-batches and devices do not matter, so both are the same here),
-    `grpo` over the tokens of each answer and then over answers (Shao et al. 2024), `dr_grpo`
-    divides the sum by the number of answers times `max_new_tokens` (Liu et al. 2025). With
-    `importance="sequence"` ρ is the exponential of the mean log-ratio of an answer's tokens (GSPO,
-    Zheng et al. 2025, equation 7). Without `correct_kl` k lacks the factor ρ. Before the first
-    update after sampling, ρ is 1 and the loss is near 0 for any rewards, but its gradient is not.
+    `loss_type` determines the mean over tokens. `dapo` and `bnpo` average over all tokens of the
+    batch (Yu et al. 2025, equation 8); both are the same here, because micro-batches and devices do
+    not change the mean. `grpo` averages over the tokens of each answer, then over answers (Shao et
+    al. 2024). `dr_grpo` divides the sum by the number of answers times `max_new_tokens` (Liu et al.
+    2025). With `importance="sequence"` ρ is the exponential of the mean log-ratio of an answer's
+    tokens (GSPO, Zheng et al. 2025, equation 7). Without `correct_kl`, the term β ρ k lacks the
+    factor ρ. Before the first update after sampling, ρ is 1 and the loss is near 0 for any rewards,
+    but its gradient is not.
 
     The arrays of a batch:
 
     - `input_ids`, `labels` int32 `[B, T]`: prompt and answer, padded on the right, and the token
-      after each of them;
+      after each input token;
     - `attention_mask` int32 `[B, T]`: 1 for real tokens;
-    - `loss_mask` int32 or bool `[B, T]`: 1 where the label belongs to the answer, including its end
-      token, and was written by the policy, not by a tool;
+    - `loss_mask` int32 or bool `[B, T]`: 1 if the policy, and not a tool, wrote the label as a part
+      of the answer, including its end token;
     - `advantages` float32 `[B]`; see `group_advantages`;
     - `old_log_probs` float32 `[B, T]` (optional): log-probabilities of the labels under the old
-      policy, in nats, at the same temperature. Without them the model is its own old policy: ρ = 1;
+      policy, in nats, at the same temperature. Without this array, the model is the old policy: ρ =
+      1;
     - `reference_log_probs` float32 `[B, T]`: log-probabilities under the reference, if β is above
       0.
 
-    Measures: `entropy`, `kl` (if β is above 0), `clip_ratio/region_mean`, the share of tokens whose
-    gradient is clipped to 0, with `clip_ratio/low_mean` and `clip_ratio/high_mean`; all are
+    Measures: `entropy`, `kl` (if β is above 0), `clip_ratio/region_mean` (the share of tokens whose
+    gradient is clipped to 0), `clip_ratio/low_mean` and `clip_ratio/high_mean`. All measures are
     means over the tokens of answers.
 
     Args:
@@ -146,7 +149,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         lengths = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)  # [B, 1]
         found = label_log_probs(outputs, batch, settings.temperature)
         log_probs = found.log_prob
-        # Without old log-probabilities ρ is 1 in value but keeps its gradient.
+        # Without old log-probabilities, ρ has the value 1 but keeps its gradient.
         old = batch.get("old_log_probs", jax.lax.stop_gradient(log_probs))
         log_ratio = jnp.where(mask, log_probs - old, 0.0)
         if settings.importance == "sequence":
@@ -185,10 +188,10 @@ def group_advantages(
     prompt, divided by a standard deviation (with n - 1 degrees of freedom, plus 1e-4).
 
     Args:
-        rewards: the rewards, group by group. NaN for an answer without a reward: it is left out,
-          and its advantage is 0.
+        rewards: the rewards, group by group. NaN for an answer without a reward, which is left out
+          and gets the advantage 0.
         group_size: the number of answers to each prompt, at least 2.
-        scale: the standard deviation to divide by: of the group, of the whole batch, or none.
+        scale: the divisor: the standard deviation of the group or of the whole batch, or none.
 
     Raises:
         UserError: N is not a multiple of the group size, or the group size is below 2.

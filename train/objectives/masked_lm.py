@@ -45,7 +45,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return ("pretraining" if data.next_sentence else "masked_lm",)
 
     def loss_note(self, data: PretrainingData) -> str | None:
-        """Returns a line on the two losses, if there are two."""
+        """Returns a line that explains the two losses of pairs, else None."""
         if not data.next_sentence:
             return None
         term = PAIR_TERMS[data.pair_label]

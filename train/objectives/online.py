@@ -39,7 +39,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     """Number of answers per prompt, G. A step samples and learns from batch_size · G answers."""
     max_new_tokens: PositiveInt | None = None
     """Maximum number of tokens of an answer, including its end token. If None, half of data.length.
-    The rest of data.length is for the prompt."""
+    The prompt gets the rest of data.length."""
     temperature: Positive = 1.0
     """Divisor of the logits in sampling and in the loss."""
     num_iterations: PositiveInt = 1
@@ -47,10 +47,10 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     num_mini_batches: PositiveInt = 1
     """Updates in each pass."""
     beta: NonNegative
-    """Weight of the divergence from the initial model. If above 0, checkpoints also contain that
-    model."""
+    """Weight of the divergence from the initial model. If above 0, checkpoints also contain the
+    initial model."""
     epsilon: NonNegative = 0.2
-    """Largest relative change of a probability that is rewarded."""
+    """Largest relative change of a probability before the loss is clipped."""
 
     @property
     def updates_several(self) -> bool:
@@ -106,8 +106,9 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return {}
 
     def build(self, data: PolicyData) -> Objective:
-        """Returns the objective. If β is above 0, it keeps the initial parameters in the state."""
-        # The divergence is from the initial model, so the state keeps it.
+        """Returns the objective. If β is above 0, the state keeps the initial parameters."""
+        # The loss compares the model with the initial model, so the state keeps the initial
+        # parameters.
         return dataclasses.replace(self.loss(data), keeps_initial=self.beta > 0)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PolicyData) -> Scores:
@@ -124,12 +125,13 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         )
 
     def loss_note(self, data: PolicyData) -> str | None:
-        """Returns a line on the validation loss, and on a loss near 0 in the only update of a step.
+        """Returns a line that explains the validation loss, and a loss near 0 in each step.
 
-        With several updates the loss of an objective without values leaves 0 after the first.
+        The loss of an objective without values is near 0 in the first update of a step. In later
+        updates of the step, the loss is not near 0.
         """
         del data
-        note = "the validation loss is the mean reward of held-out prompts, negated"
+        note = "the validation loss is the negated mean reward of held-out prompts"
         if self.learns_values or self.updates_several:
             return note
         return f"{note}; the loss of a step is near 0 for any rewards, but its gradient is not"
@@ -150,5 +152,5 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 
 
 def per_token_spec(length: int) -> ArraySpec:
-    """Returns the spec of one number per token of a row."""
+    """Returns the specification of an array with one number per token of a row."""
     return ArraySpec((length,), Values.LABEL, "float32")

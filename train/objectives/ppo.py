@@ -1,7 +1,7 @@
 """Proximal policy optimization (PPO), with a learned value function.
 
-A value head predicts the future reward at each token. Advantages are the rewards beyond that
-prediction. Everything here is as in TRL 1.12, the last version with PPO.
+A value head predicts the future reward at each token. An advantage is the difference between the
+reward and the predicted reward. All formulas are those of TRL 1.12, the last version with PPO.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ class PPOConfig(OnlineConfig):
     value_coefficient: NonNegative = 0.1
     """Weight of the value's squared error."""
     epsilon_value: NonNegative = 0.2
-    """Clipping range of the value loss: the largest change of a predicted value that is
-    rewarded."""
+    """Clipping range of the value loss: the largest change of a predicted value before the loss is
+    clipped."""
     gamma: Fraction = 1.0
     """Discount of later rewards."""
     gae_lambda: Fraction = 0.95
@@ -117,24 +117,25 @@ class PPOConfig(OnlineConfig):
 def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     """Returns the loss of proximal policy optimization (Schulman et al. 2017, equation 9).
 
-    With ρ the ratio of the probabilities of a token under the model and under the old policy, and A
-    its advantage, the loss of a token is max(-ρ A, -clip(ρ, 1 - ε, 1 + ε) A), averaged over the
-    tokens of all answers. The loss of a value v with target R, the return, and old value v_old is ½
-    max((v - R)², (clip(v, v_old ± ε_v) - R)²), averaged over the tokens of all answers and, where
-    there is room, the token after each answer. The model has the head `causal_lm_with_value`.
+    ρ is the ratio of the probabilities of a token under the model and under the old policy, and A
+    is the advantage of the token. The loss of the policy is max(-ρ A, -clip(ρ, 1 - ε, 1 + ε) A),
+    averaged over the tokens of all answers. v is the value of a token, v_old its value under the
+    old policy, and R the return. The loss of the value is ½ max((v - R)², (clip(v, v_old ± ε_v) -
+    R)²), averaged over the tokens of all answers, and over the token after each answer that does
+    not fill its row. The model has the head `causal_lm_with_value`.
 
     The arrays of a batch:
 
     - `input_ids`, `labels`, `attention_mask`, `loss_mask` int32 `[B, T]`: as in `grpo`;
-    - `value_mask` int32 or bool `[B, T]`: 1 where a value is learned; see `ppo_targets`;
+    - `value_mask` int32 or bool `[B, T]`: 1 for values to learn; see `ppo_targets`;
     - `advantages`, `returns` float32 `[B, T]`: from `ppo_targets`;
     - `old_log_probs` float32 `[B, T]`: log-probabilities of the labels under the old policy, in
       nats, at the same temperature;
     - `old_values` float32 `[B, T]`: the values of the old policy.
 
     Measures, under TRL's names: `policy/approxkl_avg` (½ of the squared log-ratio),
-    `policy/clipfrac_avg`, `policy/entropy_avg`, `val/ratio`, means over the tokens of answers, and
-    `val/clipfrac_avg`.
+    `policy/clipfrac_avg`, `policy/entropy_avg`, `val/ratio`, `val/clipfrac_avg`. All except
+    `val/clipfrac_avg` are means over the tokens of answers.
 
     Args:
         settings: the hyperparameters.
@@ -142,8 +143,8 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     epsilon, epsilon_value = settings.epsilon, settings.epsilon_value
 
     def counts(batch: Batch) -> Terms:
-        # The policy is trained on the tokens of answers, the values also on the token that follows
-        # each answer.
+        # The policy is trained on the tokens of answers. The values are also trained on the token
+        # that follows each answer.
         tokens, values = (jnp.sum(mask).astype(jnp.float32) for mask in _masks(batch))
         return {
             _POLICY: tokens,
@@ -208,7 +209,7 @@ def ppo_targets(
         log_probs: log-probabilities of the labels under the old policy, in nats.
         values: the values of the old policy.
         loss_mask: 1 where the label belongs to the answer; 0 at the last position of each row.
-        reference_log_probs: log-probabilities under the reference; None for no divergence.
+        reference_log_probs: log-probabilities under the reference. If None, there is no divergence.
         settings: β, γ, λ, and whether token rewards are first scaled to variance 1.
 
     Returns:

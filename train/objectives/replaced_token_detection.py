@@ -3,7 +3,7 @@
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
 section 2. The generator learns masked tokens. Its samples replace the masked tokens, and the model
 of the run, the discriminator, learns which tokens differ from the text. A sample that equals the
-original token counts as original. No gradient flows through the samples.
+original token is an original token, not a replaced token. No gradient flows through the samples.
 
 Embeddings may also be shared as described by He et al. 2021, "DeBERTaV3", section 3.2.
 
@@ -59,13 +59,15 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
 
     generator_size: Annotated[float, Range(above=0, most=1)] = 0.25
     """The number of the generator's heads, its width and its feed-forward width, relative to the
-    model's. The number of layers is the same. (Clark et al., section 3.2, recommend 1/4 to 1/2.)"""
+    model's. Both models have the same number of layers. (Clark et al., section 3.2, recommend 1/4
+    to 1/2.)"""
     detection_weight: Positive = 50.0
     """The weight of the detection loss, λ."""
     embeddings: Literal["shared", "disentangled", "separate"] = "shared"
     """The embeddings of tokens, positions and token types. shared: both models train the same
     tables. disentangled: the discriminator adds a learned difference, which begins at 0, to the
-    generator's tables, and does not train these (DeBERTaV3). separate: each model has tables."""
+    generator's tables, and does not train these tables (DeBERTaV3). separate: each model has its
+    own tables."""
 
     def build(self, data: PretrainingData) -> Objective:
         """Returns the functions of the loss; `with_models` adds the generator."""
@@ -119,7 +121,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         return {**means, "perplexity": perplexity(means["masked_token"]), **numbers}
 
     def loss_note(self, data: PretrainingData) -> str | None:
-        """Returns a line on the terms of the loss."""
+        """Returns a line that explains the terms of the loss."""
         del data
         return (
             f"loss is masked_token, the generator's loss of masked tokens, plus "
@@ -139,7 +141,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
         size: the number of heads and the widths of the generator, relative to the model's.
 
     Raises:
-        UserError: the family cannot have embeddings of another width than its layers.
+        UserError: the embeddings of the family must be as wide as its layers.
     """
     # The heads keep their size, so the width follows from their number.
     heads = max(1, round(model.num_heads * size))
@@ -194,8 +196,7 @@ def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
 def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
     """Samples a token for each masked token, at temperature 1.
 
-    The masked tokens are sampled in turn, one of each row at a time, so that no array is `[B, M,
-    V]`.
+    Each iteration samples one masked token of each row, so that no array is `[B, M, V]`.
 
     Args:
         projection: hidden states `[B, M, W]` and the vocabulary matrix.
@@ -216,7 +217,7 @@ def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
 def _at_masked(batch: Batch, tokens: Int[Array, "B M"]) -> Int[Array, "B T"]:
     """Returns the tokens of a batch with replacements at the masked positions."""
     ids = batch["input_ids"]
-    # Unused slots have weight 0. They get the index T, which the update drops.
+    # Unused slots have weight 0. Unused slots get the index T, which the update drops.
     targets = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], ids.shape[1])
     rows = jnp.arange(ids.shape[0])[:, None]
     return jnp.asarray(ids).at[rows, targets].set(tokens, mode="drop")

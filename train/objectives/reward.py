@@ -61,8 +61,10 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
     margin is from Touvron et al. 2023, section 3.2.2, the centering from Eisenstein et al. 2023).
     The model has a head of sequence classification with a single label. The arrays of a batch:
 
-    - `input_ids` int32 `[B, 2, T]`: prompt and answer, the chosen one first, padded on the right;
-    - `attention_mask` int32 `[B, 2, T]`: 1 for real tokens; a causal model is read at the last;
+    - `input_ids` int32 `[B, 2, T]`: prompt and answer, the chosen answer first, padded on the
+      right;
+    - `attention_mask` int32 `[B, 2, T]`: 1 for real tokens; the reward of a causal model is its
+      output at the last real token;
     - `token_type_ids` int32 `[B, 2, T]` (optional, for an encoder that has segments);
     - `margin` float32 `[B]` (optional): added to the setting `margin`;
     - `pair_weights` float32 `[B]` (optional): the weight of each pair, such as 1 / the number of
@@ -85,7 +87,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
         # Rows 2i and 2i + 1 are the chosen and the rejected text of pair i.
         rewards = outputs.logits[:, 0].reshape(-1, 2)  # [B, 2]
         difference = rewards[:, 0] - rewards[:, 1]
-        # The setting holds for all pairs, the array for each pair.
+        # The setting applies to all pairs, and the array has a further margin for each pair.
         wanted = margin + batch["margin"] if "margin" in batch else margin
         values = {
             "preference": -jax.nn.log_sigmoid(difference - wanted),
@@ -97,7 +99,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
             values["centering"] = jnp.square(jnp.sum(rewards, axis=1))
         return weighted_sums(values, pair_weights(batch))
 
-    # A term without a coefficient would be computed for nothing.
+    # Leave out terms without a coefficient, because the loss does not need them.
     coefficients = {"preference": 1.0, "centering": centering}
     return Objective(
         coefficients={name: coefficients[name] for name in names},

@@ -65,14 +65,14 @@ class RLOOConfig(OnlineConfig):
 def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
     """Returns the loss of REINFORCE with a leave-one-out baseline (Ahmadian et al. 2024).
 
-    An answer is one action: with ρ the ratio of the probabilities of the whole answer under the
-    model and under the old policy, and A its advantage, the loss of an answer is
-    -min(ρ A, clip(ρ, 1 - ε, 1 + ε) A), averaged over answers. The divergence from a reference is
-    part of the reward; see `RLOOConfig.targets`.
+    A whole answer is one action. ρ is the ratio of the probabilities of the answer under the model
+    and under the old policy, and A is the advantage of the answer. The loss of an answer is -min(ρ
+    A, clip(ρ, 1 - ε, 1 + ε) A), averaged over answers. The divergence from a reference is part of
+    the reward; see `RLOOConfig.targets`.
 
     A batch has the arrays of `grpo` except `reference_log_probs`. Measures:
-    `entropy`, a mean over tokens; `clip_ratio/region_mean`, `…/low_mean` and `…/high_mean`, means
-    over answers.
+    `entropy`, a mean over tokens; `clip_ratio/region_mean`, `clip_ratio/low_mean` and
+    `clip_ratio/high_mean`, means over answers.
 
     Args:
         settings: the hyperparameters.
@@ -106,15 +106,15 @@ def leave_one_out_advantages(rewards: Float[Array, " N"], group_size: int) -> Fl
     """Returns RLOO's advantages: each reward minus the mean of the other rewards of its group.
 
     Args:
-        rewards: the rewards, group by group. NaN for an answer without a reward: it is left out,
-          and its advantage is 0.
+        rewards: the rewards, group by group. NaN for an answer without a reward, which is left out
+          and gets the advantage 0.
         group_size: the number of answers to each prompt, at least 2.
 
     Raises:
         UserError: N is not a multiple of the group size, or the group size is below 2.
     """
     groups = in_groups(rewards, group_size)
-    # The mean of the other rewards, from the group's sum.
+    # Compute the mean of the other rewards from the sum of the group.
     others = jnp.sum(~jnp.isnan(groups), axis=1, keepdims=True) - 1
     baseline = (jnp.nansum(groups, axis=1, keepdims=True) - groups) / others
     # An answer without a reward, or without another answer to compare with, gets no gradient.

@@ -1,6 +1,6 @@
 """Encoder-decoders: predict each next token of a target from its source.
 
-It is used for translation, other text pairs, and the denoising of T5 and BART, whose targets
+The objective serves translation, other text pairs, and the denoising of T5 and BART, whose targets
 contain the removed text.
 """
 
@@ -57,13 +57,13 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
         return {**scores, "tokens": tokens, "texts": texts}
 
     def loss_note(self, data: Seq2SeqData) -> str | None:
-        """Returns a line on the smoothing, if there is any."""
+        """Returns a line that explains label smoothing, or None without smoothing."""
         del data
         if not self.label_smoothing:
             return None
         return (
-            f"loss is smoothed (--objective.label-smoothing {self.label_smoothing:g}), as it is "
-            "trained; nll is the loss without smoothing, and perplexity its exponential"
+            f"loss is smoothed (--objective.label-smoothing {self.label_smoothing:g}), as in "
+            "training; nll is the loss without smoothing, and perplexity is the exponential of nll"
         )
 
 
@@ -77,7 +77,7 @@ def seq2seq(settings: Seq2SeqConfig = Seq2SeqConfig()) -> Objective:
     """
 
     def counts(batch: Batch) -> Terms:
-        # Padding of the target has segment 0 and counts in no term.
+        # Padding of the target has segment 0, and no term includes it.
         number = jnp.sum(packed_weights(batch["decoder_segment_ids"]))
         return {"target_token": number, "nll": number, "accuracy": number}
 

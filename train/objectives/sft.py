@@ -47,7 +47,7 @@ def supervised() -> Objective:
     batch, in nats (Ouyang et al. 2022, section 3.5, step 1). A batch has the arrays of `CAUSAL` and
     `loss_mask`:
 
-    - `input_ids` int32 `[B, T]`, and `labels` int32 `[B, T]`, the token after each of them;
+    - `input_ids` int32 `[B, T]`, and `labels` int32 `[B, T]`, the token after each input token;
     - `segment_ids` int32 `[B, T]`: the number of the example in a packed row, 0 for padding;
       `position_ids` int32 `[B, T]` (optional);
     - `loss_mask` int32 or bool `[B, T]`: 1 for labels to learn, such as the tokens of an answer and
@@ -64,7 +64,7 @@ def supervised() -> Objective:
 
 
 def _weights(batch: Batch) -> Float[Array, "B T"]:
-    # Filler rows have no segments, so they never count.
+    # Filler rows have no segments, so all of their weights are 0.
     return ((batch["loss_mask"] != 0) & (batch["segment_ids"] != 0)).astype(jnp.float32)
 
 

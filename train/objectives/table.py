@@ -1,4 +1,7 @@
-"""The table of objectives. A new objective is a file in this folder and a line here."""
+"""The table of objectives.
+
+A new objective is a file in this folder, and an entry in this table.
+"""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -39,7 +42,7 @@ OBJECTIVES = {
     "margin_mse": "embedding.ranked.MarginMSEConfig",
     "distillation": "embedding.ranked.DistillationConfig",
 }
-"""Objective → file and class. Files are imported on demand, so that help appears at once."""
+"""Objective → file and class. The files are imported on demand, so that `--help` is fast."""
 
 
 def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
@@ -75,8 +78,8 @@ def data_class(kind: str) -> type[DataConfig]:
 def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
     """Returns the first objective in the table that learns from the data.
 
-    It is marked as a default, so that `dataclasses.replace(config, data=…)` chooses again for other
-    data.
+    The objective is marked as a default, so that `dataclasses.replace(config, data=…)` chooses
+    again for other data.
 
     Raises:
         UserError: No objective learns from the data.
@@ -90,7 +93,7 @@ def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
 
 
 def objectives_of(data: DataConfig) -> list[str]:
-    """Returns the names of the objectives that learn from a kind of data, the default first."""
+    """Returns the objectives that learn from a kind of data, by name; the first is the default."""
     return [objective.kind for objective, _ in _of_data(data.kind)]
 
 
@@ -108,12 +111,12 @@ def check_learns_from(objective: ObjectiveConfig[Any], data: DataConfig) -> None
     """Checks that an objective suits the data of a run.
 
     Raises:
-        UserError: It learns from other data, or a hyperparameter does not suit the data.
+        UserError: The objective learns from other data, or a hyperparameter does not suit the data.
     """
     kinds = [kind.kind for kind in objective.data_kinds]
     require(
         data.kind in kinds,
         f"objective {objective.kind} learns from {' or '.join(kinds)} data, not from {data.kind} "
-        "data: give its objective, or None for the default",
+        "data: give an objective of these data, or None for the default",
     )
     objective.check(data)

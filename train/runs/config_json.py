@@ -15,7 +15,7 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
 
     Raises:
         UserError: A field is missing or unknown. `naming_writer` of models/run_files.py adds the
-            file and the version of flaxzoo that wrote it to the message.
+          name of the file, and the version of flaxzoo that wrote the file, to the message.
     """
     # The class of these sections depends on their content; `make_record` reads all other sections.
     sections = {
@@ -27,11 +27,11 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
 
 
 def _of_kind(fields: Mapping[str, Any], name: str, class_of: Callable[[str], type]) -> Any:
-    """Returns a section as a record of the class that its field `kind` names."""
+    """Returns a section as a record of the class that the field `kind` of the section names."""
     section = dict(_section(fields, name))
     kind = str(section.pop("kind", None))
     if kind == "replaced_token_detection" and "share_embeddings" in section:
-        # Runs from before `embeddings` existed.
+        # Older runs do not have the field `embeddings`.
         shared = section.pop("share_embeddings")
         section["embeddings"] = "shared" if shared else "separate"
     try:

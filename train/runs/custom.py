@@ -44,20 +44,23 @@ class RunningModel:
         """Gathers the current parameters on the host, with adapters merged.
 
         Args:
-            ema: Whether to gather the moving average, which a run with `optimizer.ema_decay` keeps.
+            ema: Whether to gather the moving average instead, which a run with
+              `optimizer.ema_decay` keeps.
 
         Returns:
             The number of steps that the parameters have taken, and a nested dict of numpy arrays.
-            In `on_step` the next step has already begun, and the parameters are those after it.
+            In `on_step` the next step has already begun, and the parameters are the parameters
+            after this next step.
 
         Raises:
-            UserError: Other processes hold parts of the parameters, or the run keeps no average.
+            UserError: Other processes have parts of the parameters, or the run keeps no moving
+              average.
         """
         step, params = self.read(ema)
         require(
             all(x.is_fully_addressable for x in jax.tree.leaves(params)),
-            "the parameters are sharded over several processes, and callbacks run in one: read the "
-            "checkpoint in on_checkpoint",
+            "the parameters are sharded over several processes, but callbacks run in one process: "
+            "read the checkpoint in on_checkpoint",
         )
         return step, jax.device_get(params)
 
@@ -66,9 +69,10 @@ class Callback:
     """Receives events of a run. Subclasses override the methods that they need.
 
     Callbacks run only on the primary process, in the thread of the training loop, which waits for
-    them. They see numbers, files and copies of the parameters, and cannot change the run, which is
-    bitwise identical without them. If a callback raises an exception, the run finishes the current
-    step, saves a checkpoint, and raises the exception. The same call resumes from there.
+    them. Callbacks get numbers, files and copies of the parameters, and cannot change the run: a
+    run without callbacks is bitwise identical. If a callback raises an exception, the run finishes
+    the current step, saves a checkpoint, and raises the exception. The same call resumes from this
+    checkpoint.
 
     Example::
 
@@ -80,7 +84,7 @@ class Callback:
     """
 
     def on_start(self, running: RunningModel) -> None:
-        """Receives the model before the first step of this call; keep it to read parameters."""
+        """Receives the model, from which to read parameters, before the first step of this call."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receives the metrics of a step: `loss`, its terms, and `gradient_norm`.
@@ -89,7 +93,7 @@ class Callback:
         """
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Receives the scores of an evaluation after `step` steps: `loss` and others by name."""
+        """Receives `loss` and the other scores of an evaluation after `step` steps, by name."""
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """Receives the folder of a checkpoint, which is complete on disk."""
@@ -97,7 +101,7 @@ class Callback:
 
 @dataclasses.dataclass(frozen=True)
 class Custom:
-    """The custom objective, examples and rewards of a run, which its configuration lacks."""
+    """The custom objective, examples and rewards of a run; the configuration lacks them."""
 
     objective: Objective | None = None
     examples: MakeExamples | None = None
@@ -120,7 +124,7 @@ class Custom:
         return names
 
     def check_same(self, stored: object, folder: Path) -> None:
-        """Checks that a run is resumed with the same custom parts that it started with.
+        """Checks that a run resumes with the custom parts that it started with.
 
         Args:
             stored: The entry `CUSTOM` of its `config.json`, if any.
@@ -184,8 +188,8 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
             # Compare bytes, because NaN is not equal to itself.
             require(
                 x.tobytes() == np.asarray(repeated[key]).tobytes(),
-                f"{name}: {key} of example {index} differs between two calls: let it depend only "
-                "on the epoch and the index, including its random numbers",
+                f"{name}: {key} of example {index} differs between two calls: an example, "
+                "including its random numbers, must depend only on the epoch and the index",
                 error=RunError,
             )
             digest.update(np.ascontiguousarray(x).tobytes())

@@ -17,7 +17,7 @@ from ...models.registry import create
 from ..optim.parameters import map_named, named
 
 HEAD = "head/"
-"""Prefix of the parameters of the head. All others belong to the body."""
+"""Prefix of the parameters of the head. All other parameters belong to the body."""
 
 SHOWN = 3
 """Number of parameters that a message names. The others are counted."""
@@ -40,7 +40,7 @@ class InitFromPlan:
     """Names of the parameters to copy."""
 
     def new(self, model: TransformerConfig) -> list[str]:
-        """Returns the names of a model's parameters that are not copied."""
+        """Returns the names of a model's parameters that are not copied from the checkpoint."""
         shapes = parameter_shapes(create(model))
         return [name for name, _ in named(shapes) if name not in self.copied]
 
@@ -52,8 +52,8 @@ def plan_init_from(
 
     Args:
         folder: The folder to initialize from.
-        step: One of its checkpoints, or None for a folder in the Hugging Face format.
-        source: The configuration of its model.
+        step: The step of a checkpoint of the run, or None for a folder in the Hugging Face format.
+        source: The configuration of the model in the folder.
         model: The configuration of the model to initialize.
 
     Raises:
@@ -72,11 +72,11 @@ def plan_init_from(
             copied.add(name)
         # A head of another shape is initialized randomly, but the body must match.
         elif not name.startswith(HEAD):
-            other.append(f"{name} {x.shape} but this run has {wanted[name].shape}")
+            other.append(f"{name} {x.shape}, but this run has {wanted[name].shape}")
     if other:
         more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
         raise RunError(
-            f"{folder} has {', '.join(other[:SHOWN])}{more}: both need the same sizes and "
+            f"{folder} has {', '.join(other[:SHOWN])}{more}: both models need the same sizes and "
             f"vocabulary{_other_sizes(source, model)}"
         )
     return InitFromPlan(folder, step, source, source_shapes, frozenset(copied))
@@ -101,19 +101,19 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
 
 
 def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn) -> Params:
-    """Returns the initial parameters: copied from another run, or fresh if not copied.
+    """Returns the initial parameters: copied from another run, or random if not copied.
 
     Args:
         plan: The parameters to copy and their source.
         initial: The run's random initial parameters. For copied parameters, shapes suffice.
         shardings: The sharding of each parameter, a tree like `initial`.
-        log: Called with one line each for copied, new and unused parameters.
+        log: Called with a line about copied, a line about new, and a line about unused parameters.
     """
     sharding_of, own = dict(named(shardings)), dict(named(initial))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # All parameters of the checkpoint are read, so put the unused ones on a single device.
+        # The whole checkpoint is read, so put the unused parameters on a single device.
         if name not in plan.copied:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first_device)
         return jax.ShapeDtypeStruct(x.shape, own[name].dtype, sharding=sharding_of[name])

@@ -38,7 +38,7 @@ class KeptFolder:
         except OSError:
             found = None
         is_saved = saved is None or any(step >= saved for step in numbered(self.folder))
-        # The error names the first of these that is missing or different.
+        # The error names the first path in this list that is missing or different.
         checks = (
             (self.folder, self.folder.is_dir()),
             (self.folder / CONFIG_FILE, found == self.content),
@@ -48,8 +48,8 @@ class KeptFolder:
             require(
                 unchanged,
                 f"{path} was {'replaced' if path.exists() else 'deleted or moved'} during "
-                f"training, and nothing more can be saved in {self.folder}: restore it, or give "
-                "another --workdir",
+                f"training, so the run cannot save anything in {self.folder}: restore this path, "
+                "or give another --workdir",
                 error=RunError,
             )
 

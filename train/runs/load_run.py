@@ -37,8 +37,9 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
     """Returns the configuration and tokenizer of a folder with a model.
 
     Args:
-        folder: A run folder, a folder in the Hugging Face format, or a name on the hub. For the
-          latter two the configuration is derived from the model.
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub. For a
+          folder in the Hugging Face format and a name on the hub, the configuration is derived from
+          the model.
 
     Raises:
         FileNotFoundError: No such folder or model exists.
@@ -75,7 +76,7 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
     """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
-    # Without a stated type, transformers treats a single label as a regression.
+    # If the type is missing, transformers treats a single label as a regression.
     by_count = "regression" if len(model.labels) == 1 else None
     data = data.of_imported_model(TARGETS.get(str(problem_type or by_count), "single_label"))
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
@@ -85,8 +86,8 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
     """Returns the configuration of a recipe for a run that begins with the model of a folder.
 
     A published model has the settings of a preset of its size, whether the folder is in the Hugging
-    Face format or an imported run. A run that was trained here has the recipe's settings, and the
-    precision and rematerialization that it was trained with.
+    Face format or an imported run. A run that flaxzoo trained has the settings of the recipe,
+    except the precision and the rematerialization of its own training.
 
     Args:
         name: A recipe that trains models of any family.

@@ -44,9 +44,9 @@ DEFAULTS: dict[ScoreForm, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
-    """How vectors are computed and compared, for all objectives on vectors.
+    """The settings of all objectives on vectors: how a model computes and compares vectors.
 
-    A subclass declares the scores that it learns from, and computes the loss of each item.
+    A subclass declares the forms of scores that it learns from, and computes the loss of each item.
     """
 
     data_kinds = (EmbeddingData,)
@@ -55,7 +55,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
     score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
-    """The forms of scores that the objective learns from, the default first."""
+    """The forms of scores that the objective learns from; the first is the default."""
     num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
     """The smallest and the largest number of documents of an example."""
     whole_batch: ClassVar[bool] = False
@@ -69,8 +69,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     normalize: bool | None = None
     """Whether vectors are scaled to length 1. Defaults to the setting of `init_from`, or no."""
     matryoshka_dims: tuple[PositiveInt, ...] = ()
-    """Numbers of dimensions. The first dimensions of each vector, in each of these numbers, also
-    learn to be useful vectors (Matryoshka). Include the full number.
+    """Numbers of dimensions. For each number d, the first d dimensions of each vector are also
+    trained as a vector (Matryoshka). Include the full number of dimensions.
     """
     matryoshka_weights: tuple[NonNegative, ...] = ()
     """The weight of the loss of each number of dimensions. Defaults to 1 each."""
@@ -89,11 +89,11 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         """Returns the loss of each item, in the shape of `items`."""
 
     def items(self, real: Real) -> Bool[Array, "..."]:
-        """Returns which items count; by default each pair is an item."""
+        """Returns a mask of the real items; by default each pair is an item."""
         return real.pairs
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns values of each pair `[B]` that are only reported, some of `measured`."""
+        """Returns values of each pair `[B]` that are only reported, by names in `measured`."""
         del vectors, real
         return {}
 
@@ -170,13 +170,13 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return getattr(self, "similarity", None) == "dot" and not is_normal
 
     def loss_note(self, data: EmbeddingData) -> str | None:
-        """Returns a line if evaluations compare vectors in another way than the loss."""
+        """Returns a message if the evaluations and the loss compare vectors in different ways."""
         del data
         if not self._compares_by_dot:
             return None
         return (
-            "the loss compares vectors by their dot product, and validation by their cosine: "
-            "--objective.normalize or --objective.similarity cosine makes them agree"
+            "the loss compares vectors by their dot product, but validation by their cosine: with "
+            "--objective.normalize or --objective.similarity cosine both use the cosine"
         )
 
     def batch_spec(self, data: EmbeddingData, num_labels: int, num_choices: int) -> BatchSpec:
@@ -192,13 +192,13 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> "ObjectiveConfig[EmbeddingData]":
         """See `ObjectiveConfig`; the scores of the data determine the objective."""
-        # Several data sets need a loss for each of them, which `several` has.
+        # Several data sets need the objective `several`, which has a loss for each data set.
         if is_default and data.sets:
             return self._as("several").of_data(data, is_default=True)
         names = list(data.sets)
         require(
             not names,
-            f"objective {self.kind} learns from one data set, and {data.source_name!r} has "
+            f"objective {self.kind} learns from one data set, but {data.source_name!r} has "
             f"{len(names)}: give --objective.kind several --objective.kinds "
             + " ".join(f"{name}={self.kind}" for name in names),
         )
@@ -214,7 +214,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return self
 
     def _as(self, kind: str) -> "ObjectiveConfig[EmbeddingData]":
-        """Returns another objective with the same settings of vectors."""
+        """Returns an objective of another kind with the same settings of vectors."""
         from ..table import objective_class
 
         shared = [field.name for field in dataclasses.fields(EmbeddingObjective)]
@@ -229,7 +229,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         require(
             "Dense" not in kinds,
             "the model of init_from has a Dense layer after its pooling, which training "
-            "does not support: begin with a model without one",
+            "does not support: choose a model without a Dense layer",
         )
         normalize = "Normalize" in kinds if self.normalize is None else self.normalize
         pooling = self.pooling or settings.pooling
@@ -249,7 +249,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         require(
             settings.pool_prompt or not (data.query_prompt or data.document_prompt),
             "the model of init_from does not pool the tokens of its prompts (include_prompt), "
-            "which training does not support: begin with another model, or give empty prompts "
+            "which training does not support: choose another model, or give empty prompts "
             "(--data.query-prompt '' --data.document-prompt '')",
         )
         return data

@@ -12,8 +12,9 @@ def frozen_embedder(folder: str) -> FurtherModel:
     """Returns a further model `apply(params, input_ids=, attention_mask=)` to vectors `[R, D]`.
 
     Args:
-        folder: a run folder, or a folder in the Hugging Face format, with a model of vectors. Its
-            pooling, its layers and its number of dimensions apply; its prompts do not.
+        folder: a run folder, or a folder in the Hugging Face format, with a model of vectors. The
+          function uses the pooling, the layers and the number of dimensions of this model, but not
+          its prompts.
     """
     from ....models.finite import load_finite
     from ....models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings

@@ -30,10 +30,11 @@ class MultipleNegativesConfig(EmbeddingObjective):
     similarity: Similarity = "cosine"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
     directions: tuple[Direction, ...] = ("query_to_doc",)
-    """The texts that are compared, besides anchors with documents. All four are GTE's loss."""
+    """The pairs of texts that the loss compares; query_to_doc compares anchors with documents. All
+    four directions together are the loss of GTE."""
     partition: Partition = "joint"
-    """joint: one softmax over all candidates. per_direction: one softmax for each direction, with
-    averaged losses; with query_to_doc doc_to_query this is the symmetric loss.
+    """joint: one softmax over all candidates. per_direction: one softmax for each direction, and
+    the mean of their losses; with query_to_doc doc_to_query, this mean is the symmetric loss.
     """
     hardness: Hardness = "none"
     """The negatives whose logits grow with their similarity."""
@@ -45,13 +46,13 @@ class MultipleNegativesConfig(EmbeddingObjective):
         require(
             "query_to_doc" in self.directions and len({*self.directions}) == len(self.directions),
             f"directions {' '.join(self.directions)} must have query_to_doc, which has the "
-            "positives, and each direction once: add it",
+            "positives, and each direction only once",
         )
         alone = {"query_to_query", "doc_to_doc"} & {*self.directions}
         require(
             self.partition == "joint" or not alone,
-            f"directions {' '.join(sorted(alone))} have no positive, but partition "
-            f"per_direction requires one in each: choose partition joint",
+            f"directions {' '.join(sorted(alone))} have no positive, but partition per_direction "
+            "requires a positive in each direction: choose partition joint",
         )
         require(
             (self.hardness == "none") == (self.hardness_strength == 0),
@@ -89,7 +90,7 @@ class GISTConfig(EmbeddingObjective):
     temperature: Positive = 0.01
     """Divides the cosine similarities."""
     margin: NonNegative = 0.0
-    """How far below the guide's similarity of a pair the similarity of a negative must be."""
+    """The least difference between the guide's similarities of a pair and of a negative."""
     margin_strategy: Literal["absolute", "relative"] = "absolute"
     """Whether `margin` is a difference, or relative to the similarity of the pair."""
     contrast_anchors: bool = True
@@ -120,7 +121,7 @@ class GISTConfig(EmbeddingObjective):
         return self.guide
 
     def for_evaluation(self) -> MultipleNegativesConfig:
-        """Returns the loss without the guide, as an evaluation has no frozen parameters."""
+        """Returns the loss without the guide, because an evaluation has no frozen parameters."""
         return MultipleNegativesConfig(
             pooling=self.pooling, normalize=self.normalize, scale=1 / self.temperature
         )

@@ -1,4 +1,4 @@
-"""Objectives of texts with labels: texts with one label get similar vectors."""
+"""Objectives of texts with labels: texts with the same label get similar vectors."""
 
 import dataclasses
 
@@ -36,7 +36,8 @@ class BatchAllTripletConfig(LabelledTextsConfig):
     kind = "batch_all_triplet"
 
     margin: NonNegative = 5.0
-    """How much farther a text with another label must be than a text with the same label."""
+    """The least difference between the distances of texts with other labels and with the same
+    label."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, ""]:
         """Returns the loss of the batch."""

@@ -17,7 +17,7 @@ from .in_batch import MultipleNegativesConfig
 
 def _is_nearer(vectors: Vectors, real: Real, similarity: Similarity = "cosine") -> Array:
     """Returns whether the positive of each pair is more similar than all its negatives."""
-    # A missing negative counts as farther than the positive.
+    # A missing negative is treated as farther away than the positive.
     similar = to_own(vectors, similarity)
     return ((similar[:, :1] > similar[:, 1:]) | ~real.documents[:, 1:]).all(axis=1)
 
@@ -30,7 +30,7 @@ class TripletConfig(EmbeddingObjective):
     num_documents = (2, math.inf)
 
     margin: NonNegative = 5.0
-    """How much farther than the positive a negative must be."""
+    """The least difference between the distances of a negative and of the positive."""
     distance: Distance = "euclidean"
     """The distance of two vectors; cosine is 1 - cos."""
 
@@ -56,14 +56,14 @@ class TaughtConfig(EmbeddingObjective):
     num_documents = (2, math.inf)
 
     teacher: str | None = None
-    """The folder of the teacher, a model of vectors with the same tokenizer. It is not trained. By
-    default the data have scores."""
+    """The folder of the teacher, a model of vectors with the same tokenizer. It is not trained. If
+    None, the scores of the data are used."""
     similarity: Similarity = "dot"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The forms of scores: none if a teacher computes them."""
+        """The forms of scores; the form is none if a teacher computes the scores."""
         return self.score_forms if self.teacher is None else ("none",)
 
     def scores(self, vectors: Vectors, batch: Batch) -> Array:
@@ -82,7 +82,7 @@ class TaughtConfig(EmbeddingObjective):
         return self.teacher
 
     def for_evaluation(self) -> EmbeddingObjective:
-        """Returns a loss without a teacher, as an evaluation has no frozen parameters."""
+        """Returns a loss without a teacher, because an evaluation has no frozen parameters."""
         if self.teacher is None:
             return self
         return MultipleNegativesConfig(pooling=self.pooling, normalize=self.normalize)
@@ -113,12 +113,12 @@ class MarginMSEConfig(TaughtConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillationConfig(TaughtConfig):
-    """The settings of distillation: the distribution over an example's documents is a teacher's."""
+    """The settings of distillation, which learns a teacher's distribution over the documents."""
 
     kind = "distillation"
 
     temperature: Positive = 1.0
-    """Divides the similarities and the scores."""
+    """The temperature, which divides the similarities and the scores."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
         """Returns the loss of each example."""

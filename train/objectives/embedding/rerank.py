@@ -37,9 +37,9 @@ class RerankConfig(ObjectiveConfig[RerankData]):
     lambda, rank_net: the order of the documents by their scores. margin_mse: differences of a
     teacher's scores. See `train.rerank`."""
     scale: Positive = 10.0
-    """For contrast: the factor of the sigmoid of a score."""
+    """For contrast: a factor that multiplies the sigmoid of a score."""
     sigma: Positive = 1.0
-    """For lambda and rank_net: the factor of differences of scores."""
+    """For lambda and rank_net: a factor that multiplies differences of scores."""
     weighting: ranking.Weighting = "ndcg_loss_2pp"
     """For lambda: the weights of pairs of documents."""
 
@@ -60,7 +60,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
             )
 
     def of_data(self, data: RerankData, *, is_default: bool) -> "RerankConfig":
-        """See `ObjectiveConfig`; data that the loss would not learn from are refused."""
+        """See `ObjectiveConfig`; raises UserError for data that the loss would not learn from."""
         del is_default
         # The loss of single pairs needs only scores from 0 to 1.
         if self.loss == "binary":
@@ -112,12 +112,12 @@ _SETTINGS_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class _Loss:
-    """A loss of scores `[B, C]`, labels `[B, C]` and whether each document is real `[B, C]`."""
+    """A loss of scores `[B, C]`, labels `[B, C]` and a mask `[B, C]` of the real documents."""
 
     total: Callable[[RerankConfig, Array, Array, Array], Float[Array, ""]]
     """The sum over items."""
     number: Callable[[Array, Array], Float[Array, ""]]
-    """The number of items, given the labels and whether each document is real."""
+    """The number of items, given the labels and a mask of the real documents."""
 
 
 def _num_queries(labels: Array, real: Array) -> Array:
@@ -178,7 +178,8 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
 
     - `binary`: the cross-entropy of σ(s_c) and y_c, the mean over all pairs (Nogueira and Cho 2019,
       "Passage re-ranking with BERT", equation 1);
-    - `contrast`: the cross-entropy of the first document among all, with logits scale · σ(s_c);
+    - `contrast`: the cross-entropy of the first document among all documents, with logits scale ·
+      σ(s_c);
     - `list_net`, `lambda`, `rank_net`: see `list_net` and `lambda_loss` of `train.losses.ranking`;
       means over queries, and over pairs of documents;
     - `margin_mse`: the mean of (s_0 - s_n - (y_0 - y_n))² over the negatives n (Hofstätter et al.
@@ -186,7 +187,7 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
 
     See `RerankData` for the arrays of a batch. The model has a head of sequence classification with
     a single label. Measures: `ndcg@10` and `mrr@10` of the order by scores, over the queries that
-    have a document with a label above 0 and another document.
+    have a document with a label above 0 and a document without.
 
     Args:
         settings: the hyperparameters.
@@ -223,5 +224,5 @@ def document_inputs(batch: Batch) -> Inputs:
 
 
 def real_documents(batch: Batch) -> Bool[Array, "B C"]:
-    """Returns which documents are neither absent nor filler."""
+    """Returns a mask of the documents that are neither absent nor filler."""
     return jnp.any(batch["attention_mask"] != 0, axis=-1)

@@ -26,22 +26,22 @@ class ScoredPairsConfig(EmbeddingObjective):
     """The smallest and the largest score that the loss can reach."""
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
-        """See `ObjectiveConfig`; scores that no pair can reach are refused."""
+        """See `ObjectiveConfig`; raises UserError for scores that no pair can reach."""
         chosen = super().of_data(data, is_default=is_default)
         data.require_scores(*self.score_range, f"objective {self.kind}")
         return chosen
 
     def loss_note(self, data: EmbeddingData) -> str | None:
-        """Returns a line if the scores look like classes, as the labels of NLI do."""
+        """Returns a message if the scores look like classes, such as the labels of NLI."""
         scores = {example.score for example in data.train_examples()}
         numbers = sorted(x for x in scores if isinstance(x, float))
-        # Two values may mean similar and different texts. Three or more look like classes.
+        # Two values may mean similar and different texts. Three or more values look like classes.
         if len(numbers) < 3 or not all(x.is_integer() for x in numbers):
             return None
         shown = ", ".join(f"{x:g}" for x in numbers[:4])
         return (
             f"note: the scores are whole numbers ({shown}), and the loss {self.kind} learns that a "
-            "larger one means more similar texts: for classes use flaxzoo train bert-classify"
+            "larger score means more similar texts: for classes, use flaxzoo train bert-classify"
         )
 
 

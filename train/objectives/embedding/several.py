@@ -22,7 +22,7 @@ LOSSES = (
     *("multiple_negatives", "gist", "cosent", "angle", "cosine", "contrastive", "triplet"),
     *("margin_mse", "distillation", "batch_all_triplet", "batch_hard_soft_margin"),
 )
-"""The objectives of a data set among several."""
+"""The objectives that a data set in `SeveralConfig.kinds` may have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,15 +41,15 @@ class SeveralConfig(EmbeddingObjective):
 
     kinds: tuple[str, ...] = ()
     """The objective of each data set, with any options: qa=multiple_negatives,scale=30 sts=cosine.
-    By default the scores of a data set determine its loss, as for a single one. A run has at most
-    one guide or teacher."""
+    By default, the scores of a data set determine its loss, as for a single data set. A run has at
+    most one guide or teacher."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
         """Raises NotImplementedError, because `build` uses the losses of the data sets instead."""
         raise NotImplementedError
 
     def build(self, data: EmbeddingData) -> Objective:
-        """Returns the objective. Its terms have the names of the data sets."""
+        """Returns the objective. The terms have the names of the data sets."""
         chosen = [(name, made, made.build(data)) for name, made in self._chosen().items()]
 
         def parts(batch: Batch) -> Iterator[tuple[str, EmbeddingObjective, Objective, Batch]]:
@@ -89,13 +89,13 @@ class SeveralConfig(EmbeddingObjective):
         folders = [*dict.fromkeys(folder for folder in named if folder is not None)]
         require(
             len(folders) < 2,
-            f"objective.kinds name the guides or teachers {', '.join(folders)}, and a run has one: "
-            "choose one of them",
+            f"objective.kinds name the guides or teachers {', '.join(folders)}, but a run has at "
+            "most one: choose one of them",
         )
         return folders[0] if folders else None
 
     def for_evaluation(self) -> "SeveralConfig":
-        """Returns losses without a guide, as an evaluation has no frozen parameters."""
+        """Returns losses without a guide, because an evaluation has no frozen parameters."""
         guided = {name for name, made in self._chosen().items() if made.second_model is not None}
         usual = DEFAULTS["none"]
         named = ((text, _named(text)[0]) for text in self.kinds)
@@ -121,11 +121,11 @@ class SeveralConfig(EmbeddingObjective):
         given = dict(map(_named, self.kinds))
         for name in given:
             require_one_of("the data set of objective.kinds", name, list(data.sets))
-        # The kinds that are given override the defaults.
+        # Objectives that the user names override the defaults.
         kinds = {name: DEFAULTS[own.score_form()] for name, own in data.sets.items()} | given
-        # The order of the data sets numbers them in a batch.
+        # The index of a data set in this order is its number in a batch.
         complete = dataclasses.replace(self, kinds=tuple(f"{n}={kinds[n]}" for n in data.sets))
-        # Check that they name at most one guide, and that each learns from its data set.
+        # Check that the objectives name at most one guide, and that each learns from its data set.
         _ = complete.second_model
         for name, made in complete._chosen().items():
             made.of_data(data.sets[name], is_default=False)
@@ -174,7 +174,8 @@ def _value(text: str) -> Any:
 
 def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
     """Returns the vectors of the documents that an objective reads."""
-    # All examples of a batch have the same number of documents. An objective of pairs reads one.
+    # All examples of a batch have the same number of documents. An objective of pairs reads one
+    # document.
     most = objective.num_documents[1]
     number = vectors.documents.shape[1] if math.isinf(most) else int(most)
     guide = None if vectors.guide is None else _first(vectors.guide, objective)
@@ -183,7 +184,7 @@ def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
 
 def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
     """Returns the batch, with the examples of other data sets masked out as filler."""
-    # An example whose masks are 0 is filler.
+    # An example is filler if its masks are 0.
     own = batch["data_set"] == number
     found = {**batch, "anchor_mask": jnp.where(own[:, None], batch["anchor_mask"], 0)}
     most = objective.num_documents[1]

@@ -43,12 +43,12 @@ REMEDIES: dict[ScoreForm, Ranking] = {
     "pairs": "margin_mse",
     "documents": "distillation",
 }
-"""The losses of rankings by the scores of the data."""
+"""The loss of the ranking for each form of scores of the data."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpladeConfig(MultipleNegativesConfig):
-    """A loss of the ranking of sparse vectors by dot product, with a regularizer.
+    """A ranking loss on the dot products of sparse vectors, with a regularizer.
 
     The weight of token v is log(1 + max(0, z_v)), where z_v is the maximum of the logits of v over
     all positions of a text. The regularizer makes few weights positive (Formal et al. 2021,
@@ -62,10 +62,10 @@ class SpladeConfig(MultipleNegativesConfig):
     compares_by_dot = True
 
     ranking: Ranking = "multiple_negatives"
-    """The loss of the ranking. margin_mse and distillation learn the scores of the data, which a
-    teacher has given."""
+    """The loss of the ranking. margin_mse and distillation learn the scores in the data, which a
+    teacher computed."""
     temperature: Positive = 1.0
-    """For distillation: divides the similarities and the scores."""
+    """For distillation: the temperature, which divides the similarities and the scores."""
     scale: Positive = 1.0
     """The factor of the similarities."""
     similarity: Similarity = "dot"
@@ -78,9 +78,11 @@ class SpladeConfig(MultipleNegativesConfig):
     query_weight: NonNegative = 5e-5
     """The weight of the regularizer of anchors in the loss."""
     ramp_fraction: Fraction = 1 / 3
-    """The part of the run during which these weights grow quadratically from 0."""
+    """The part of the run during which the weights of the regularizers grow quadratically from
+    0."""
     ramp_steps: NonNegativeInt = 0
-    """Number of steps until the weights are full; 0: derived from `ramp_fraction`."""
+    """Number of steps until the weights of the regularizers are reached; 0: derived from
+    `ramp_fraction`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,13 +90,13 @@ class SpladeConfig(MultipleNegativesConfig):
         for name in dense:
             require(
                 not getattr(self, name),
-                f"{name} requires dense vectors, but objective splade learns sparse ones: "
-                "leave it out",
+                f"{name} requires dense vectors, but objective splade learns sparse vectors: leave "
+                f"{name} out",
             )
         require(
             self.ranking == "distillation" or self.temperature == 1,
-            f"temperature {self.temperature} is for ranking distillation, and this is "
-            f"{self.ranking}: leave it out",
+            f"temperature {self.temperature} requires ranking distillation, got ranking "
+            f"{self.ranking}: leave temperature out",
         )
         settings = {"scale", "directions", "partition", "hardness", "hardness_strength"}
         unused = settings - {field.name for field in dataclasses.fields(RANKINGS[self.ranking])}
@@ -129,8 +131,8 @@ class SpladeConfig(MultipleNegativesConfig):
         """See `ObjectiveConfig`; the loss of the ranking checks the scores."""
         require(
             not data.sets,
-            f"objective splade learns from one data set, and {data.source_name!r} has "
-            f"{len(data.sets)}: give one",
+            f"objective splade learns from one data set, but {data.source_name!r} has "
+            f"{len(data.sets)}: give one data set",
         )
         chosen = super().of_data(data, is_default=False)
         self._ranked.of_data(data, is_default=False)
@@ -141,16 +143,16 @@ class SpladeConfig(MultipleNegativesConfig):
         return self._ranked.losses(vectors, batch)
 
     def items(self, real: Real) -> Bool[Array, "..."]:
-        """Returns which items of the ranking count."""
+        """Returns a mask of the real items of the ranking."""
         return self._ranked.items(real)
 
     def build(self, data: EmbeddingData) -> Objective:
-        """Returns the objective. Its terms are `splade` and the regularizers."""
+        """Returns the objective. The terms are `splade` and the regularizers."""
         ranking = super().build(data)
         weights = {"query_flops": self.query_weight, "document_flops": self.document_weight}
 
         def counts(batch: Batch) -> Terms:
-            # The regularizer of a batch is one item.
+            # The regularizer is a single item of a batch.
             one = jnp.any(Real.of(batch).pairs).astype(jnp.float32)
             return {**ranking.counts(batch), **dict.fromkeys(weights, one)}
 
@@ -171,12 +173,13 @@ class SpladeConfig(MultipleNegativesConfig):
             counts=counts,
             terms=terms,
             regularizers=tuple(weights),
-            # Only the regularizers grow. The ranking loss has its full weight from the first step.
+            # Only the weights of the regularizers grow. The ranking loss has its full weight from
+            # the first step.
             ramps=dict.fromkeys(weights, self.ramp_steps) if self.ramp_steps else {},
         )
 
     def embed(self, run: RunModel, inputs: Inputs) -> Float[Array, "R V"]:
-        """Returns the weights of all tokens, without logits of all positions."""
+        """Returns the weights of all tokens, and never stores the logits of all positions."""
         weights = SparseSettings(activation=self.activation or "relu")
         return weights(greatest_logits(run(**inputs).projection, inputs["attention_mask"]))
 
