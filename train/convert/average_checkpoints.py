@@ -24,7 +24,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     """Creates a run folder whose only checkpoint is the mean of another run's last checkpoints.
 
     The folder can be evaluated, used and initialized from like any run, but training cannot be
-    resumed from it, because it has no optimizer state.
+    resumed from the folder, because the folder has no optimizer state.
 
     Args:
         folder: A run folder.
@@ -85,6 +85,6 @@ def _mean(folder: Path, taken: list[int], config: TransformerConfig) -> Params:
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in taken:
         params = read_params(folder, step, config, shapes)
-        # Add in place, so that the host holds only one sum and one checkpoint.
+        # Add in place, so that only one sum and one checkpoint are in the memory of the host.
         total = jax.tree.map(lambda a, x: np.add(a, np.asarray(x), out=a), total, params)
     return jax.tree.map(lambda a, x: (a / len(taken)).astype(x.dtype), total, shapes)

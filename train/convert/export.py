@@ -66,7 +66,7 @@ class Exported:
     folder: Path
     """The folder that the model was loaded from."""
     step: int | None
-    """Its checkpoint, or None for a folder in the Hugging Face format."""
+    """The step of the checkpoint, or None for a folder in the Hugging Face format."""
     config: TrainConfig
     tokenizer: Tokenizer
     model: nn.Module

@@ -48,7 +48,10 @@ class MetricsLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Closes all outputs. An error that ends the run precedes errors in closing."""
+        """Closes all outputs.
+
+        An error that ends the run takes precedence over an error in closing.
+        """
         try:
             with contextlib.closing(self._board), contextlib.closing(self._lines):
                 pass
@@ -62,7 +65,7 @@ class MetricsLog:
         """Logs `numbers` of `group` ("train" or "validation") at `step`.
 
         Raises:
-            RunError: they cannot be written.
+            RunError: the numbers cannot be written.
         """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
         # A deleted file that is still open would accept lines, but they would be lost.
@@ -106,8 +109,8 @@ def _absent(package: str) -> Iterator[None]:
 class _Board:
     """TensorBoard's event file.
 
-    It is written synchronously: the thread of tensorboardX's `SummaryWriter` dies on a full disk,
-    and the run then waits for it forever.
+    This class writes the file synchronously, because on a full disk the thread of tensorboardX's
+    `SummaryWriter` dies, and the run would wait for this thread forever.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:

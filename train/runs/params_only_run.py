@@ -25,11 +25,13 @@ ORIGINS = {
 
 def check_not_existing(output: Path) -> None:
     """Raises RunError if `output` exists."""
-    require(not output.exists(), f"{output} exists: give a folder that does not", error=RunError)
+    require(
+        not output.exists(), f"{output} exists: give a folder that does not exist", error=RunError
+    )
 
 
 def check_trainable(fields: JsonObject, folder: Path) -> None:
-    """Raises RunError if the `config.json` is that of a run without an optimizer state."""
+    """Raises RunError if the `config.json` describes a run without an optimizer state."""
     contents = [what for name, what in ORIGINS.items() if name in fields]
     require(
         not contents,
@@ -51,7 +53,7 @@ def make_params_only_run(
     """Creates a folder with one checkpoint, completely or not at all.
 
     Args:
-        output: The folder to create. It may exist if it is empty.
+        output: The folder to create. The folder may exist if it is empty.
         fields: The content of its `config.json`, including the origin of the model.
         save_tokenizer: Writes the tokenizer into a folder.
         save_more: Writes further files into the run folder.

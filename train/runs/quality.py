@@ -26,7 +26,8 @@ from ..losses.eval_step import rows_at_once, whole_rows
 from .load_run import open_run
 
 GOOD = "good"
-"""The label of documents to keep. A classifier without it keeps the second of its two labels."""
+"""The label of documents to keep. A classifier without this label keeps the documents with the
+second of its two labels."""
 THRESHOLD = 0.5
 """The default minimum probability of the good label."""
 _ROWS_AT_ONCE = 64

@@ -35,8 +35,8 @@ FOLDER = "reference"
 class ReferenceModel(PickledByFields):
     """Computes log-probabilities of completions; see ``data.DPOData.with_reference``.
 
-    They are cached under a checksum of the model and of all tokens, so that a resumed run, or
-    another run with the same reference and data, does not compute them again.
+    The log-probabilities are cached under a checksum of the model and of all tokens, so that a
+    resumed run, or another run with the same reference and data, does not compute them again.
 
     Attributes:
         folder: A run folder, or a folder in the Hugging Face format, with a causal language model.
@@ -97,8 +97,8 @@ class ReferenceModel(PickledByFields):
 def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) -> str:
     """Returns a hash of the model and of the tokens, which depend on tokenizer and template.
 
-    It covers the configuration, because equal parameters with a different configuration are a
-    different model.
+    The hash covers the configuration too, because equal parameters with a different configuration
+    are a different model.
     """
     whole = hashlib.blake2b(f"{pairs.length} {config!r}".encode(), digest_size=16)
     for leaf in jax.tree.leaves(params):
@@ -128,8 +128,8 @@ def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
         assert source is not None
         require(
             lora is None or lora.frozen_dtype != "bfloat16",
-            "lora.frozen_dtype bfloat16 rounds the model, and objective.reference precomputed "
-            "does not: give objective.reference frozen, which is the same model without adapters",
+            "lora.frozen_dtype bfloat16 rounds the model, but objective.reference precomputed does "
+            "not: give objective.reference frozen, which is the same model without adapters",
             error=RunError,
         )
         return ReferenceModel(source, config.init_step, log)

@@ -36,7 +36,7 @@ def write_report(
     text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
     if sample is not None:
         text += f"\n## A sample\n\n```text\n{sample}\n```\n"
-    # One section for the first evaluation and one for the last, unless they are the same.
+    # Write a section for the first evaluation, and another section if the last evaluation differs.
     for step in sorted({row["step"] for row in (*samples[:1], *samples[-1:])}):
         text += f"\n## Answers after {step:,} steps\n\n"
         text += "| prompt | answer | reward |\n| --- | --- | --- |\n"

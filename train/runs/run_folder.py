@@ -49,7 +49,7 @@ from .stages import add_stage, check_extension, last_trained, next_stage
 SHOWN_CHANGES = 3
 """Number of differences that a message names. The others are counted."""
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
-"""The fields whose effect on the training examples the fingerprint of the data covers."""
+"""The fields whose effect on the training examples is part of the fingerprint of the data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Run:
     custom: Custom = Custom()
     """The caller's custom objective, examples and rewards."""
     extends: bool = False
-    """Whether a stage begins, which the folder does not have yet."""
+    """Whether a stage begins that the folder does not record yet."""
 
     @property
     def base(self) -> Base | None:
@@ -97,7 +97,7 @@ def prepare_run(
 
     Args:
         config: The configuration from the recipe and the command line.
-        folder: The run folder. It may exist if it contains the same run.
+        folder: The run folder. The folder may exist if it contains the same run.
         log: Called with a line for each completed part.
         custom: The caller's custom objective, examples and rewards. With custom examples, the
             configured source is read only for a new vocabulary, and the model keeps its head and
@@ -133,7 +133,8 @@ def prepare_run(
         given = config.model.vocab_size
         # The settings may be copied from another run, whose last stage does not apply to this run.
         config = dataclasses.replace(config, stage=None)
-        # The vocabulary decides the shapes of the parameters, so plan their source after it.
+        # The vocabulary determines the shapes of the parameters, so plan the source of the
+        # parameters after the vocabulary.
         config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
         plan = _init_from_plan(config)
         config = _with_new_parameters(config, plan)
@@ -148,24 +149,28 @@ def prepare_run(
     check_length(config)
     check_second_model(config.objective.second_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    # Do not put these data into `config`, which is stored, because they may hold an open model.
+    # Do not put these data into `config`, which is stored, because the data may contain an open
+    # model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     own = custom.splits(tokenizer)
-    # The smaller split comes first, so that it fails before a reference scores the larger one.
+    # Make the smaller split first, so that wrong data fail before a reference scores the larger
+    # split.
     validation = data.validation_split(tokenizer, labels) if own is None else own[1]
     train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
     _log_split("training data", train, log)
     _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
-    # A new stage may have other data. Without one, the run continues with the same data.
+    # A new stage may have other data. Without a new stage, the run continues with the same data.
     if existing:
         run = _with_stage(run) if extend else run
     if existing and not run.extends:
         _check_same_data(run)
     warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
     if fitting < warmup and run.stated.stage is None:
-        log(f"warm-up: {fitting} of the {run.config.steps} steps; {warmup} do not fit")
+        log(
+            f"warm-up: {fitting} of the {run.config.steps} steps, because {warmup} steps do not fit"
+        )
     return run
 
 
@@ -176,11 +181,11 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
 
 
 def _with_stage(run: Run) -> Run:
-    """Returns the run with a further stage if its configuration differs from the stored one."""
+    """Returns the run, with a further stage if its configuration differs from the stored one."""
     old, new = open_run(run.folder)[0], run.stated
     if not differences(old, new):
         return run
-    # The stored stage may have ended before its first checkpoint: compare with the one before.
+    # The stored stage may have ended before its first checkpoint: compare with the stage before.
     old, fingerprints = last_trained(run.folder, old)
     changed = differences(old, new)
     # A fingerprint need not cover the settings that make examples of texts, such as their length.
@@ -201,13 +206,14 @@ def _existing_run(
 ) -> tuple[TrainConfig, Tokenizer]:
     """Returns the run in `folder` after checking that `config` requests the same run.
 
-    If `extend`, it may differ in the fields that a further stage may change.
+    If `extend`, `config` may differ in the fields that a further stage may change.
     """
     check_trainable(read_config(folder), folder)
     custom.check_same(read_config(folder).get(CUSTOM), folder)
     old, tokenizer = open_run(folder)
     config = dataclasses.replace(config, stage=old.stage)
-    # The folder may have newer checkpoints by now; the run keeps the one that it started from.
+    # The folder may have newer checkpoints by now; the run keeps the checkpoint that it started
+    # from.
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
@@ -227,16 +233,16 @@ def _existing_run(
         longer = changed.keys() & {"steps", "epochs"}
         remedy = f" (to train longer: flaxzoo train {folder} --extend-to STEPS)" if longer else ""
         raise RunError(
-            f"{folder} holds a run with another configuration ({listed}): "
-            f"give the same, or another --workdir{remedy}"
+            f"{folder} contains a run with another configuration ({listed}): give the same "
+            f"configuration, or another --workdir{remedy}"
         )
     return config, tokenizer
 
 
 def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
-    """Returns a new run with a new vocabulary, or with that of its initial model."""
+    """Returns a new run with a new vocabulary, or with the vocabulary of its initial model."""
     model = tokenizer = None
-    # Open the initial model before the data, which may take long, to fail fast.
+    # Open the initial model first, to fail fast, because opening the data may take long.
     if config.init_from is not None:
         source, tokenizer = open_run(config.init_from)
         model = source.model
@@ -273,7 +279,7 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
 
 
 def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
-    """Adds classifiers and new parameters to those that an adapter run trains fully."""
+    """Adds classifiers and new parameters to the parameters that an adapter run trains fully."""
     if plan is None or config.lora is None:
         return config
     new = (*plan.new(config.model), *head_parameters(config.model))
@@ -294,7 +300,7 @@ def fit_model(
 
     Args:
         config: The configuration of the run.
-        initial_model: The model that initializes it, or None for a new model.
+        initial_model: The model that initializes the run, or None for a new model.
         vocab_size: Number of tokens in the vocabulary.
         labels: Names of the labels in the data. If None, keeps the configured head and labels.
 
@@ -342,10 +348,10 @@ def _stored_fingerprints(folder: Path) -> JsonObject:
 def create_folder(run: Run) -> None:
     """Creates the run folder unless it exists, and writes a new stage into an existing one.
 
-    Call it after all other checks.
+    Call this function after all other checks.
 
     Raises:
-        RunError: Another process has meanwhile created it for a different run.
+        RunError: Another process has meanwhile created the folder for a different run.
     """
     if run.extends:
         add_stage(run.folder, run.stated, _fingerprints(run))
@@ -363,7 +369,7 @@ def create_folder(run: Run) -> None:
         model, source = run.stated.model, run.stated.init_from
         found = None if source is None else read_vector_settings(local_folder(source))
         vectors = run.stated.objective.vector_settings(run.stated.data, found)
-        # Another head than a masked language model's has no sparse vectors.
+        # Only the head of a masked language model has sparse vectors.
         is_lost = isinstance(vectors, SparseSettings) and not HEADS[model.head].predicts_masked
         if vectors is not None and not is_lost:
             write_vector_settings(
@@ -393,7 +399,7 @@ def create_folder(run: Run) -> None:
 
 
 def _check_same_data(run: Run) -> None:
-    """Raises RunError if the data differ from those that the run started with."""
+    """Raises RunError if the data differ from the data that the run started with."""
     source = run.custom.names.get("examples", run.stated.data.source_name)
     # Built-in data depend on Python, which ships the texts of `builtin:python-docs`.
     builtin = source.startswith("builtin:")

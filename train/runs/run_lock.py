@@ -64,7 +64,7 @@ class RunLock:
         """Acquires the lock, unless this object already holds it.
 
         Raises:
-            RunError: Another process, or another object of this process, holds it.
+            RunError: Another process, or another object of this process, holds the lock.
             DataError: The folder is not writable, or its disk is full.
         """
         if self._file is not None:
@@ -126,7 +126,7 @@ class RunLock:
 
 
 def _is_at(path: Path, file: io.FileIO) -> bool:
-    """Returns whether an open file is still the one at a path."""
+    """Returns whether an open file is still the file at a path."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:

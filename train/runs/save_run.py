@@ -39,7 +39,7 @@ def save_run(
 
     `models.load`, `train.open_run`, `--init-from`, `flaxzoo generate`, `predict`, `embed`,
     `fill-mask`, `translate`, `evaluate`, `export` and `average` accept the folder. Training cannot
-    be resumed from it, because it has no optimizer state.
+    be resumed from the folder, because the folder has no optimizer state.
 
     Example::
 
@@ -47,16 +47,16 @@ def save_run(
         train.save_run("runs/mine", model, state.params, tokenizer)
 
     Args:
-        folder: The folder to create, completely or not at all. It may exist if it is empty.
+        folder: The folder to create, completely or not at all. The folder may exist if it is empty.
         model: The model, from `models.create` or `models.load`.
         params: The parameters, a nested dict of arrays of any floating type, with stacked layers.
-            They are stored as float32.
-        tokenizer: The tokenizer. A translation model with two vocabularies needs one with two
-            sides.
-        data: The data of the model. `flaxzoo evaluate` validates on them by default, and `predict`
-            reads its input in their format. Defaults to the data of a recipe for this kind of
-            model. A classifier with several labels per text, or a regression, must pass it, for
-            example `SequenceClassificationData(…, target="multi_label")`.
+            The parameters are stored as float32.
+        tokenizer: The tokenizer. A translation model with two vocabularies needs a tokenizer with
+          two sides.
+        data: The data of the model. By default, `flaxzoo evaluate` validates on these data, and
+            `predict` reads its input in their format. Defaults to the data of a recipe for this
+            kind of model. A classifier with several labels per text, or a regression, requires this
+            argument, for example `SequenceClassificationData(…, target="multi_label")`.
         embedding: How `embed` and an export compute the vector of a text, as in `models.save`.
             Defaults to the mean of the hidden states.
         step: The number of steps taken, which names the checkpoint.

@@ -43,7 +43,7 @@ def check_extension(
         old: The stored configuration.
         changed: The fields that differ, with both values.
         folder: The run folder.
-        new_steps: The last step of the new stage; 0 if it is given in epochs.
+        new_steps: The last step of the new stage; 0 if the stage is given in epochs.
 
     Raises:
         RunError: A field cannot change, the run has no checkpoint, or the stage has no step.
@@ -84,11 +84,11 @@ def next_stage(
         same_data: Whether the training examples are the same. Their order then continues.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
-    # With the same data, the order of examples continues after those that were already read.
+    # With the same data, the order of examples continues after the examples that were already read.
     examples = before.examples + (start - before.start) * old.batch_size if same_data else 0
     changed = [x for x in SCHEDULE if getattr(old.optimizer, x) != getattr(new.optimizer, x)]
     if not changed and old.optimizer.schedule in ENDLESS:
-        # Continue the schedule, so that the run equals one that had more steps from the start.
+        # Continue the schedule, so that the run equals a run that had more steps from the start.
         warmup = in_steps(old, num_examples).optimizer.warmup_steps
         return Stage(
             start=start, examples=examples, schedule_start=before.schedule_start, warmup=warmup
@@ -120,7 +120,7 @@ def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mappin
 
 
 def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]) -> None:
-    """Makes `config` the configuration of the last stage in the `config.json` of a run.
+    """Writes `config` as the configuration of the last stage into the `config.json` of a run.
 
     Raises:
         DataError: The file cannot be written.
@@ -150,7 +150,7 @@ def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
     for number, (end, now) in enumerate(zip(ends, settings, strict=True), 1):
         before = settings[number - 2] if number > 1 else {}
         start = ends[number - 2] if number > 1 else 0
-        changes = ", ".join(_changes(before, now)) if before else "the settings of the start"
+        changes = ", ".join(_changes(before, now)) if before else "the initial settings"
         rows[f"stage {number}"] = f"steps {start + 1:,} to {end:,}: {changes or 'no changes'}"
     return rows if finished else {}
 

@@ -29,13 +29,14 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
 ]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""The names of this machine. A server that listens only there needs no key."""
+"""The names of this machine. A server that listens only on these names needs no key."""
 _LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 """The header Host of a request to one of these names."""
 Answer: TypeAlias = "JsonValue | Response | AsyncIterator[bytes]"
 """The answer of an endpoint: JSON, a response, or the parts of a stream of server-sent events."""
 QUICK_BODY = 1 << 16
-"""The fields of a longer body, in bytes, are read in another thread, because that takes long."""
+"""The size in bytes of a longer body, whose fields another thread reads, because reading takes
+long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Served:
 
     Attributes:
         name: its name in requests.
-        source: its folder or its name on the hub, for its owner.
+        source: its folder or its name on the hub, for the owner of the server.
         front: the object with its tokenizer, such as a `TextGenerator`.
         workers: kind of work → the worker, such as "generation".
     """
@@ -61,7 +62,8 @@ class Access:
     """The key of clients, and the limits of the bodies of requests."""
 
     key: str | None = None
-    """The key of clients (`Authorization: Bearer KEY`); None for clients of this machine only."""
+    """The key of clients (`Authorization: Bearer KEY`). If None, the server answers only clients on
+    this machine."""
     body_limit: PositiveInt = 2 * 1024 * 1024
     """The maximum size of a body, in bytes."""
     body_time: Positive = 30.0
@@ -70,7 +72,7 @@ class Access:
     """Seconds beyond the time limit of a request within which a client must read the answer."""
 
     def check(self, request: Request) -> None:
-        """Checks the key, or without a key the name of the host.
+        """Checks the key of a request, or the name of the host if the server has no key.
 
         Raises:
             ApiError: the key is missing or wrong.
@@ -118,7 +120,7 @@ class Service:
             self.num_open -= 1
 
     def model(self, name: str | None) -> Served:
-        """Returns a model by its name; without a name the only one.
+        """Returns the model of this name, or the only model if the name is missing.
 
         Raises:
             ApiError: the model does not exist.
@@ -137,7 +139,7 @@ class Service:
         """Returns a model and its worker for a kind of work.
 
         Raises:
-            ApiError: the model does not exist, or does other work.
+            ApiError: the model does not exist, or does not support this kind of work.
         """
         model = self.model(name)
         if kind not in model.workers:
@@ -157,7 +159,7 @@ class Endpoint:
         answer: `answer(service, fields)`; without fields `answer(service, None)`.
         summary: one line for the documentation.
         fields: the dataclass of the body, or None.
-        is_open: whether it needs no key.
+        is_open: whether the endpoint needs no key.
     """
 
     method: str
@@ -174,7 +176,7 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 def api_error(error: Exception) -> ApiError:
-    """Returns what the client sees of an error. An unexpected error is reported."""
+    """Returns the error that the client sees. Reports an unexpected error."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):
@@ -228,7 +230,7 @@ class _Handler:
         # Wait for the end of the answer or of the connection, whichever comes first.
         working = asyncio.ensure_future(self._respond(request, fields, send))
         disconnected = asyncio.ensure_future(_disconnected(request))
-        # A client that does not read its answer must not block others either.
+        # A client that does not read its answer must not block other clients.
         limit = self.service.engine.limits.time_limit + self.service.access.read_time
         try:
             await asyncio.wait(
@@ -239,7 +241,7 @@ class _Handler:
             for task in (working, disconnected):
                 task.cancel()
             await asyncio.wait((working, disconnected))
-        # Raise the error of the answer, if it had one.
+        # Raise the error of the answer, if any.
         if not working.cancelled():
             working.result()
 
@@ -254,7 +256,7 @@ class _Handler:
         if kind != "application/json":
             message = f"Content-Type must be application/json, got {kind[:100]!r}"
             raise ApiError(415, message, code="unsupported_media_type")
-        # Refuse a long body by its header if it has one, and count the bytes in any case.
+        # Refuse a long body by its Content-Length header, if any, and count the bytes in any case.
         size = request.headers.get("content-length", "0")
         too_long = ApiError(413, f"the body has more than {access.body_limit:,} bytes: shorten it")
         if size.isdigit() and int(size) > access.body_limit:
@@ -294,7 +296,10 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
-    """Sends a stream of server-sent events. An error before the first event keeps its status."""
+    """Sends a stream of server-sent events.
+
+    An error before the first event sets the status of the response.
+    """
 
     async def part(body: bytes, *, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": body, "more_body": more})
@@ -315,7 +320,8 @@ async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
 def event_of(value: JsonValue) -> bytes:
     """Returns a server-sent event with JSON.
 
-    It is ASCII: some clients end a line of an event at other line separators of Unicode.
+    The event is ASCII, because some clients end a line of an event at other line separators of
+    Unicode.
     """
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 

@@ -42,7 +42,7 @@ class ResponseFormat(Checked):
     """The format of an answer."""
 
     type: Literal["text"] = "text"
-    """Only text: other formats cannot be guaranteed."""
+    """The format must be text, because other formats cannot be guaranteed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class ChatFields(TextFields):
     messages: tuple[JsonFields, ...]
     """Messages with role and content."""
     max_tokens: PositiveInt | None = None
-    """The maximum number of new tokens. Defaults to as many as fit into the context, which all
-    count against the tokens of the queue (`--max-tokens`)."""
+    """The maximum number of new tokens. Defaults to the number of tokens that fit into the context.
+    All of these tokens add to the tokens of the queue (`--max-tokens`)."""
     max_completion_tokens: PositiveInt | None = None
     """The same as `max_tokens`."""
     logprobs: bool = False
@@ -63,13 +63,13 @@ class ChatFields(TextFields):
     tools: tuple[JsonFields, ...] = ()
     """Functions that the model may call."""
     tool_choice: Literal["auto", "none"] = "auto"
-    """auto: the model decides. A call cannot be forced."""
+    """auto: the model chooses. A request cannot force a call."""
     parallel_tool_calls: Literal[True] = True
-    """Only true: the number of calls cannot be limited."""
+    """Must be true, because the number of calls cannot be limited."""
     response_format: ResponseFormat = ResponseFormat()
-    """Only text."""
+    """The format must be text."""
     store: Literal[False] = False
-    """Only false."""
+    """Must be false."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +125,7 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) 
     """Returns the texts to generate, one for each choice."""
     tokenizer = generator.tokenizer
     template, tools = tokenizer.chat_template, read_tools(fields.tools)
-    # The template lists the tools, or else the instructions do.
+    # The instructions list the tools if the template does not.
     listed = None if form is None else form.instructions(tools)
     in_content = template.source == LECTURES
     messages = [
@@ -227,11 +227,11 @@ class _Shown:
         self._form, self._text, self._shown = form, "", 0
 
     def take(self, text: str, *, last: bool) -> str:
-        """Returns the part that can be shown, after more of the text is known."""
+        """Returns the new part of the answer that can be shown, given more of the text."""
         self._text += text
         if self._shown == 0:
             self._text = self._text.lstrip()
-        # A call may begin in the text, and is not shown.
+        # The text may contain the beginning of a call, which is not shown.
         visible = len(self._text) if self._form is None else self._form.begins_call(self._text)
         end = len(self._text[:visible].rstrip())
         shown, self._shown = self._text[self._shown : end], max(end, self._shown)

@@ -26,7 +26,7 @@ MESSAGE: Mapping[str, object] = {
     "content": str | Sequence[object],
     "tool_calls": Sequence[JsonFields] | None,
 }
-"""Field of a message → its type. The template checks the others."""
+"""Field of a message → its type. The template checks the other fields."""
 CALL: Mapping[str, object] = {
     "function": JsonFields,
     "function.name": str,
@@ -36,13 +36,13 @@ CALL: Mapping[str, object] = {
 
 
 def checked(value: JsonFields, types: Mapping[str, object], field: str, place: str) -> list[Any]:
-    """Returns fields of an object, in the order of their types; None if it lacks one.
+    """Returns the fields of an object in the order of `types`; None for a missing field.
 
     Args:
         value: the object.
         types: path of a field → its type.
         field: the field of the request that has the object.
-        place: where the object is in the request, for messages.
+        place: the position of the object in the request, for messages.
 
     Raises:
         ApiError: a field has another type.
@@ -82,13 +82,13 @@ def read_message(message: JsonFields, number: int, *, in_content: bool) -> dict[
 
     Args:
         message: the message.
-        number: its index, for messages of errors.
+        number: the index of the message, for errors.
         in_content: whether the template has calls in the content of a message.
 
     Raises:
         ApiError: its content or a call has another form.
     """
-    # A message with calls may have no content, but every template reads it.
+    # A message with calls may have no content, but every template reads the content.
     result = {"content": "", **{name: x for name, x in message.items() if x is not None}}
     place = f"messages[{number}]"
     content, given = checked(result, MESSAGE, "messages", place)

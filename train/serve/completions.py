@@ -43,11 +43,12 @@ class CompletionFields(TextFields):
     """Prompts to continue."""
 
     prompt: Prompts
-    """A text, its tokens, or several of them."""
+    """A text, the tokens of a text, or a list of texts or of tokens of texts."""
     max_tokens: NonNegativeInt = 16
     """The maximum number of new tokens of each text."""
     logprobs: Alternatives | None = None
-    """The number of most probable tokens to report at each position, with the chosen one."""
+    """The number of most probable tokens to report at each position, in addition to the chosen
+    token."""
     echo: bool = False
     """Whether the text begins with the prompt."""
     best_of: Literal[1] | None = None
@@ -68,7 +69,7 @@ class CompletionFields(TextFields):
     @property
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
         """The prompts."""
-        # A sequence of numbers is the tokens of a single prompt.
+        # A sequence of numbers contains the tokens of a single prompt.
         one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
         return [self.prompt] if one else list(self.prompt)  # pyright: ignore
 
@@ -202,8 +203,9 @@ class _Answer:
 
         Args:
             index: the number of the text.
-            piece: its new part; None if nothing is generated.
-            offset: the number of characters of earlier parts. If it is 0, the prompt comes first.
+            piece: the new part of the text; None if nothing is generated.
+            offset: the number of characters of earlier parts. If the offset is 0, the prompt comes
+              first.
         """
         echo = None if offset else self.echoes[index // self.fields.n]
         reason = "length" if piece is None else FINISH[piece.reason]

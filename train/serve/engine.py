@@ -1,8 +1,8 @@
-"""The engine: one thread that owns the device. asyncio only moves messages to and from it.
+"""The engine: one thread that owns the device. asyncio only moves messages to and from this thread.
 
 A `Worker` does one kind of work with one model, such as generation, in small steps. The engine
 calls the steps of all workers in turn. A `Job` is the work of one HTTP request: one or more tasks,
-whose events it yields. Jobs are admitted by two counters: requests and tokens.
+whose events it yields. Two counters, of requests and of tokens, limit the admitted jobs.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Worker(Protocol[Work, Event]):
         ...
 
     def cancel(self, task: "Task[Work, Event]") -> None:
-        """Drops a task whose client has gone. The task may have ended."""
+        """Removes a task whose client has disconnected. The task may have ended before."""
         ...
 
     def step(self) -> None:
@@ -138,7 +138,8 @@ class Job(Generic[Event]):
             code="timeout",
             headers={"x-should-retry": "false"},
         )
-        # One timer for all events, because one for each event would cost as much as the event.
+        # Use one timer for all events, because a timer for each event would cost as much as the
+        # event.
         self._timer = self.loop.call_later(limit, self.arrive, late)
 
     def arrive(self, event: "Posted[Event]") -> None:
@@ -181,7 +182,8 @@ class Job(Generic[Event]):
 
 
 Posted: TypeAlias = tuple[int, Event, bool] | ApiError
-"""What a job receives: the index of a task, its event and whether it is the last, or an error."""
+"""A message to a job: an error; or the index of a task, its event, and whether the event is the
+last."""
 AnyWorker: TypeAlias = Worker[Any, Any]
 AnyJob: TypeAlias = Job[Any]
 
@@ -190,14 +192,14 @@ class Engine:
     """Runs the steps of workers in one thread, and admits jobs.
 
     Args:
-        limits: what the engine accepts.
+        limits: the limits of the queue and of each request.
         workers: all workers.
     """
 
     def __init__(self, limits: Limits, workers: Sequence[AnyWorker]) -> None:
         self.limits, self.workers = limits, list(workers)
         self.jobs: set[AnyJob] = set()
-        """The admitted jobs. Only the event loop may read it."""
+        """The admitted jobs. Only the event loop may read this set."""
         self.num_tokens = 0
         """The tokens of the admitted jobs."""
         self.ready = threading.Event()
@@ -248,7 +250,7 @@ class Engine:
             raise self.overloaded(f"{len(self.jobs):,} requests with {self.num_tokens:,} tokens")
 
     def overloaded(self, counts: str) -> ApiError:
-        """Returns the refusal of a request, given what the server has."""
+        """Returns the error of a refused request, given the counts that make the server busy."""
         message = f"the server is busy ({counts}): try again later"
         return ApiError(429, message, code="overloaded", headers=self._retry_after)
 
@@ -264,7 +266,7 @@ class Engine:
         Args:
             worker: one of `workers`.
             works: what the worker reads, for each task.
-            tokens: the number of tokens that the job counts for.
+            tokens: the number of tokens that the job adds to the queue.
 
         Raises:
             ApiError: the queue is full, or the server shuts down.
@@ -278,7 +280,10 @@ class Engine:
         return job
 
     def leave(self, job: AnyJob) -> None:
-        """Releases a job; cancels it if it has not ended. Only the event loop may call this."""
+        """Releases a job, and cancels the job if it has not ended.
+
+        Only the event loop may call this.
+        """
         if job in self.jobs:
             self.jobs.remove(job)
             self.num_tokens -= job.tokens
@@ -320,13 +325,14 @@ class Engine:
                         self._step(worker)
                 self._deliver()
         except BaseException as error:
-            # No task is computed any more, so end all jobs, whose clients would wait for it.
+            # The engine computes no more tasks, so end all jobs, because their clients would wait
+            # forever.
             self.failed = True
             report_fault(error)
             self._refuse()
 
     def _refuse(self) -> None:
-        """Ends all jobs with an error, also those that are still admitted, until `stop`."""
+        """Ends all jobs with an error until `stop`, including jobs that are still admitted."""
         shown = ApiError(500, "the engine has failed: start the server again", code="failed")
         while True:
             for tasks in self._tasks.values():
@@ -357,7 +363,7 @@ class Engine:
     def _step(self, worker: AnyWorker) -> None:
         try:
             worker.step()
-        except Exception as error:  # the server must outlive it
+        except Exception as error:  # the error must not end the server
             fail_tasks(self._tasks[worker], error)
             worker.reset()
 
@@ -382,7 +388,8 @@ def report_fault(error: BaseException) -> None:
 def fail_tasks(tasks: Iterable[Task[Any, Any]], error: Exception) -> None:
     """Reports an error of a model, and ends the jobs of tasks with it."""
     report_fault(error)
-    # Clients see only messages that are written for them. Others may quote another prompt.
+    # Clients see only messages that are written for them. Other messages may quote the prompt of
+    # another client.
     known = isinstance(error, UserError)
     shown = str(error) if known else f"the model has failed ({type(error).__name__})"
     for task in tasks:

@@ -23,7 +23,8 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-"""HTTP status → type of an error, as OpenAI's clients know it. Others follow from the range."""
+"""HTTP status → type of an error, as OpenAI's clients know it. The type of any other status follows
+from the range of the status."""
 
 
 class ApiError(Exception):
@@ -43,7 +44,7 @@ class ApiError(Exception):
         Args:
             status: the HTTP status.
             message: one line: the thing, the value, the remedy.
-            param: the field of the request that is wrong, if one is.
+            param: the wrong field of the request, if any.
             code: a short name of the problem, for programs.
             headers: further headers of the response, such as `Retry-After`.
         """
@@ -94,7 +95,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
-    """Returns the fields of a request. A field that is null counts as left out.
+    """Returns the fields of a request. A field with the value null is treated as missing.
 
     Args:
         cls: the dataclass that declares the fields.

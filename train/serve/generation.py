@@ -22,9 +22,10 @@ from .text_fields import TextFields
 
 GENERATION, SCORING = "generation", "scoring"
 STREAM_INTERVAL = 0.025
-"""Least seconds between two pieces of a stream. Faster tokens share a piece."""
+"""The minimum time between two pieces of a stream, in seconds. Faster tokens share a piece."""
 PIECES_PER_SECOND = 400
-"""Most pieces of all streams. Each costs the event loop about a tenth of a millisecond."""
+"""Maximum number of pieces of all streams per second. A piece takes about 0.1 ms in the event
+loop."""
 MOST_ALTERNATIVES = 5
 """The number of alternatives that are computed at each position of a prompt."""
 
@@ -159,7 +160,7 @@ class GenerationWorker:
             if task is not None:
                 try:
                     self._send(task, written, sends=sends)
-                except Exception as error:  # the other texts must outlive it
+                except Exception as error:  # the error must not end other texts
                     fail_tasks([task], error)
                     self.cancel(task)
 
@@ -170,7 +171,7 @@ class GenerationWorker:
         work.alternatives += written.alternatives
         work.grow(written.tokens, written.log_probs)
         ended = work.growing.reason is not None
-        # The first piece never waits for the others.
+        # The first piece of a text never waits for other pieces.
         due = ended or (work.streamed and (sends or work.shown == 0))
         if due and (piece := work.piece()) is not None:
             task.send(piece, last=ended)
@@ -178,7 +179,7 @@ class GenerationWorker:
             self.cancel(task)
 
     def warm_up(self) -> None:
-        """Compiles the programs of short texts, or all programs; logs them, and what is left."""
+        """Compiles the programs of short texts, or all programs, and logs the others too."""
         batch, settings = self.batch, self._settings
         longest, samplings = max(1, settings.warm_up_length), PLAIN
         if settings.warm_up_all:
@@ -242,7 +243,7 @@ class ScoringWorker:
         task = self._waiting.popleft()
         try:
             scores = self._generator.token_scores(task.work, MOST_ALTERNATIVES)
-        except Exception as error:  # the other prompts must outlive it
+        except Exception as error:  # the error must not end other prompts
             fail_tasks([task], error)
         else:
             task.send(scores, last=True)
@@ -266,10 +267,10 @@ def make_works(
         prompt: the prompt.
         ids: its tokens.
         fields: the settings.
-        sampling: how tokens are chosen.
+        sampling: the settings that choose tokens.
         seed: the seed of the prompt.
         param: the field of the prompt, for messages.
-        limit: the maximum number of new tokens. If None, as many as fit into the context.
+        limit: the maximum number of new tokens. If None, all tokens that fit into the context.
 
     Raises:
         ApiError: the prompt does not fit the context.
@@ -285,7 +286,10 @@ def make_works(
     # The model does not read the last new token, so this token needs no position.
     room = longest - len(ids) + 1
     if limit is not None and limit > room:
-        message = f"max_tokens {limit:,} must be at most {room:,} after {len(ids):,} of {longest:,}"
+        message = (
+            f"max_tokens must be at most {room:,} after a prompt of {len(ids):,} tokens, "
+            f"got {limit:,}"
+        )
         raise ApiError(400, message, "max_tokens", "context_length_exceeded")
     limit = room if limit is None else limit
     # The limit is 0 if a request only scores its prompt, and `Prompt` allows no 0.
@@ -308,7 +312,7 @@ def make_works(
 
 
 def num_tokens(works: list[TextWork]) -> int:
-    """Returns the number of tokens that texts count for in the queue."""
+    """Returns the number of tokens that texts add to the queue."""
     return sum(len(work.ids) + work.limit for work in works)
 
 

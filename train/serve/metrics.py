@@ -57,20 +57,24 @@ class Metrics:
         # These figures are read from the engine whenever a client requests `/metrics`.
         for name, text, read in (
             ("flaxzoo_jobs", "Requests that wait or run.", lambda: len(engine.jobs)),
-            ("flaxzoo_job_tokens", "Tokens of these requests.", lambda: engine.num_tokens),
-            ("flaxzoo_ready", "1 if requests are answered.", lambda: int(engine.is_ready)),
+            (
+                "flaxzoo_job_tokens",
+                "Tokens of the requests that wait or run.",
+                lambda: engine.num_tokens,
+            ),
+            ("flaxzoo_ready", "1 if the server answers requests.", lambda: int(engine.is_ready)),
         ):
             Gauge(name, text, registry=registry).set_function(read)
 
     def count(self, path: str, status: int, seconds: float) -> None:
-        """Counts a request. The status 499 means that the client has gone."""
+        """Counts a request. The status 499 means that the client has disconnected."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
     def texts(self, model: str, works: "Sequence[TextWork]") -> None:
         """Counts generated texts."""
         for work in works:
-            if work.first_token:  # without it nothing was generated
+            if work.first_token:  # 0 if nothing was generated
                 self._first_token.observe(work.first_token)
             if work.number == 0:  # the texts of a prompt share its tokens
                 self.tokens.labels(model, "prompt").inc(len(work.ids))

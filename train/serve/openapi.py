@@ -169,7 +169,8 @@ _GENERIC: Mapping[object, Callable[..., Schema]] = {
 async def describe(service: Service, fields: None) -> Schema:
     """Answers `/openapi.json`."""
     del fields
-    # It needs no key, and reads source code for its descriptions, so it is made once.
+    # Make the description once, because this endpoint needs no key, and the descriptions of fields
+    # are read from source code.
     return _described(tuple(service.endpoints))
 
 

@@ -50,7 +50,7 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
             name, _, folder = given.partition("=")
         name = name or Path(folder).resolve().name
         if name in models:
-            raise UserError(f"two models are named {name!r}: give one as NAME=FOLDER")
+            raise UserError(f"two models are named {name!r}: give one of the models as NAME=FOLDER")
         # The head in the configuration tells which workers the model gets.
         generates = model_config(local_folder(folder)).head in CAUSAL_HEADS
         opened = _open_causal if generates else opening.open_rows

@@ -80,7 +80,8 @@ class Address:
             found = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            # Clients of a host with both kinds of addresses try IPv4, too.
+            # Prefer an IPv4 address, because clients of a host with both kinds of addresses try
+            # IPv4 too.
             family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
             with contextlib.ExitStack() as closed:
                 bound = closed.enter_context(socket.socket(family, kind))
@@ -102,7 +103,7 @@ class Address:
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose next head does not end in time."""
+    """Closes connections that do not send the head of the next request in time."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -120,7 +121,7 @@ class _Protocol(H11Protocol):
         self._stop_timer()
 
     def _time_head(self) -> None:
-        """Gives the client a time to send a head, if one has not ended."""
+        """Starts the timer of the next head, or stops it if the client has sent the head."""
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer()
         elif self._timer is None:
@@ -147,7 +148,7 @@ class _Server(uvicorn.Server):
         yield
 
     def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stops accepting requests, and ends the remaining ones after a while."""
+        """Stops accepting requests, and ends the remaining requests after the grace period."""
         if not self._engine.closing:
             self._engine.closing = True
             self._log("shutting down: no further requests are accepted")
@@ -157,7 +158,7 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        # A server that cannot answer any more ends, so that its supervisor starts another.
+        # End a server that cannot answer any more, so that its supervisor starts another server.
         return await super().on_tick(counter) or self._engine.failed
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

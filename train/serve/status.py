@@ -19,13 +19,13 @@ class TokenizeFields(Checked):
     """A text to tokenize."""
 
     model: str | None = None
-    """The name of the model. If the server has only one, it may be left out."""
+    """The name of the model. Optional if the server has only one model."""
     prompt: str
     """The text."""
     add_special_tokens: bool = True
-    """Whether the special tokens of the tokenizer's frame are added. If False, the name of a
-    control token, such as `<|endoftext|>`, becomes this token; otherwise such names are ordinary
-    text."""
+    """Whether to add the special tokens that the tokenizer puts around a text. If False, the name
+    of a control token, such as `<|endoftext|>`, becomes this token; otherwise such names are
+    ordinary text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class DetokenizeFields(Checked):
     """Tokens to decode."""
 
     model: str | None = None
-    """The name of the model. If the server has only one, it may be left out."""
+    """The name of the model. Optional if the server has only one model."""
     tokens: tuple[NonNegativeInt, ...]
     """The ids of the tokens."""
 

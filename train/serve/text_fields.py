@@ -35,7 +35,7 @@ class StreamOptions(Checked):
     """Settings of a stream."""
 
     include_usage: bool = False
-    """Whether the last part has the numbers of tokens."""
+    """Whether the last part of a stream has the numbers of tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class TextFields(Checked):
     """The fields that all requests for text have."""
 
     model: str | None = None
-    """The name of the model. It may be left out if only one is served."""
+    """The name of the model. Optional if the server has only one model."""
     temperature: Temperature | None = None
     """With 0, decoding is greedy. Defaults to the setting stored with the model, or 1."""
     top_p: TopP | None = None
@@ -55,11 +55,12 @@ class TextFields(Checked):
     repetition_penalty: Repetition | None = None
     """Above 1 makes tokens of the prompt and the text less likely."""
     presence_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens that the text has."""
+    """A number that is subtracted from the logits of tokens that occur in the text."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted from the logits of tokens for each time that the text has them."""
+    """A number that is subtracted from the logit of a token for each of its occurrences in the
+    text."""
     logit_bias: Mapping[str, Bias] = dataclasses.field(default_factory=dict)
-    """Token id → what is added to its logit."""
+    """Token id → the number that is added to the logit of this token."""
     n: Choices = 1
     """The number of texts."""
     seed: Seed | None = None
@@ -99,7 +100,7 @@ class TextFields(Checked):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, stored: Mapping[str, JsonValue], *, alternatives: int = 0) -> TextSampling:
-        """Returns how tokens are chosen.
+        """Returns the settings that choose tokens.
 
         Args:
             stored: the settings stored with the model.
@@ -123,7 +124,7 @@ class TextFields(Checked):
 
 
 def seeds_of(fields: TextFields, number: int) -> list[int]:
-    """Returns the seeds of several prompts: the given one and the following, or random ones."""
+    """Returns a seed for each prompt: the given seed and the following, or random seeds."""
     first = secrets.randbelow(SEEDS) if fields.seed is None else fields.seed
     return [(first + i) % SEEDS for i in range(number)]
 

@@ -270,7 +270,7 @@ def test_a_warmup_that_does_not_fit_is_said(config, tmp_path):
     config = replaced(config, steps=6, optimizer__warmup_steps=9)
     run = prepare_run(config, tmp_path / "run", lines.append)
     assert run.config.optimizer.warmup_steps == 1
-    assert "warm-up: 1 of the 6 steps; 9 do not fit" in lines
+    assert "warm-up: 1 of the 6 steps, because 9 steps do not fit" in lines
 
 
 def test_a_vocabulary_larger_than_the_model_is_said(config, tmp_path):

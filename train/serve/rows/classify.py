@@ -32,7 +32,7 @@ class ClassifyFields(Checked):
     """Examples to classify."""
 
     model: str | None = None
-    """The name of the model. If the server has only one, it may be left out."""
+    """The name of the model. Optional if the server has only one model."""
     input: str | tuple[str | Mapping[str, Any], ...]
     """A text, texts, or objects with the fields of examples to predict: `text` and `text_b`,
     `tokens`, `context` and `question`, `context` and `choices`."""

@@ -28,14 +28,15 @@ class EmbeddingFields(Checked):
     """Texts to embed."""
 
     model: str | None = None
-    """The name of the model. If the server has only one, it may be left out."""
+    """The name of the model. Optional if the server has only one model."""
     input: str | tuple[str, ...] | Ids | tuple[Ids, ...]
     """A text, texts, the tokens of a text, or the tokens of texts. Tokens are read unchanged,
     without a prompt and without additional special tokens."""
     encoding_format: Literal["float", "base64"] = "float"
     """Lists of numbers, or the bytes of little-endian float32 numbers."""
     dimensions: PositiveInt | None = None
-    """The number of leading dimensions to keep. Vectors of length 1 get length 1 again."""
+    """The number of leading dimensions to keep. Vectors of length 1 are scaled to length 1
+    again."""
     prompt_name: str | None = None
     """The name of one of the model's prompts, which precedes each text; "" for none. Defaults to
     the model's default prompt."""

@@ -30,10 +30,10 @@ def as_list(given: Sequence[Any], name: str, most: int) -> list[Any]:
 def check_not_truncated(
     truncate: bool, number: int, total: int, longest: int, *, name: str = "input"
 ) -> None:
-    """Checks that no text was truncated, unless the client wants that.
+    """Checks that no text was truncated, unless the client requests truncation.
 
     Args:
-        truncate: whether the client wants that.
+        truncate: whether the client requests truncation.
         number: the number of truncated texts.
         total: the number of all texts.
         longest: the maximum number of tokens that the model reads.

@@ -24,9 +24,9 @@ class Kind:
 
     Attributes:
         name: its name in `Served.workers`.
-        fits: returns whether a model with a configuration does it.
-        make: returns the function of the rows, given a folder and its model; None if the folder
-          has no sign of this work.
+        fits: returns whether a model with a configuration does this kind of work.
+        make: returns the function of the rows, given a folder and its model; None if the files in
+          the folder do not suit this kind of work.
         shapes: returns the numbers of rows and lengths to compile before the first request.
     """
 
@@ -54,7 +54,7 @@ def open_rows(name: str, folder: str, settings: RowSettings, log: LogFn) -> Serv
     """Opens an encoder or an encoder-decoder.
 
     Raises:
-        UserError: the model does no work that is served.
+        UserError: the server supports no kind of work of this model.
     """
     loaded = load_finite(local_folder(folder))
     functions, refused = row_functions(folder, loaded)
@@ -81,7 +81,7 @@ def row_functions(folder: str, loaded: Loaded) -> tuple[dict[Kind, RowFunction],
     refused: list[str] = []
     for kind in KINDS:
         if kind.fits(loaded[0].config):
-            # A folder may lack the files of one kind of work, and still serve the others.
+            # A folder may lack the files of one kind of work, and still serve other kinds.
             try:
                 function = kind.make(folder, loaded)
             except UserError as error:
@@ -103,8 +103,8 @@ def row_workers(
 
     Args:
         name: the name of the model in requests.
-        functions: its kinds of work.
-        settings: how rows are batched.
+        functions: the kinds of work of the model.
+        settings: the settings of batches.
         log: called with lines about the warm-up.
         is_main: whether programs of the most specific kind are compiled before the first request.
     """

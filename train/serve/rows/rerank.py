@@ -30,7 +30,7 @@ class RerankFields(Checked):
     """A query, and documents to score for it."""
 
     model: str | None = None
-    """The name of the model. If the server has only one, it may be left out."""
+    """The name of the model. Optional if the server has only one model."""
     query: str
     """The query."""
     texts: tuple[str, ...] | None = None
@@ -47,7 +47,7 @@ class RerankFields(Checked):
     return_documents: bool = False
     """Return `document` with each score, in `results`."""
     truncate: bool | None = None
-    """Truncate pairs that are longer than the model reads. By default, they are rejected for
+    """Truncate pairs that are longer than the model reads. By default, long pairs are rejected for
     `texts`, and truncated for `documents` with a line in `meta.warnings`."""
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class RerankFields(Checked):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The query with each document."""
+        """The pairs of the query and each document."""
         given = self.texts if self.documents is None else self.documents
         texts = (x if isinstance(x, str) else x["text"] for x in given or ())
         return [(self.query, text) for text in texts]
@@ -83,7 +83,7 @@ def fits(config: TransformerConfig) -> bool:
 def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
     """Returns the function that scores encoded pairs with the model of a folder.
 
-    It is None for a language model whose tokenizer does not have the tokens of the prompt.
+    Returns None for a language model whose tokenizer does not have the tokens of the prompt.
     """
     if loaded[0].config.head in YesNoScorer.heads and not answers_yes_or_no(folder):
         return None
@@ -112,7 +112,7 @@ def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
 
 
 def tokens_of(tokens: BertInputs, number: int, length: int) -> Pair:
-    """Returns the arrays of a pair without padding, which a model may have thousands of."""
+    """Returns the arrays of a pair without padding, which may be thousands of tokens long."""
     return {name: x[:length].copy() for name, x in tokens.example(number).items()}
 
 

@@ -1,4 +1,4 @@
-"""How texts of several requests are batched."""
+"""The settings that batch texts of several requests."""
 
 import dataclasses
 
@@ -15,12 +15,12 @@ class RowSettings(Checked):
     """The maximum number of tokens, including padding, of the waiting texts that are considered for
     one batch."""
     batch_wait: NonNegative = 0.003
-    """Seconds that a text waits for others before it is embedded, scored or classified."""
+    """Seconds that a text waits for other texts before it is embedded, scored or classified."""
     warm_up_length: NonNegativeInt = 64
-    """Programs for texts of at most this many tokens are compiled before the first request; 0 for
-    the fewest. A longer text compiles a program when it arrives."""
+    """Programs for texts of at most this many tokens are compiled before the first request; 0
+    compiles the fewest programs. A longer text compiles a program when it arrives."""
     warm_up_all: bool = False
     """Compile the programs for texts of any length and for all settings of requests before the
-    first request. By default the log lists those that compile at first use."""
+    first request. By default, the log lists the programs that compile at first use."""
     max_inputs: PositiveInt = 2048
     """The maximum number of texts of a request."""

@@ -27,13 +27,13 @@ class TranslateFields(Checked):
     """Texts to translate. Missing settings default to the settings of the model."""
 
     model: str | None = None
-    """The name of the model. If the server has only one, it may be left out."""
+    """The name of the model. Optional if the server has only one model."""
     input: str | tuple[str, ...]
     """A sentence, or sentences, each translated separately."""
     num_beams: PositiveInt | None = None
     """The number of beams; 1 chooses the best token each time."""
     length_penalty: LengthPenalty | None = None
-    """The power of the length that divides log-probabilities."""
+    """The exponent of the length, whose power divides the log-probability of a translation."""
     max_tokens: NewTokens | None = None
     """The maximum number of tokens of a translation."""
     n: PositiveInt = 1

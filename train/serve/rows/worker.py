@@ -1,9 +1,9 @@
 """Computes the rows of several requests together, in batches of similar length.
 
 A row is a text to embed, a pair to score, an example to classify or a text to translate, encoded as
-tokens. Rows wait in the order of arrival. Each step computes one batch: of the oldest waiting rows,
-up to a number of tokens, the rows that share a padded length with the oldest. The result of a row
-does not depend on the other rows of its batch.
+tokens. Rows wait in the order of arrival. Each step computes one batch. Among the oldest waiting
+rows, up to a number of tokens, the batch contains the rows with the padded length of the oldest
+row. The result of a row does not depend on the other rows of its batch.
 """
 
 import dataclasses
@@ -37,7 +37,8 @@ class Row:
         item: what the function of the worker reads.
         length: its number of tokens.
         group: only rows of equal groups are computed together.
-        copies: how many sequences the device computes for it, such as the beams of a search.
+        copies: the number of sequences that the device computes for the row, such as the beams of a
+          search.
     """
 
     item: Any
@@ -69,9 +70,9 @@ class RowWorker:
     Args:
         name: the model and the kind of work, for the log.
         function: the function.
-        settings: how rows are batched.
+        settings: the settings of batches.
         shapes: the numbers of rows and their padded lengths to compile before the first request.
-        log: called with a line for each of them.
+        log: called with a line for each compiled program.
         clock: returns the time in seconds.
     """
 
@@ -119,7 +120,7 @@ class RowWorker:
             del self._arrivals[task]
         try:
             found = self._function.compute([task.work.item for task in batch])
-        except Exception as error:  # a failed batch must not stop the worker
+        except Exception as error:  # a failed batch must not end the worker
             fail_tasks(batch, error)
             return
         for task, result in zip(batch, found, strict=True):
@@ -156,14 +157,14 @@ class RowWorker:
                 yield task, tokens
 
     def _batch(self) -> list[RowTask]:
-        """Returns the tasks that are computed with the oldest."""
+        """Returns the batch of the oldest task."""
         tasks, lengths = zip(*self._window(), strict=True)
         batches = padded_batches(lengths, self._function.longest)
         # Index 0 is the oldest row, because tasks wait in the order of arrival.
         return next([tasks[i] for i in batch] for batch, _ in batches if 0 in batch)
 
     def _is_full(self) -> bool:
-        """Returns whether further rows would not join the batch of the oldest."""
+        """Returns whether the batch of the oldest row has no space for further rows."""
         batch = self._batch()
         length = padded_length(max(task.work.length for task in batch), self._function.longest)
         return len(batch) >= padded_rows(MANY, length)
