@@ -1,4 +1,4 @@
-"""From text to batches of numpy arrays.
+"""Turns text into batches of numpy arrays.
 
 A ``DataConfig`` (``CausalLMData``, ``PretrainingData``, ``SequenceClassificationData``,
 ``TokenClassificationData``, ``QuestionAnsweringData``, ``MultipleChoiceData``,

@@ -3,11 +3,12 @@
 A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
 ``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
-depend on the number of processes or workers, and the position of a run is one number. Examples
-may also decide which of them share a batch, see ``orders``. In a mixture, ``mixture`` chooses the
-source of each example, and the examples of a source have the order of a run with only this source.
+depend on the number of processes or workers, and the position of a run is one number. A kind of
+data may also decide which of its examples share a batch; see ``orders``. In a mixture, ``mixture``
+chooses the source of each example, and the examples of a source have the order of a run with only
+this source.
 
-Each kind of data defines an ``ExampleSource``; all share this file.
+Each kind of data defines an ``ExampleSource``; this file batches the examples of all kinds.
 """
 
 import functools
@@ -49,7 +50,8 @@ class TrainBatches(PickledByFields):
       examples_before: The number of examples in the batches before `start`.
 
     Raises:
-      DataError: The batch does not divide over the processes, or too few examples can share one.
+      DataError: The batch does not divide over the processes, or too few examples can share a
+        batch.
     """
 
     examples: ExampleSource
@@ -72,12 +74,12 @@ class TrainBatches(PickledByFields):
     def __getitem__(self, index: int) -> Batch:
         """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
         local = local_batch_size(self.batch_size, self.process_count)
-        # Number the examples of the whole run, so that an epoch may end inside a batch.
+        # Indices count the examples of the whole run, so that an epoch may end inside a batch.
         first = self.read_before(index) + self.process_index * local
         return _stack([self.examples.example(*self._at(g)) for g in range(first, first + local)])
 
     def read_before(self, step: int) -> int:
-        """Returns the number of examples in the batches before that of a step, from `start` on."""
+        """Returns the number of examples in the batches before a step, including earlier stages."""
         return self._before + (step - self.start) * self.batch_size
 
     def _at(self, g: int) -> tuple[int, int]:
@@ -85,11 +87,11 @@ class TrainBatches(PickledByFields):
         if isinstance(self.examples, MixedExamples):
             part, g = self.examples.locate(g)
             number = self.examples.parts[part].examples.num_examples
-            # Each source has the epochs and the order that it would have alone.
+            # Each source has the epochs and the order of a run with only this source.
             epoch, position = divmod(g, number)
             index = _shuffled(position, number, self.seed, epoch)
             return epoch, self.examples.start(part) + index
-        # Examples without batches of their choice have a random permutation in each epoch.
+        # If the examples allow any order, each epoch is a random permutation.
         size = self._epoch_size
         if size is None:
             number = self.examples.num_examples
@@ -109,12 +111,12 @@ class TrainBatches(PickledByFields):
 
     @cached_property
     def _epoch_size(self) -> int | None:
-        """The number of examples in the batches of an epoch, or None for any order."""
+        """The number of examples in the batches of an epoch, or None if any order is allowed."""
         order = self._order_of(0)
         return None if order is None else order.size
 
     def _order_of(self, epoch: int) -> np.ndarray | None:
-        """Returns the batches of an epoch, or None for any order."""
+        """Returns the batches of an epoch, or None if any order is allowed."""
         if not isinstance(self.examples, OrderedExamples):
             return None
         if epoch not in self._orders:
@@ -132,9 +134,9 @@ class TrainBatches(PickledByFields):
 class BatchIterator(grain.DatasetIterator[Batch]):
     """Iterates over the batches of a run and reads ahead; its state is the next step.
 
-    It works with ``grain.checkpoint``, like Grain's iterators. Unlike theirs, its state does not
-    depend on the number of workers or processes. Reading starts at the first ``next``, so that no
-    batch is made before a state is restored.
+    The iterator works with ``grain.checkpoint``, like Grain's iterators. Unlike the state of those,
+    its state does not depend on the number of workers or processes. Reading starts at the first
+    ``next``, so that no batch is made before a state is restored.
     """
 
     def __init__(self, batches: TrainBatches, num_workers: int = 0) -> None:
@@ -188,7 +190,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
                 "resume with at least as many steps"
             )
         expected, start = self._state_at(step).get(MIXTURE), self._batches.start
-        # The data or the batch size may change at `start`, which is 0 if they never do.
+        # The data or the batch size may change at `start`, which is 0 if they never change.
         if state.get(MIXTURE) != expected and not step == start > 0:
             raise DataError(
                 f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, "
@@ -249,7 +251,8 @@ def train_iterator(
       process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
       num_workers: Number of worker processes; 0 makes the batches in a thread.
-      start: The first batch with this batch size, in a run whose earlier batches had another one.
+      start: The first batch with this batch size, in a run whose earlier batches had another batch
+        size.
       examples_before: The number of examples in the batches before ``start``.
 
     Returns:
@@ -283,7 +286,7 @@ def evaluation_batches(
       process_count: The number of processes that share a batch.
 
     Yields:
-      Batches with arrays of [B / process_count, ...]; the last one is padded with examples of
+      Batches with arrays of [B / process_count, ...]; the last batch is padded with examples of
       zeros. Every process gets the same number of batches.
 
     Raises:

@@ -8,7 +8,7 @@ in the form of the lectures' template, the tool answers, and the assistant repea
     tool: 1692
     bot: 1692
 
-A small model learns to call long before it could learn to multiply.
+A small model learns to call a tool long before it could learn to multiply.
 """
 
 from collections.abc import Iterator, Mapping

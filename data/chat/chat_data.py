@@ -71,8 +71,8 @@ class Unusable:
 
         Args:
           records: The records, each with its location if the errors do not name it.
-          use: Uses a record.
-          unusable: The errors of records that cannot be used.
+          use: Computes the result of a record.
+          unusable: The class of the errors that `use` raises for a record that cannot be used.
 
         Raises:
           DataError: There are records but none can be used, ``strict`` is set and one cannot be
@@ -103,16 +103,17 @@ class ChatData(MixableData, Generic[R]):
 
     source: SourceField
     """Records, recognized by their keys: jsonl:GLOB, parquet:GLOB, arrow:GLOB, tfds:NAME/CONFIG or
-    hf:NAME/CONFIG, or several of them, joined by " + ". Answers to learn are in messages, prompt
-    and completion, or instruction and output; preferences in chosen and rejected; prompts to sample
-    answers to in prompt or messages, with the fields that the rewards read. builtin:sums and
-    builtin:calculations need no download. In Python, a list of examples is also accepted."""
+    hf:NAME/CONFIG, or several of them, joined by " + ". Answers to learn are in the fields
+    messages, prompt and completion, or instruction and output. Preferences are in chosen and
+    rejected. Prompts for sampled answers are in prompt or messages, with the fields that the
+    rewards read. builtin:sums and builtin:calculations need no download. In Python, a list of
+    examples is also accepted."""
     template: str | None = None
     """A folder or a file with the chat template. Defaults to the tokenizer's template, or to lines
-    of `user: …` and `bot: …` if it has none."""
+    of `user: …` and `bot: …` if the tokenizer has none.
+    """
     hold_out: tuple[str, ...] = ()
-    """Names of tasks to validate on and not to train on; the field `task` of a record names its
-    task."""
+    """Names of tasks that are only for validation; the field `task` of a record names its task."""
     strict: bool = False
     """Whether a record that cannot be used, such as one with an empty answer, is an error. By
     default such records are left out and counted."""
@@ -148,11 +149,11 @@ class ChatData(MixableData, Generic[R]):
 
     @abstractmethod
     def demonstrations_of(self, record: R) -> tuple[Demonstration, ...]:
-        """Returns the texts of a record; the first one decides its split."""
+        """Returns the texts of a record; the first text decides the split of the record."""
 
     @abstractmethod
     def encode(self, records: Sequence[R], tokenizer: Tokenizer, seed: int | None) -> DataSplit:
-        """Makes examples from records; without a seed, for an evaluation."""
+        """Makes examples from records. If `seed` is None, the examples are for an evaluation."""
 
     def read(
         self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
@@ -188,19 +189,19 @@ class ChatData(MixableData, Generic[R]):
         most: int,
         setting: str,
     ) -> tuple[list[tuple[R, X]], tuple[str, ...]]:
-        """Encodes records; leaves out those that cannot be used or are too long.
+        """Encodes records, and leaves out records that cannot be used or are too long.
 
         Args:
           records: The records.
           encode: Encodes a record.
           size: Returns the number of tokens of an encoded record.
           noun: The singular name of a record.
-          most: The largest size.
-          setting: The setting that determines it, with its value, for messages.
+          most: The maximum size.
+          setting: The setting that determines the maximum, with its value, for messages.
 
         Returns:
-          The other records with their encoded forms, at least one, and log lines about the omitted
-          records.
+          The remaining records (at least one) with their encoded forms, and log lines about the
+          omitted records.
 
         Raises:
           DataError: No record is left, or `strict` is set and one cannot be used.
@@ -237,7 +238,8 @@ class ChatData(MixableData, Generic[R]):
         parts = self._parts("train", left_out)
         for term, records in zip(self.mixture, parts, strict=True):
             problem = (
-                f"no record of {term.source!r} is left to train on: give more, or leave it out"
+                f"no record of {term.source!r} is left to train on: give more records, or leave "
+                "the source out"
             )
             require(records, problem, error=DataError)
         split = self.mixed(self.encode(records, tokenizer, seed) for records in parts)
@@ -291,7 +293,7 @@ class ChatData(MixableData, Generic[R]):
         return [record for record, digest in of_each if division.split(digest) == split]
 
     def _of_tasks(self, records: Sequence[R], split: Split) -> list[R]:
-        """Returns the records of the tasks that are held out, or all others."""
+        """Returns the records of the tasks that are held out, or all other records."""
         tasks = [self.demonstrations_of(record)[0].task for record in records]
         known = sorted({task for task in tasks if task is not None})
         for name in self.hold_out:
@@ -303,7 +305,7 @@ class ChatData(MixableData, Generic[R]):
         require(
             kept,
             f"data.hold_out {', '.join(self.hold_out)} leaves no task of {self.source_name} to "
-            "train on: hold out fewer",
+            "train on: hold out fewer tasks",
             error=DataError,
         )
         return kept

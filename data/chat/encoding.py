@@ -22,8 +22,8 @@ class EncodedChat:
     Attributes:
       text: The text.
       ids: Its tokens.
-      answers: Whether each token is learned: the assistant wrote it, or it ends the assistant's
-        turn.
+      answers: Whether each token is learned, because the assistant wrote the token, or the token
+        ends the assistant's turn.
     """
 
     text: str
@@ -41,9 +41,9 @@ def encode_chat(
 ) -> EncodedChat:
     """Encodes a conversation, rendered by the tokenizer's chat template.
 
-    The whole text is encoded at once. Names of control tokens become these tokens where the
-    template writes them; in messages they are ordinary text. Only the assistant may write control
-    tokens that are not special, such as ``<think>`` of Qwen3.
+    The whole text is encoded at once. If the template writes the name of a control token, the name
+    is encoded as this token; in a message, the name is ordinary text. Only the assistant may write
+    control tokens that are not special, such as ``<think>`` of Qwen3.
 
     Example::
 
@@ -111,7 +111,7 @@ def only_row(rows: Sequence[EncodedChat]) -> EncodedChat:
     """Returns the only text of a conversation.
 
     Raises:
-      DataError: The conversation has several.
+      DataError: The conversation has several texts.
     """
     require(
         len(rows) == 1,
@@ -128,7 +128,7 @@ def _checked_template(
     """Returns the template of a conversation.
 
     Raises:
-      DataError: It has no form for tool calls, and a message calls a tool.
+      DataError: The template has no form for tool calls, and a message calls a tool.
     """
     template = tokenizer.chat_template if template is None else template
     calls = [m for m in messages if isinstance(m, Mapping) and m.get("tool_calls")]
@@ -143,7 +143,7 @@ def _checked_template(
 
 def _encoded(tokenizer: Tokenizer, template: ChatTemplate, rendered: RenderedChat) -> EncodedChat:
     """Encodes a rendered conversation."""
-    # Control tokens that are not special count only if one of the templates names them.
+    # Control tokens that are not special are recognized only if one of the templates names them.
     source = template.source + (template.with_tools or "")
     ids, offsets = encode_guarded(tokenizer, rendered.text, rendered.origins, source)
     # A token is learned if any of its characters is part of an answer.
@@ -162,8 +162,8 @@ class TurnEnds:
     """The tokens and strings that end an assistant's turn, in addition to the end of a text.
 
     Attributes:
-      ids: The control token, if the template writes one. It may differ from the token that ends a
-        text, as Gemma's ``<end_of_turn>`` and ``<eos>`` do.
+      ids: The control token, if the template writes one. This token may differ from the token that
+        ends a text, as Gemma's ``<end_of_turn>`` and ``<eos>`` do.
       strings: The strings with which the next turn begins, in the built-in template.
     """
 
@@ -177,7 +177,8 @@ def turn_ends(tokenizer: Tokenizer, template: ChatTemplate, *, tools: bool = Fal
     Args:
       tokenizer: The tokenizer of the model.
       template: The template.
-      tools: Whether the model may call tools. It must not write their output itself.
+      tools: Whether the model may call tools. Such a model must not write the output of a tool
+        itself.
     """
     strings = ("user:", f"\n{_TOOL}:") if tools else ("user:",)
     return TurnEnds(_end_token(tokenizer, template), strings if template.source == LECTURES else ())
@@ -200,14 +201,15 @@ def _end_token(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> EncodedChat:
     """Encodes a prompt and its completion, without a chat template.
 
-    Both are encoded together, with the special tokens that the tokenizer puts around a text. If it
-    puts none after a text, an end token follows. As in TRL, the prompt's tokens are the common
-    prefix with the prompt encoded alone, so a token that covers the border belongs to the
-    completion.
+    Prompt and completion are encoded together, with the special tokens that the tokenizer puts
+    around a text. If the tokenizer puts no token after a text, an end token follows. As in TRL, the
+    tokens of the prompt are the common prefix with the tokens of the prompt alone, so a token that
+    covers the border belongs to the completion.
 
     Args:
       tokenizer: A tokenizer with an end token, or with a frame that ends a text.
-      prompt: A text. If it is empty, the completion is a document, and all of it is learned.
+      prompt: A text. If the prompt is empty, the completion is a document, and all of its tokens
+        are learned.
       completion: The text that follows.
 
     Raises:

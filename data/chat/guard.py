@@ -1,11 +1,11 @@
 """Encodes a conversation so that only its template can write control tokens.
 
-The whole text is encoded at once. To find the control tokens that the template wrote, every other
-character is replaced by a letter that no control token contains; the control tokens that remain are
-the template's. Any other control token in the text came from a user, whatever a template or a
-normalizer did to it. The range of characters of a user's control token is encoded separately, as
-ordinary text. Finally, the control tokens of the result must be exactly the template's; otherwise
-the text is refused.
+The whole text is encoded at once. To find the control tokens that the template wrote, all
+characters that the template did not write are replaced by a letter that no control token contains;
+the control tokens that remain are the template's. Any other control token in the text came from a
+user, whatever a template or a normalizer did to it. The range of characters of a user's control
+token is encoded separately, as ordinary text. Finally, the control tokens of the result must be
+exactly the template's; otherwise the text is refused.
 """
 
 import functools
@@ -22,8 +22,8 @@ Span = tuple[int, int]
 
 _NOT_THE_TEMPLATES = re.compile(f"[^{TEMPLATE}]+")
 _ROUNDS = 16
-# Candidates for the replacement of characters, common ones first. The first one that no control
-# token contains is used.
+# Candidates for the replacement of characters, common ones first. The first candidate that no
+# control token contains is used.
 _LETTERS = "xzqjkvwyQZXJKVWY0123456789abcdefghilmnoprstuéжאあ한"
 _MARKS = "·¬§¶°~^%$*.,"
 
@@ -38,7 +38,7 @@ def encode_guarded(
       text: The text.
       origins: Who wrote each of its characters; see ``chat_templates.traced``.
       named: The source of the template. Tokens that are not special, such as ``<think>``, are
-        control tokens only if they are named in it, and the assistant may write them.
+        control tokens only if the template names them, and the assistant may write them.
 
     Returns:
       The ids and their ranges of characters; see ``Tokenizer.encode_with_offsets``.
@@ -95,7 +95,7 @@ def _separated(
     literal: Sequence[Span], wrong: Sequence[Found], wanted: set[Found], length: int
 ) -> list[Span]:
     """Adds ranges of ordinary text, so that no further control token is found."""
-    # If one of the template's tokens is missing, mark all text between them as ordinary.
+    # If one of the template's tokens is missing, mark all text between these tokens as ordinary.
     if not wrong:
         edges = [0, *(edge for one in sorted(wanted) for edge in one[:2]), length]
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]

@@ -31,7 +31,7 @@ from ..prompts.pattern import PromptPattern
 from ..sources.hash_split import Split
 
 KIND = "instructions"
-"""The kind of source that names such a file: ``instructions:tasks.toml``."""
+"""The kind of source that names a file of tasks: ``instructions:tasks.toml``."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InstructionTask(Checked):
       name: The name of the task, as in ``hold_out``.
       source: The source; see ``data.prompt_examples``.
       forms: The patterns, at least one; see ``data.PromptPattern``.
-      labels: Words to replace answers; an answer that is not a key stays.
+      labels: Words to replace answers; an answer that is not a key is unchanged.
     """
 
     name: str
@@ -69,7 +69,7 @@ class InstructionTask(Checked):
         words = {name: str(word) for name, word in self.labels.items()}
         for number, example in enumerate(prompt_examples(self.source, split)):
             location = f"{self.source} example {number + 1}"
-            # A hash draws the form, so that it does not depend on the examples before.
+            # A hash draws the form, so that the form does not depend on earlier examples.
             drawn = hashlib.blake2b(f"{seed} {self.name} {number}".encode(), digest_size=8)
             form = patterns[int.from_bytes(drawn.digest(), "big") % len(patterns)]
             missing = sorted({*form.fields} - example.fields.keys())
@@ -113,7 +113,7 @@ def read_instructions(path: str, split: Split) -> Iterator[tuple[str, Mapping[st
       DataError: The file is missing or malformed, or a source cannot be read.
     """
     file = Path(path).expanduser()
-    problem = f"{path} is not a file: name a file of TOML with [[tasks]]"
+    problem = f"{path} is not a file: name a TOML file with [[tasks]]"
     require(file.is_file(), problem, error=DataError)
     try:
         content = make_record(_TaskFile, tomllib.loads(file.read_text(encoding="utf-8")))

@@ -36,7 +36,7 @@ from .records import (
 from .rows import Row
 
 PROMPTS_PER_EPOCH = 1 << 16
-"""Prompts in an epoch of an endless source; every epoch has new ones."""
+"""The number of prompts in an epoch of an endless source; every epoch has new prompts."""
 _SAMPLED_PROMPTS = 256
 
 
@@ -168,7 +168,7 @@ class ListedPrompts:
 
 @dataclass(frozen=True)
 class ToyPrompts:
-    """The training prompts of a toy, new in every epoch."""
+    """The training prompts of a toy source; every epoch has new prompts."""
 
     toy: Toy
     tokenizer: Tokenizer
@@ -239,14 +239,15 @@ class PolicyData(ChatData[PromptRecord]):
 
     kind: ClassVar[str] = "policy"
 
-    _answer_length: ClassVar[int | None] = None  # of an instance; see with_answer_length
+    _answer_length: ClassVar[int | None] = None  # set by with_answer_length
 
     def with_answer_length(self, tokens: int) -> "PolicyData":
         """Returns the same data, whose prompts leave room for answers of this many tokens.
 
         Args:
-          tokens: The longest answer. Defaults to half of `length` if this method is not called.
-            ``dataclasses.replace`` drops it, because it copies only the settings.
+          tokens: The maximum number of tokens of an answer. Defaults to half of `length` if this
+            method is not called. ``dataclasses.replace`` drops this length, because it copies only
+            the settings.
         """
         # Not a field, because fields are the user's settings.
         bound = replace(self)
@@ -255,7 +256,7 @@ class PolicyData(ChatData[PromptRecord]):
 
     @property
     def prompt_length(self) -> int:
-        """The longest prompt in tokens, P."""
+        """The maximum number of tokens of a prompt, P."""
         longest_answer = max(self.length // 2, 1)
         return self.length - (self._answer_length or longest_answer)
 
@@ -268,7 +269,7 @@ class PolicyData(ChatData[PromptRecord]):
         return (record.context,)
 
     def texts(self) -> Texts:
-        """Returns the training prompts, or the documents of a toy."""
+        """Returns the training prompts, or the documents of a toy source."""
         toy = Toy.parse(self.source_name)
         return super().texts() if toy is None else Documents.of(toy.documents())
 
@@ -282,7 +283,7 @@ class PolicyData(ChatData[PromptRecord]):
         }
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the training prompts; a toy has endless ones."""
+        """Returns the training prompts; a toy source has endless prompts."""
         toy = Toy.parse(self.source_name)
         if toy is None:
             require_unmixed(self.source_name, "a policy")
@@ -304,7 +305,7 @@ class PolicyData(ChatData[PromptRecord]):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all prompts of a source, or the validation prompts of a toy."""
+        """Returns all prompts of a source, or the validation prompts of a toy source."""
         if Toy.parse(as_source(source)) is None:
             return super().whole_source(source, tokenizer, labels)
         return self.encode(self.read(source, "validation"), tokenizer, None)
@@ -312,7 +313,7 @@ class PolicyData(ChatData[PromptRecord]):
     def read(
         self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
     ) -> list[PromptRecord]:
-        """Reads all prompts of a source, or the validation prompts of a toy."""
+        """Reads all prompts of a source, or the validation prompts of a toy source."""
         toy = Toy.parse(as_source(source))
         if toy is None:
             return super().read(source, split, left_out)
@@ -321,7 +322,7 @@ class PolicyData(ChatData[PromptRecord]):
     def encode(
         self, records: Sequence[PromptRecord], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Returns the prompts that are short enough, with a note on the others."""
+        """Returns the prompts that are short enough, with a note on prompts that are left out."""
         del seed
         longest = self.prompt_length
         kept, notes = self.fitting(

@@ -33,12 +33,12 @@ class PairExamples(PickledByFields):
       chosen: The better text of each pair.
       rejected: The worse text of each pair.
       weights: The weight of each pair, float32 [n].
-      margins: How much better the chosen text is, float32 [n]. None if the data do not state it.
+      margins: How much better the chosen text is, float32 [n]. None if the data state no margins.
       length: The length of a sequence, T.
-      shifted: Whether there are labels, the token after each token, and a mask of the answer. Then
+      shifted: Whether a text has labels (the token after each token) and a mask of the answer. Then
         a text has up to T + 1 tokens, and the first T are inputs.
       reference_log_probs: The log-probability of each answer under a reference, in nats, float32
-        [n, 2]. None if the step computes them or needs none.
+        [n, 2]. None if the step computes these log-probabilities, or does not need them.
     """
 
     chosen: tuple[Encoded, ...]
@@ -86,7 +86,7 @@ class PreferenceData(ChatData[Preference]):
         return preferences(row, location)
 
     def demonstrations_of(self, record: Preference) -> tuple[Demonstration, ...]:
-        """Returns both texts."""
+        """Returns both texts of a pair."""
         return record.chosen, record.rejected
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
@@ -162,8 +162,8 @@ def _are_equal(chosen: Encoded, rejected: Encoded) -> bool:
 def _align_starts(*both: Encoded) -> None:
     """Makes the answers of both texts begin at the same token, as in TRL.
 
-    Without this they begin at different tokens if one text has a token that covers the border of
-    prompt and answer.
+    Otherwise the answers begin at different tokens if one text has a token that covers the border
+    of prompt and answer.
     """
     first = min(int(answer.argmax()) for _, answer in both)
     for _, answer in both:
@@ -213,14 +213,14 @@ class DPOData(PreferenceData):
     kind: ClassVar[str] = "dpo"
     shifted: ClassVar[bool] = True
 
-    _reference: ClassVar[ReferenceFn | None] = None  # of an instance; see with_reference
+    _reference: ClassVar[ReferenceFn | None] = None  # set by with_reference
 
     def with_reference(self, reference: ReferenceFn) -> "DPOData":
         """Returns the same data, whose examples have log-probabilities of a reference.
 
         Args:
-          reference: Computes them. ``dataclasses.replace`` drops it, because it copies only the
-            settings.
+          reference: The function that computes these log-probabilities. ``dataclasses.replace``
+            drops the reference, because it copies only the settings.
         """
         # Not a field, because fields are the user's settings.
         bound = dataclasses.replace(self)
@@ -228,7 +228,7 @@ class DPOData(PreferenceData):
         return bound
 
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
-        """Returns the tokens; the first is only an input, the last only a label."""
+        """Returns the tokens; the first token is only an input, and the last one only a label."""
         del tokenizer
         return np.asarray(encoded.ids, np.int32), np.asarray(encoded.answers)
 

@@ -12,11 +12,11 @@ keys                                                a record is
 ``chosen``, ``rejected``                            the same; the prompt is their common
                                                     beginning. Texts of ``\n\nHuman:`` and
                                                     ``\n\nAssistant:`` are dialogues (HH)
-``prompt``, ``ranked``                              answers, the best first; equal ones in a list
+``prompt``, ``ranked``                              answers, the best first; equals in a list
 ==================================================  ===========================================
 
-The first row of the table whose keys a record has applies. A field ``task`` names the task of a
-demonstration.
+If a record has the keys of several rows of the table, the first of these rows applies. A field
+``task`` names the task of a demonstration.
 """
 
 import itertools
@@ -164,7 +164,7 @@ class PromptedText:
 
     @property
     def opening(self) -> str:
-        """The prompt, or the text if there is none."""
+        """The prompt, or the text if there is no prompt."""
         return self.prompt or self.completion
 
 
@@ -188,7 +188,7 @@ class Preference:
       chosen: The prompt with the better answer.
       rejected: The prompt with the worse answer.
       weight: 1 / the number of pairs from the same ranking.
-      margin: How much better the chosen answer is; 0 if the data do not state it.
+      margin: How much better the chosen answer is; 0 if the data state no margin.
     """
 
     chosen: Demonstration
@@ -255,7 +255,7 @@ _FORMS: tuple[tuple[set[str], Callable[[Row, str], Demonstration]], ...] = (
     ),
     ({"instruction", "output"}, _alpaca),
 )
-"""The forms of demonstrations by their keys; the first one whose keys a record has applies."""
+"""The forms of demonstrations by their keys; the first form whose keys a record has is used."""
 
 
 def check_spelling(row: Row, name: str, location: str) -> None:
@@ -270,7 +270,7 @@ def check_spelling(row: Row, name: str, location: str) -> None:
 
 
 def preferences(row: Row, location: str) -> Iterator[Preference]:
-    """Reads the preferences of a record by its keys; a ranking gives several.
+    """Reads the preferences of a record by its keys; a ranking gives several preferences.
 
     Args:
       row: The record.
@@ -330,7 +330,7 @@ def _ranking(
 
 
 def _is_tie(rank: object) -> bool:
-    """Returns whether a rank holds several equal answers; a list of messages is one answer."""
+    """Returns whether a rank has several equal answers; a list of messages is one answer."""
     return isinstance(rank, list) and not (rank and all(isinstance(item, Mapping) for item in rank))
 
 
@@ -412,7 +412,7 @@ def _check_keys(value: Any, keys: set[str], name: str) -> None:
 
 
 def _tools(row: Row, location: str) -> tuple[Row, ...] | None:
-    """Returns the tools of a record; some data sets store them as JSON text."""
+    """Returns the tools of a record; some data sets store tools as JSON text."""
     check_spelling(row, "tools", location)
     tools = row.get("tools")
     if isinstance(tools, str):

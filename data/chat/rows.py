@@ -35,9 +35,9 @@ def read_rows(
 
     Args:
       source: ``jsonl:GLOB``, the name of a file of JSON lines, ``parquet:GLOB``, ``arrow:GLOB``,
-        ``tfds:NAME``, ``hf:NAME``, or a list of dicts; several of them joined by `` + ``; after
-        ``#?`` conditions on fields. The documents of other sources are records with the field
-        ``text``. ``instructions:FILE.toml`` makes conversations of labeled data, see
+        ``tfds:NAME``, ``hf:NAME``, or a list of dicts; `` + `` joins several sources, and
+        conditions on fields follow after ``#?``. The documents of other sources are records with
+        the field ``text``. ``instructions:FILE.toml`` makes conversations of labeled data, see
         ``instructions``; ``builtin:calculations`` has conversations with a tool.
       split: The split, for sources that have splits.
       left_out: Counts the records that do not satisfy the conditions.
@@ -58,7 +58,7 @@ def read_rows(
             if keeps(conditions, row, location, left_out):
                 empty = False
                 yield location, row
-    problem = f"no records in {name!r}: it is empty, or its conditions keep none"
+    problem = f"no records in {name!r}: it is empty, or no record fits its conditions"
     require(not empty, problem, error=DataError)
 
 

@@ -89,7 +89,7 @@ class SupervisedData(ChatData[Demonstration]):
     kind: ClassVar[str] = "supervised"
 
     learn: Literal["answers", "all"] = "answers"
-    """answers: learn what the assistant wrote, and the end of its turns. all: every token."""
+    """answers: learn what the assistant wrote, and the end of its turns. all: learn every token."""
     packing: Literal["first-fit", "none"] = "first-fit"
     """first-fit: demonstrations share a sequence without attending to each other. none: one
     demonstration per sequence."""
@@ -123,7 +123,7 @@ class SupervisedData(ChatData[Demonstration]):
     ) -> DataSplit:
         """Returns the demonstrations as sequences; see ``SupervisedExamples``.
 
-        Demonstrations longer than a sequence are left out. If they were truncated, they would teach
+        Demonstrations longer than a sequence are left out. Truncated demonstrations would teach
         answers without an end. If the chat template rewrites earlier turns, a conversation becomes
         several rows, each with the answers that its text keeps.
         """
@@ -133,8 +133,8 @@ class SupervisedData(ChatData[Demonstration]):
             rows = record.rows(tokenizer)
             require(
                 len(rows) == 1 or self.learn == "answers",
-                "the chat template rewrites earlier turns, and data.learn all would repeat them: "
-                "learn answers",
+                "the chat template rewrites earlier turns, and data.learn all would repeat "
+                "these turns: set data.learn answers",
                 error=DataError,
             )
             return rows

@@ -1,1 +1,1 @@
-"""Chat templates run in a sandbox, within bounds, and know who wrote each character."""
+"""Renders chat templates in a sandbox, within bounds, and records who wrote each character."""

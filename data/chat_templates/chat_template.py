@@ -1,8 +1,8 @@
 """Chat templates: a conversation as one text, byte for byte as transformers renders it.
 
-A template is an untrusted jinja2 program that comes with a model's files. It runs in a sandbox,
-within bounds, and reads only plain JSON data. Its output records which characters the template
-wrote and which came from its input; see ``chat_templates.traced``.
+A template is an untrusted jinja2 program that comes with a model's files. A template runs in a
+sandbox, within bounds, and reads only plain JSON data. Its output records which characters the
+template wrote and which came from its input; see ``chat_templates.traced``.
 """
 
 import re
@@ -53,12 +53,12 @@ WITH_TOOLS_FILE = f"{_MORE}/{_WITH_TOOLS}.jinja"
 _MARKER = re.compile(r"{%-?\s*generation\s*-?%}")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 """The roles of messages. A template may write them as a part of a control token."""
-# Names under which a model's reasoning is found; templates read the first or the second.
+# Fields that may contain a model's reasoning; a template reads the first or the second field.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class EndlessTemplateError(DataError):
-    """A chat template that exceeds its bounds, which makes every conversation fail."""
+    """A chat template exceeds its bounds, so that every conversation fails."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ChatTemplate:
         """Returns the text of a conversation.
 
         Args:
-          messages: The messages; a value that is not plain JSON becomes its type's name.
+          messages: The messages; the name of its type replaces a value that is not plain JSON.
           tools: JSON schemas of the functions that the assistant may call.
           documents: Documents to answer from, with ``title`` and ``text``.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
@@ -176,11 +176,11 @@ class ChatTemplate:
     ) -> tuple[RenderedChat, ...]:
         """Renders a conversation as one or more texts that keep all of its answers.
 
-        A template may mark answers with ``{% generation %}``. If it does not, an answer is the text
-        that an assistant's message adds to the text before it, without white space after its end
-        token. If the whole text keeps all answers, it is the only one. A template that rewrites
-        earlier turns, such as Qwen3's, which removes their reasoning, gives several texts: each
-        ends with an answer, and its other answers are those that it keeps.
+        A template may mark answers with ``{% generation %}``. Without these marks, an answer is the
+        text that an assistant's message adds to the text before it, without white space after its
+        end token. If the whole text keeps all answers, it is the only text. A template that
+        rewrites earlier turns (Qwen3's removes their reasoning) gives several texts. Each of these
+        texts ends with an answer, and includes the earlier answers that it keeps.
 
         Args:
           messages: The messages.
@@ -226,7 +226,7 @@ class ChatTemplate:
         after = following(before, self._run(messages[: number + 1], given))
         require(
             after.text.startswith(before.text),
-            f"the chat template rewrites what precedes message {number + 1}, so which part of it "
+            f"the chat template rewrites what precedes message {number + 1}, so the part that "
             "the assistant wrote is unknown: give a template that marks it by {% generation %} and "
             "{% endgeneration %}",
             error=DataError,
@@ -261,7 +261,8 @@ class ChatTemplate:
         token = MARKS.set(marks)
         try:
             traced = [self._traced(message, n) for n, message in enumerate(messages, start=1)]
-            # Special tokens count as the template's text, other variables as the user's.
+            # The template is the author of special tokens, and the user is the author of other
+            # variables.
             variables = {
                 **{name: Traced(text, TEMPLATE) for name, text in self.tokens.items()},
                 **{name: _plain(value, USER) for name, value in given.items()},
@@ -306,7 +307,7 @@ def check_role(role: object, location: str) -> None:
     """Checks the role of a message.
 
     Raises:
-      DataError: It is not in ``ROLES``.
+      DataError: The role is not in ``ROLES``.
     """
     require_one_of(f"{location}: the role", role, ROLES, error=DataError)
 
@@ -337,13 +338,13 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
     """Returns the chat template of a folder in the Hugging Face format; None if it has none.
 
     Raises:
-      DataError: A file cannot be read, or does not hold templates.
+      DataError: A file cannot be read, or contains no templates.
     """
     # The special tokens are in the same file as the templates of older folders.
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
     config = optional_object(path)
-    # A folder may have a default template and others by name.
+    # A folder may have a default template and further templates with names.
     named = _templates(config.get("chat_template"), path)
     # Separate files override tokenizer_config.json, which has the templates of older folders.
     if (file := folder / TEMPLATE_FILE).is_file():
@@ -374,7 +375,7 @@ def read_template(file: Path) -> str:
 
 
 def _templates(stored: object, path: Path) -> dict[str, str]:
-    """Returns the templates of ``tokenizer_config.json`` by name: one, or several named ones."""
+    """Returns the templates of ``tokenizer_config.json`` by name: one, or several with names."""
     if stored is None or isinstance(stored, str):
         return {} if stored is None else {_DEFAULT: stored}
     pairs: list[tuple[Any, Any]] = [(None, None)]
@@ -406,7 +407,7 @@ def _plain(value: object, by: str) -> Any:
 
     Args:
       value: The data.
-      by: Who wrote its strings.
+      by: The author of its strings.
     """
     if isinstance(value, str):
         return Traced(str.__str__(value), by)
@@ -435,7 +436,7 @@ def _size(value: object) -> int:
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Removes fields that are None, and gives the reasoning the names that templates read."""
     message = {key: value for key, value in message.items() if value is not None}
-    # The first name in the order of `_REASONING` counts.
+    # The first name in the order of `_REASONING` is used.
     found = [message[name] for name in _REASONING if name in message]
     if not found:
         return message

@@ -23,10 +23,10 @@ class RenderedChat:
 
 
 def following(before: RenderedChat, after: RenderedChat) -> RenderedChat:
-    """Returns the text before an answer and the answer, if the template rewrites what precedes it.
+    """Returns the prompt of an answer and the answer, if the template rewrites the prompt.
 
     The template of Mistral-7B-Instruct-v0.3 writes the system's text only where the user speaks
-    last. The answer is then what follows the end of the user's turn in `after`.
+    last. For such a template, the answer is the text after the end of the user's turn in `after`.
     """
     # The end of the user's turn is what the template writes after the last text of the user.
     closing = before.text[before.origins.rfind(USER) + 1 :]
@@ -43,7 +43,7 @@ def following(before: RenderedChat, after: RenderedChat) -> RenderedChat:
 
 
 def fewest_rows(whole: RenderedChat, turns: Mapping[int, RenderedChat]) -> Iterator[RenderedChat]:
-    """Yields the fewest texts that keep the answers of all turns.
+    """Yields as few texts as possible that keep the answers of all turns.
 
     Args:
       whole: The text of all messages.

@@ -34,8 +34,8 @@ from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
 
 V = TypeVar("V")
 _OLDEST_JINJA = (3, 1, 6)
-# Filters and methods whose result grows with a number. The number counts once, and once more for
-# each occurrence of the given string.
+# Filters and methods whose result grows with a number. The number is added to the count once, and
+# once more for each occurrence of the given string.
 _SIZED = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "batch", "slice", "wordwrap"), ""),
     **dict.fromkeys(("truncate", "round", "to_bytes"), ""),
@@ -75,7 +75,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace that refuses names that begin with an underscore, a way out of the sandbox."""
+    """A namespace that refuses names with a leading underscore, a way out of the sandbox."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
         self, args = args[0], args[1:]
@@ -94,7 +94,7 @@ def _check_name(name: object) -> None:
 
 
 class _Safe(Markup):
-    """The result of the filter ``safe``: it escapes strings that are added, and keeps origins."""
+    """The result of the filter ``safe``, which escapes added strings and keeps origins."""
 
     _by: str = ""
 
@@ -122,7 +122,7 @@ class _Code(jinja2.compiler.CodeGenerator):
         return self._literal("".join(group))
 
     def _literal(self, text: str) -> str:
-        # The compiled code can hold only plain strings, so it refers to traced ones by index.
+        # The compiled code can contain only plain strings, so it refers to traced strings by index.
         literals = self.environment.literals  # pyright: ignore
         literals.append(Traced(text, TEMPLATE))
         return f"environment.literals[{len(literals) - 1}]"
@@ -178,7 +178,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {
             name: self._traced(name, own.get(name, used)) for name, used in self.filters.items()
         }
-        # Templates do not need these two, whose results may be large.
+        # Templates do not need `urlize` and `lipsum`, whose results may be large.
         del self.filters["urlize"], self.globals["lipsum"]
         self.globals.update(
             raise_exception=_refuse, strftime_now=_now, dict=_Dict(), namespace=_Namespace
@@ -191,7 +191,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for loop in list(parsed.find_all(nodes.For)):
             step = nodes.EnvironmentAttribute("step", lineno=loop.lineno)
             loop.body.insert(0, nodes.ExprStmt(step, lineno=loop.lineno))
-            # Items that the loop's condition rejects count as well.
+            # Items that the loop's condition rejects are counted as well.
             if loop.test is not None:
                 loop.test = nodes.And(step, loop.test, lineno=loop.lineno)
         return parsed
@@ -227,7 +227,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             for one, times in ((left, right), (right, left)):
                 if isinstance(one, list | tuple) and isinstance(times, int):
                     spend(max(times, 0) * len(one))
-        if isinstance(left, Markup) or isinstance(right, Markup):  # it escapes the other
+        if isinstance(left, Markup) or isinstance(right, Markup):  # Markup escapes the other
             left, right = (str.__str__(x) if isinstance(x, Traced) else x for x in (left, right))
         made = super().call_binop(context, operator, left, right)  # pyright: ignore
         return self._adopted(made, left, right)

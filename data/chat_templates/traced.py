@@ -1,9 +1,9 @@
 """Strings that record who wrote each character, through all operations of a template.
 
 A template is a program: it trims, splits, joins and lowercases what it is given, and writes control
-tokens by name. Whether ``<|im_end|>`` in its output is the template's or a user's can only be known
-if every string carries its origins through all of that. A string that loses its origins has an
-unknown origin and never counts as the template's.
+tokens by name. Whether the template or a user wrote an ``<|im_end|>`` of the output is only known
+if every string keeps its origins through all operations. A string that loses its origins has an
+unknown origin, and is never trusted as the template's.
 """
 
 import functools
@@ -27,7 +27,7 @@ _CONVERSION = re.compile(
 class Traced(str):
     """A string with the origin of each character, a letter in a second string.
 
-    In everything else it behaves like an ordinary string.
+    In all other respects, a traced string behaves like an ordinary string.
     """
 
     __slots__ = ("_by",)
@@ -38,7 +38,8 @@ class Traced(str):
 
         Args:
           text: The text.
-          by: The origin of each character, or one letter for all. If None, it is unknown.
+          by: The origin of each character, or one letter for all characters. If None, the origin is
+              unknown.
         """
         made = super().__new__(cls, text)
         made._by = (UNKNOWN if by is None else by) * len(text) if by is None or len(by) == 1 else by
@@ -271,8 +272,8 @@ def _filled(pattern: str, values: Any) -> Traced:
         spend(characters=abs(value) if isinstance(value, int) else 0)
     for size in re.findall(r"\d+", pattern):
         spend(characters=int(size))
-    # Python makes the text. The parts only serve to find the origins, which are kept if the parts
-    # give the same text.
+    # Python makes the text. The parts only give the origins, which are kept if the parts
+    # form the same text.
     text = str.__mod__(str.__str__(pattern), values)
     parts: list[str] = []
     end = 0
@@ -330,14 +331,14 @@ class _Notation:
     sort_keys: bool = False
 
     def line(self, depth: int) -> str:
-        """Returns the start of a line."""
+        """Returns the line break and the indentation before a line."""
         return "" if self.indent is None else "\n" + self.indent * depth
 
 
 def _pieces(value: Any, notation: _Notation, depth: int = 0) -> Iterator[str]:
     """Yields the pieces of a value; strings keep their origins.
 
-    Brackets, commas and numbers count as the user's, so they never form a control token.
+    The user is the author of brackets, commas and numbers, so they never form a control token.
     """
     spend()
     if isinstance(value, str):

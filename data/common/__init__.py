@@ -1,1 +1,1 @@
-"""Shared by all three packages: errors, files, JSON, lazy names, lines of progress."""
+"""Contains what all three packages share: errors, files, JSON, lazy names, lines of progress."""

@@ -1,8 +1,8 @@
 """Atomic writes: a file or folder appears complete or not at all.
 
 Everything is written next to its final path and then renamed. A crash leaves no partial
-result under the final name. If two processes do the same work, one wins and the other's copy is
-deleted; both are equal, because the name is a hash of the content.
+result under the final name. If two processes do the same work, the first copy is kept and the
+second is deleted; both copies are equal, because the name is a hash of the content.
 """
 
 import contextlib
@@ -79,19 +79,19 @@ def check_output_path(path: Path, made_from: str) -> None:
     # Compare the files, not the paths, to recognize links.
     files = input_files(made_from)
     same = path.exists() and any(isinstance(x, Path) and path.samefile(x) for x in files)
-    problem = f"output {path} is the input, which it would replace: name another"
+    problem = f"output {path} is the input, which it would replace: name another file"
     require(not same, problem, DataError)
 
 
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Makes a folder atomically; keeps an existing one that is not empty.
+    """Makes a folder atomically; keeps an existing folder that is not empty.
 
-    An empty folder is replaced. If a disk is mounted there, the folder cannot be replaced, and its
-    parts appear one by one, `config.json` last.
+    An empty folder is replaced. If a disk is mounted at the path, the folder cannot be replaced,
+    and its parts appear one by one, `config.json` last.
 
     Args:
       path: The final path; missing parent folders are made.
-      fill: Called with an empty folder to write into, unless ``path`` holds something.
+      fill: Writes the content into an empty folder. Not called if ``path`` is not empty.
 
     Returns:
       ``path``, which now exists and is complete.
@@ -134,14 +134,14 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Makes a folder atomically at a path that is free or an empty folder.
+    """Makes a folder atomically at a path that does not exist or is an empty folder.
 
     Args:
         path: The final path; missing parent folders are made.
-        fill: Called with an empty folder to write into.
+        fill: Writes the content into an empty folder.
 
     Raises:
-        DataError: The path holds something, or cannot be written.
+        DataError: The path is not empty, or cannot be written.
     """
     is_free = path.is_dir() or not path.exists()
     is_free = is_free and not _is_nonempty(path.resolve())
@@ -151,9 +151,9 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _is_nonempty(folder: Path) -> bool:
-    """Returns whether a folder holds more than temporary folders of `build_folder`.
+    """Returns whether a folder contains more than temporary folders of `build_folder`.
 
-    On a mounted disk it may hold the temporary folder of another or a killed process.
+    A mounted disk may contain the temporary folder of another process, or of a killed process.
     """
     return folder.is_dir() and any(
         not made.name.startswith(f".{folder.name}.") for made in folder.iterdir()

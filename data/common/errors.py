@@ -71,7 +71,7 @@ def check_whole(name: str, value: object) -> None:
     """Checks that a value is an integer of Python or numpy, and neither a bool nor a float.
 
     Raises:
-      UserError: The value is of another kind.
+      UserError: The value is not an integer.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name} {value!r} must be a whole number")

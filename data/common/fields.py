@@ -1,12 +1,12 @@
 """Configuration fields that declare their range: `beta1: Rate = 0.9`.
 
 A dataclass that derives from `Checked` checks every field against its type when it is made. The
-same declaration makes the message ("beta1 must be at least 0 and below 1, got 1.0"), the check of a
-command line's option, and its line of `--help`. Only relations between fields remain code, in
-`__post_init__` after `super().__post_init__()`; `require` and `require_default` state them.
+same declaration determines the error message ("beta1 must be at least 0 and below 1, got 1.0"), the
+check of the command-line option, and the line of `--help`. Only relations between fields need code,
+in `__post_init__` after `super().__post_init__()`; `require` and `require_default` check relations.
 
-Values that are not fields: `check_value("steps", steps, PositiveInt)` checks an argument, and
-`require_one_of("preset", name, PRESETS)` a name that must be in a table.
+For values that are not fields, `check_value("steps", steps, PositiveInt)` checks an argument, and
+`require_one_of("preset", name, PRESETS)` checks a name that must be in a table.
 """
 
 import ast
@@ -103,7 +103,7 @@ class FieldError(UserError):
 class Checked:
     """Base class of dataclasses whose fields are checked against their types.
 
-    Lists, as JSON has them, become tuples, and numbers of numpy become numbers of Python.
+    Lists, as in JSON, become tuples, and numbers of numpy become numbers of Python.
 
     Raises:
       FieldError: A field has a value of another type, or out of its range.
@@ -147,8 +147,8 @@ def check_value(name: str, value: object, hint: object) -> None:
 def expectation(value: Any, hint: object) -> str:
     """Returns what a value of a type must be: "above 0", "a whole number"; "" if it is valid.
 
-    An integer is also a float, and a list also a tuple; a Boolean is not a number. A type that this
-    file does not know accepts every value.
+    An integer is accepted as a float, and a list as a tuple; a Boolean is not a number. A type that
+    this file does not know accepts every value.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -222,10 +222,11 @@ def require_one_of(
 ) -> None:
     """Checks that a value is one of the choices: `require_one_of("preset", preset, PRESETS)`.
 
-    If there are more than a dozen choices, the message shows only those that are like the value.
+    If there are more than a dozen choices, the message shows only choices that are similar to the
+    value.
 
     Args:
-      name: What the user has set, as they write it: "--preset", "FILE: role".
+      name: The setting, as the user writes it: "--preset", "FILE: role".
       value: The value.
       choices: The valid values, such as a tuple or the keys of a table.
       error: The exception to raise.
@@ -250,7 +251,7 @@ def require_default(record: object, names: Iterable[str], problem: str) -> None:
     Args:
       record: The dataclass.
       names: The fields.
-      problem: Why they have no effect: "requires grpo, got ppo".
+      problem: Why the fields have no effect: "requires grpo, got ppo".
 
     Raises:
       FieldError: A field has another value.
@@ -266,14 +267,14 @@ def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") ->
 
     Args:
       cls: The dataclass, which derives from `Checked`.
-      fields: Its fields by name, as JSON has them; a nested dataclass is an object.
+      fields: Its fields by name, as in JSON; a nested dataclass is an object.
       prefix: The text before the names in messages: "optimizer.".
 
     Raises:
       UserError: A field is unknown or missing, or a value is not of its type or range.
     """
     known = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
-    # Name unknown fields first: a misspelled field is also a missing one.
+    # Report unknown fields first, because a misspelled field is also a missing field.
     for name in sorted(fields.keys() - known):
         raise UserError(f"unknown field {prefix}{name}")
     for name, field in known.items():
@@ -308,10 +309,10 @@ class Description:
 
     Attributes:
       name: The field, in a nested configuration with a dot: `optimizer.beta1`.
-      hint: Its type.
-      default: Its value in the configuration that is described.
-      range: The numbers that it accepts: "at least 0 and below 1"; "" if it declares none.
-      text: The docstring below it, as one line.
+      hint: The type of the field.
+      default: The value of the field in the configuration that is described.
+      range: The numbers that the field accepts: "at least 0 and below 1"; "" if it has no range.
+      text: The docstring below the field, as one line.
     """
 
     name: str
@@ -328,12 +329,13 @@ def describe(
     nested: Mapping[str, Callable[[], object]] = {},
     with_text: bool = True,
 ) -> Iterator[Description]:
-    """Describes each field of a configuration and of nested ones.
+    """Describes each field of a configuration and of its nested configurations.
 
     Args:
       record: A dataclass instance.
       prefix: The text before the names.
-      nested: Name of a field that is None → makes a configuration to describe instead of it.
+      nested: Name of a field that is None → function that makes a configuration to describe
+          instead.
       with_text: Whether to read the docstrings from the source code, which takes time.
     """
     # Annotations may be strings; resolve them and keep their ranges.
@@ -351,7 +353,7 @@ def describe(
 
 
 def range_of(hint: object) -> str:
-    """Returns the range that a type declares, as text: "above 0"; "" without one."""
+    """Returns the range that a type declares, as text: "above 0"; "" if it declares none."""
     if get_origin(hint) is Annotated:
         return ", ".join(str(x) for x in get_args(hint)[1:] if isinstance(x, Range | Suffix))
     # A type such as a union or a tuple shows the ranges of its parts.

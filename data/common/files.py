@@ -1,4 +1,4 @@
-r"""Text files, found by name or glob, and their lines, in order and without omissions.
+r"""Finds text files by name or glob, and reads their lines in order and without omissions.
 
 Files whose names end in ``.gz`` are decompressed while they are read; ``**`` in a glob matches
 any depth. Lines end at ``\n`` only: other Unicode line separators are ordinary characters. URLs
@@ -46,7 +46,7 @@ def input_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
 
 
 def input_files(path: str) -> list[File]:
-    """Returns the files that a user names; none for standard input.
+    """Returns the files that a user names; no files for standard input.
 
     Raises:
       DataError: See ``matching_files``.
@@ -70,7 +70,7 @@ def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
     """Reads the lines of a file of texts; see ``input_lines``.
 
     Raises:
-      DataError: The file's name says that it has JSON lines; see also ``input_lines``.
+      DataError: The ending of the file's name is that of JSON lines; see also ``input_lines``.
     """
     has_json = path.removesuffix(".gz").endswith(".jsonl")
     problem = f"{path} has JSON lines, but each line must be a text: write only the texts to a file"
@@ -139,7 +139,7 @@ def absolute(file: File) -> File:
 
 
 def identity(file: File) -> tuple[object, ...]:
-    """Returns what changes with the content of a file: its size, and its time or version.
+    """Returns values that change with the content of a file: its size, and its time or version.
 
     Raises:
       DataError: The file cannot be read.
@@ -156,7 +156,7 @@ def named_file(name: str) -> File:
 
 
 def path_inside(folder: Path, name: object) -> Path | None:
-    """Returns the path that a file in a folder names, or None if it may be outside of it.
+    """Returns the path that a file in a folder names, or None if it may be outside of the folder.
 
     A downloaded folder may name any path, such as `../../secret`. A valid path is relative, has no
     `..`, and follows no link out of the folder, except to the `blobs` of the Hugging Face hub's

@@ -52,7 +52,7 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
         if name not in row:
             seen = ", ".join(row) or "none"
             raise DataError(
-                f"{location} has no field {name!r}: its fields are {seen}; name others after a #"
+                f"{location} has no field {name!r}: its fields are {seen}; give others after a #"
             )
         _check_encodable(row[name], f"{location} field {name!r}")
     return row[field] if field in row else [row[name] for name in names]

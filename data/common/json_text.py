@@ -37,7 +37,7 @@ def to_json(value: object, *, indent: int | None = None, sort_keys: bool = False
     """Formats a value as JSON.
 
     Raises:
-        UserError: A number in it is NaN or infinite, which JSON cannot express.
+        UserError: A number in the value is NaN or infinite, which JSON cannot express.
     """
     # `ensure_ascii=False` keeps text readable; NaN would not be JSON.
     try:
@@ -63,10 +63,10 @@ def parse_object(
 
 
 def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
-    """Reads a file that holds one JSON object.
+    """Reads a file that contains one JSON object.
 
     Raises:
-      UserError: The file cannot be read, or does not hold a JSON object.
+      UserError: The file cannot be read, or does not contain a JSON object.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -76,9 +76,9 @@ def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
 
 
 def optional_object(file: Path) -> dict[str, Any]:
-    """Reads a file that holds one JSON object; a missing file is an empty object.
+    """Reads a file that contains one JSON object; a missing file is an empty object.
 
     Raises:
-      DataError: The file cannot be read, or does not hold a JSON object.
+      DataError: The file cannot be read, or does not contain a JSON object.
     """
     return dict(read_object(file, DataError)) if file.is_file() else {}

@@ -41,7 +41,7 @@ def attach_stub(
 
 
 class LazyRecords(MutableMapping[str, Record]):
-    """Records by name. A record is loaded when it is looked up; listing the names loads none."""
+    """Records by name. Looking up a record loads it; listing the names loads no record."""
 
     def __init__(self, loaders: Mapping[str, Callable[[], Record]]) -> None:
         """Creates the mapping.

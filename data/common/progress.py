@@ -1,6 +1,6 @@
 """The progress display of a training run: one bar, and one line per event.
 
-In a file or a pipe, where no bar can be drawn, it prints a line from time to time.
+In a file or a pipe, where no bar can be drawn, the display prints a line from time to time.
 """
 
 import sys
@@ -29,8 +29,8 @@ TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
 SECONDS_BETWEEN_LINES = 60.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
-"""For notebooks, which keep each drawing of a bar as output. Terminals draw ten times per second.
-"""
+"""Seconds between drawings in a notebook, which keeps each drawing of a bar as output. A terminal
+draws ten times per second."""
 
 
 class Progress:
@@ -70,7 +70,8 @@ class Progress:
         """Shows how many of `total` things are done, and tokens per second.
 
         Yields:
-            A function to call with the number of further things done and of their tokens.
+            A function that takes the number of things done since the last call, and the number of
+            their tokens.
         """
         bar = self._drawn(self._columns(what, total))
         task = bar.add_task(what, total=total, speed="–")

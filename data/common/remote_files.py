@@ -71,7 +71,7 @@ class RemoteFile:
 
 
 def matching_urls(pattern: str) -> list[RemoteFile]:
-    """Returns the files that match a URL or a glob, sorted; none if there are none.
+    """Returns the files that match a URL or a glob, sorted; the list may be empty.
 
     Raises:
       DataError: The store cannot be read, or the package of its protocol is missing.
@@ -97,7 +97,7 @@ def is_remote_folder(url: str) -> bool:
 
 
 def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
-    # Import late, because local files do not need it.
+    # Import late, because local files do not need fsspec.
     import fsspec
     from fsspec.registry import known_implementations
 
@@ -120,7 +120,7 @@ def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
 
 @contextlib.contextmanager
 def _named(url: str) -> Iterator[None]:
-    """Names the URL in the errors of a store, whose packages raise exceptions of many types."""
+    """Adds the URL to the errors of a store, whose packages raise exceptions of many types."""
     try:
         yield
     except DataError:

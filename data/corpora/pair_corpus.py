@@ -98,7 +98,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
     """Returns the id of the token that ends a text.
 
     Raises:
-      DataError: The vocabulary has none.
+      DataError: The vocabulary has no such token.
     """
     end = tokenizer.special_ids.eos
     if end is None:
@@ -123,7 +123,7 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
     with TokenWriter(folder, vocab_size) as tokens:
         for chunk in chunks(text, lambda pair: len(pair.source) + len(pair.target)):
             columns = [pair.source for pair in chunk], [pair.target for pair in chunk]
-            # Some tokenizers give tokens for white space; a blank side must have none.
+            # Some tokenizers give tokens for white space; a blank side must have no tokens.
             encoded = [
                 side.encode_batch([text if text.strip() else "" for text in column])
                 for side, column in zip(sides, columns, strict=True)

@@ -1,7 +1,7 @@
 """Sentence splitting: at line breaks, or by rules.
 
-The rules come from ``sentencex`` of the Wikimedia Foundation and cover some 300 languages. They are
-fast, need no downloaded model, and handle abbreviations and quotations.
+The rules come from ``sentencex`` of the Wikimedia Foundation and cover some 300 languages. The
+rules are fast, need no downloaded model, and handle abbreviations and quotations.
 """
 
 import importlib
@@ -25,18 +25,18 @@ def splitter(language: str) -> str:
 def split_sentences(text: str, language: str = "en") -> list[str]:
     """Splits running text into sentences.
 
-    A blank line ends a sentence. A line break inside a paragraph does not; like all other white
-    space it becomes a single space.
+    A blank line ends a sentence. A line break inside a paragraph does not end a sentence; like all
+    white space, it becomes a single space.
 
     Args:
       text: One document.
-      language: The code of its language, such as ``en`` or ``de``. A language without rules uses
+      language: The code of the language, such as ``en`` or ``de``. A language without rules uses
         the rules of a related language.
 
     Returns:
       The sentences, stripped of white space; none is empty.
     """
-    # Import on use, because the library loads 4 MB of rules. It has no type annotations.
+    # Import on use, because the library loads 4 MB of rules. The library has no type annotations.
     segment: Any = importlib.import_module("sentencex").segment
     # Join the lines of a paragraph first, so that a line break does not end a sentence.
     paragraphs = (" ".join(paragraph.split()) for paragraph in _BLANK_LINE.split(text))

@@ -1,9 +1,9 @@
 """A tokenized split on disk, as memory-mapped flat arrays.
 
-A document is stored as ``s = [bos] + tokens + [eos]``; a tokenizer without BOS or EOS omits it. It
-has ``len(s) - 1`` **target tokens**: target ``k`` is the label ``s[k + 1]`` of the input ``s[k]``.
-No label comes from another document, and every token, including the first and EOS, is predicted
-exactly once. Packing counts target tokens.
+A document is stored as ``s = [bos] + tokens + [eos]``; a tokenizer without BOS or EOS omits this
+token. A document has ``len(s) - 1`` **target tokens**: target ``k`` is the label ``s[k + 1]`` of
+the input ``s[k]``. No label comes from another document, and every token, including the first and
+EOS, is predicted exactly once. Packing counts target tokens.
 """
 
 import hashlib
@@ -122,7 +122,7 @@ class TokenCorpus(CorpusFolder):
     @cached_property
     def target_starts(self) -> np.ndarray:
         """The first target token of each document, int64 [num_documents]."""
-        # Each document has one target token less than tokens.
+        # A document of n tokens has n - 1 target tokens.
         return self.document_starts - np.arange(self.num_documents)
 
     @cached_property
@@ -148,7 +148,8 @@ def build_corpus(
 
     Args:
       documents: The texts of one split, which are read once, in chunks.
-      tokenizer: The tokenizer; the cache key is its fingerprint and that of the documents.
+      tokenizer: The tokenizer; the cache key is its fingerprint and the fingerprint of the
+          documents.
       folder: The cache; the corpus is a folder inside it.
 
     Returns:
@@ -251,7 +252,7 @@ class TokenWriter:
 
     Attributes:
       position: The number of tokens written so far.
-      num_unknown: The number of unknown tokens among them.
+      num_unknown: The number of unknown tokens written so far.
     """
 
     def __init__(self, folder: Path, vocab_size: int, unknown: int | None = None) -> None:
@@ -260,7 +261,7 @@ class TokenWriter:
         Args:
           folder: The folder of the corpus.
           vocab_size: The size of the vocabulary; every token is smaller.
-          unknown: The id of the unknown token, which is counted; None counts nothing.
+          unknown: The id of the unknown token, which is counted. If None, no token is counted.
         """
         self._raw = folder / "tokens.raw"
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
@@ -273,7 +274,7 @@ class TokenWriter:
         return self
 
     def append(self, ids: Sequence[int]) -> int:
-        """Appends tokens and returns the position of the first."""
+        """Appends tokens and returns the position of the first token."""
         self._file.write(np.asarray(ids, self._dtype).tobytes())
         self.num_unknown += 0 if self._unknown is None else list(ids).count(self._unknown)
         self.position += len(ids)
