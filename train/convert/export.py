@@ -116,7 +116,7 @@ def export_model(
             predicts masked tokens, instead of the model.
 
     Returns:
-        Notes on the exported model, one line each.
+        Notes about the exported model; each note is one line.
 
     Raises:
         FileNotFoundError: `source` does not exist, or does not have the checkpoint.
@@ -127,14 +127,14 @@ def export_model(
     check_not_existing(output)
     # Adapters are exported without the parameters of their base.
     if form == "peft":
-        require(not generator, "generator is for the parameters of a run, not for form peft")
+        require(not generator, "generator applies to the parameters of a run, not to the form peft")
         require(
             dtype == "float32",
             f"adapters are written in float32, not {dtype}: leave the dtype out",
             error=RunError,
         )
         return _write_peft(folder, output, step=step, base=base, ema=ema)
-    require(base is None, f"base {base!r} is for the form peft, not for {form}: leave it out")
+    require(base is None, f"base {base!r} applies to the form peft, not to {form}: leave base out")
     config, tokenizer = open_run(folder)
     step = chosen_step(folder, step)
     model, params = load_finite(folder, step=step, ema=ema)
@@ -178,7 +178,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     head = exported.config.model.head
     embedding = read_embedding_settings(exported.folder)
     is_embedder = head == "none" or (embedding is not None and not HEADS[head].needs_labels)
-    # Without explicit settings sentence-transformers would pool the last token of a causal model.
+    # Without explicit settings, sentence-transformers would pool the last token of a causal model.
     if embedding is None and head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     classifies = head == "sequence_classification"
@@ -186,14 +186,14 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     settings = FolderSettings(
         dtype=exported.dtype,
         file_bytes=exported.file_bytes,
-        # The generation settings that were imported with the model.
+        # Export the generation settings that were imported with the model.
         generation=generation_defaults(exported.folder),
         problem_type=PROBLEM_TYPES.get(data.label_target or "") if classifies else None,
         embedding=embedding,
         scoring=scoring,
         sparse=read_sparse_settings(exported.folder),
     )
-    # The class of sentence-transformers that loads the export, if there is one.
+    # Find the class of sentence-transformers that loads the export, if any.
     library = "SentenceTransformer" if is_embedder else None
     library = library if scoring is None else "CrossEncoder"
     library = library if settings.sparse is None else "SparseEncoder"
@@ -250,12 +250,12 @@ def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
     names = ", ".join(f"{name}=…" for name in input_names(config))
     note = (
         "run it with jax.export.deserialize(bytearray(open('forward.stablehlo', 'rb').read()))"
-        f".call(params, {names}): params as safetensors.numpy.load_file reads them, all others "
-        f"int32, of at most {config.max_length} tokens"
+        f".call(params, {names}): params are the arrays that safetensors.numpy.load_file reads; "
+        f"all other inputs are int32 arrays of at most {config.max_length} tokens"
     )
 
     def fill(folder: Path) -> None:
-        # The parameters are an argument of the program, so they have a separate file.
+        # The parameters are an argument of the program, so write them to a separate file.
         (folder / "forward.stablehlo").write_bytes(program)
         _write_safetensors(exported, folder / "params.safetensors")
         (folder / FILE).write_text(f"# {output.name}\n\n{note}\n", encoding="utf-8")
@@ -273,7 +273,9 @@ def _write_peft(
     # This rejects a model that transformers lacks before anything is written.
     mapping_of(run.model.config).config_to_hf(run.model.config)
     name = _base_name(run) if base is None else _checked_base(base, run)
-    remedy = f"flaxzoo export {run.base.folder} FOLDER makes it, and --base FOLDER names it"
+    remedy = (
+        f"flaxzoo export {run.base.folder} FOLDER creates this base, and --base FOLDER names it"
+    )
     number = count_parameters(run.trained)
     notes = [
         f"{number:,} parameters; peft loads them onto their base in the Hugging Face format: "
@@ -302,7 +304,7 @@ def _write_peft(
 
 
 def _base_name(run: AdapterRun) -> str | None:
-    """Returns the name or folder of the base in the Hugging Face format, if it is known."""
+    """Returns the name or the folder of the base in the Hugging Face format, or None if unknown."""
     base = Path(run.base.folder)
     if not (base / CONFIG_FILE).is_file() or is_foreign(read_fields(base)):
         return run.base.folder
@@ -319,15 +321,15 @@ def _checked_base(base: str, run: AdapterRun) -> str:
     require(
         is_foreign(read_fields(file.parent)),
         f"base {base} is a run folder, which peft does not load: flaxzoo export {base} FOLDER "
-        "makes a folder that it loads",
+        "makes a folder that peft loads",
         error=RunError,
     )
     found, own = model_config(file.parent), run.model.config
     for size in ("num_layers", "d_model", "vocab_size"):
         require(
             getattr(found, size) == getattr(own, size),
-            f"base {base} has {size} {getattr(found, size)}, and the adapters are for a model with "
-            f"{getattr(own, size)}: name their own base",
+            f"base {base} has {size} {getattr(found, size)}, but the adapters need "
+            f"{getattr(own, size)}: name the base of the adapters",
             error=RunError,
         )
     return base
@@ -338,11 +340,12 @@ def _write_its_tokenizer(folder: Path, run: AdapterRun, tokenizer: Tokenizer) ->
     config, size = run.model.config, tokenizer.target.vocab_size
     paths = (*run.lora.whole, *(x.path for x in run.lora.maps))
     resized = [path for path in paths if path.startswith(("token_embedding", "head/"))]
-    # AutoPeftModel gives the base as many embeddings as the tokenizer has tokens.
+    # AutoPeftModel resizes the embeddings of the base to the number of tokens of the tokenizer.
     if size != config.vocab_size and resized:
         return (
-            f"without a tokenizer, because peft would cut the {config.vocab_size:,} embeddings of "
-            f"the base to its {size:,} tokens, and {resized[0]} is trained: take the base's"
+            f"exported without a tokenizer, because peft would cut the {config.vocab_size:,} "
+            f"embeddings of the base to {size:,} tokens, but {resized[0]} is trained: use the "
+            "tokenizer of the base"
         )
     return write_tokenizer(folder, config, tokenizer)
 

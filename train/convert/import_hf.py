@@ -39,7 +39,8 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         source: A folder with `config.json`, safetensors and the tokenizer's files, a folder with a
           PEFT adapter, which is merged into its base, or a name on the hub.
         output: The folder to create, completely or not at all.
-        base: For an adapter, the folder or name of its base. Defaults to the one that it names.
+        base: For an adapter, the folder or name of its base. Defaults to the base that the adapter
+          names.
 
     Returns:
         A description of the model, in one line.
@@ -62,7 +63,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         if (adapted / TOKENIZER_FILE).is_file():
             tokenizer = load_tokenizer(adapted)
             check_vocabulary(tokenizer, tuned, f"the tokenizer of {adapted}")
-        # If the base is a run with adapters, they are merged as well.
+        # If the base is a run with adapters, these adapters are merged as well.
         config = dataclasses.replace(config, lora=None)
         config = config if tuned == config.model else config_of_model(tuned)
     else:
@@ -77,7 +78,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     train = to_dict(config)
     origin = str(adapted.resolve() if Path(source).exists() else source)
     fields: JsonObject = {"model": train.pop("model"), "train": train, IMPORTED_FROM: origin}
-    # Reading these settings rejects unsupported ones before the parameters are loaded.
+    # Reading these settings rejects unsupported settings before the parameters are loaded.
     beam_search_defaults(folder, tokenizer)
     settings = generation_defaults(folder)
     if settings is not None and HEADS[config.model.head].generates:

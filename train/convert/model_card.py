@@ -81,11 +81,11 @@ def model_card(
 
     Args:
         name: The name of the model.
-        config: The configuration of the run that trained it.
-        stored_fields: The `config.json` of its folder.
-        folder: The folder, whose `metrics.jsonl` contains its scores.
+        config: The configuration of the run that trained the model.
+        stored_fields: The `config.json` of the model's folder.
+        folder: The model's folder, whose `metrics.jsonl` contains the scores.
         step: The exported checkpoint, or None if flaxzoo did not train the model.
-        num_parameters: The number of its parameters.
+        num_parameters: The number of the model's parameters.
         sentence_class: The class of sentence-transformers that loads the export; a key of
           `USAGES`, or None.
         notes: Further notes, one line each.
@@ -108,7 +108,7 @@ def model_card(
         *(f"{note}\n" for note in notes),
         *([] if usage is None else [usage.example.format(name)]),
     ]
-    # Imported and saved models have no run of flaxzoo to describe.
+    # Imported and saved models have no training run to describe.
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
         custom = stored_fields.get(CUSTOM)
         own = custom if isinstance(custom, dict) else {}
@@ -175,7 +175,7 @@ def _scores(folder: Path, step: int | None) -> str:
     rows = read_metrics(folder, "validation")
     row = next((row for row in reversed(rows) if row["step"] == step), None)
     if row is None:
-        return "## Scores\n\nThe run folder has none of this checkpoint.\n"
+        return "## Scores\n\nThe run folder has no scores of this checkpoint.\n"
     scores = {name: x for name, x in row.items() if name not in ("step", "split")}
     return f"## Scores\n\nOn the validation data, at step {step}:\n\n" + _table(scores)
 

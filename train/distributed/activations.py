@@ -1,7 +1,7 @@
 """The division of layers and attention kernels over the devices of a mesh.
 
-Models are independent of the mesh. Their `apply` is wrapped here to intercept the calls of a class
-of modules (`around`).
+Models are independent of the mesh. `around` wraps the `apply` of a model to intercept the calls of
+a class of modules.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,8 @@ Around = Callable[[Apply, Args, Kwargs, Any], object]
 def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply:
     """Wraps a model's `apply` to run a function around each call of the modules of a class.
 
-    Code within a `shard_map` over all axes already runs per device, so it is not changed.
+    Code within a `shard_map` over all axes already runs per device, so `around` does not change
+    such code.
     """
 
     def interceptor(
@@ -58,9 +59,10 @@ def current(mesh: Mesh) -> Mesh | AbstractMesh:
 def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     """Wraps a model's `apply` to keep the residual stream sharded by sequence around each layer.
 
-    Without the constraint the compiler follows the parameters, whose width is sharded over `fsdp`:
-    each device would compute attention for all sequences, and each layer would exchange sums of
-    full activations. With it, the compiler gathers a layer's parameters when they are used.
+    Without this sharding constraint, the compiler follows the parameters, whose width is sharded
+    over `fsdp`: each device would compute attention for all sequences, and each layer would
+    exchange sums of full activations. With the constraint, the compiler gathers a layer's
+    parameters when they are used.
     """
 
     def around_layer(layer: Apply, args: Args, kwargs: Kwargs, module: Layer) -> object:
@@ -115,10 +117,10 @@ def _around_ring(mesh: Mesh) -> Around:
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, module: FusedAttention) -> object:
         del kernel
         query, key, value = args
-        # Dropout keys have heads and no tokens, so they are sharded separately from the other
+        # Dropout keys have heads but no tokens, so they are sharded separately from the other
         # arrays.
         head_keys: HeadKeys | None = kwargs.pop("keys", None)
-        # The sizes of a call are known only while it is traced, so check the kernel here.
+        # The sizes of a call are known only while the call is traced, so check the kernel here.
         call = AttentionCall(
             num_queries=query.shape[1],
             num_keys=key.shape[1],

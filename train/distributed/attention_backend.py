@@ -22,14 +22,14 @@ NAMES: dict[str, str] = {
 }
 """Kernel names for messages."""
 FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
-"""The fastest kernel by platform; XLA elsewhere."""
+"""The fastest kernel by platform; XLA on other platforms."""
 DROPPING: dict[str, Kernel] = {"gpu": "triton", "tpu": "flash"}
 """The kernel for models with attention dropout by platform, if it differs from `FASTEST`."""
 FASTEST_ON_RING: dict[str, tuple[Kernel, ...]] = {
     "gpu": ("cudnn", "blocks"),
     "tpu": ("splash", "blocks"),
 }
-"""Kernels by platform, best first, if tokens are sharded; only "blocks" elsewhere."""
+"""Kernels for sharded tokens by platform, the fastest first; only "blocks" on other platforms."""
 PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu", "flash": "tpu", "triton": "gpu"}
 LEAST_CAPABILITY = (8, 0)
 """The oldest generation of NVIDIA's GPUs that the kernels for GPUs support (Ampere)."""
@@ -58,7 +58,7 @@ class KernelChoice:
     instead_of: str = ""
     """A faster kernel that was not chosen."""
     reason: str = ""
-    """Why it was not chosen."""
+    """The reason why the faster kernel was not chosen."""
     ring: int = 1
     """The number of devices of the ring; 1 for no ring."""
 
@@ -74,7 +74,8 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     """Returns the attention kernel for the steps of a run on devices of one kind.
 
     Args:
-        config: the configuration of the run. A kernel that `execution.attention` names is used.
+        config: the configuration of the run. If `execution.attention` names a kernel, the run uses
+          this kernel.
         device: a device that the step is compiled for.
         context: the number of parts of the tokens of a row.
 
@@ -93,15 +94,15 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         kernels = FASTEST_ON_RING.get(platform, ("blocks",))
     else:
         kernels = () if fastest is None else (fastest,)
-        # XLA would store the scores of all pairs of a long row, although few are visible.
+        # XLA would store the scores of all pairs of a long row, although few pairs are visible.
         if config.model.has_two_sided_windows and max(config.data.lengths) > LARGEST_BLOCK:
             kernels = *kernels, "blocks"
-    # Take the first kernel that works; remember why the best one does not.
+    # Take the first kernel that works; remember why the best kernel does not work.
     refused: list[tuple[str, str]] = []
     for kernel in kernels:
         reason = _reason(kernel, config, device, context)
         if requested == "auto" and kernel == "splash" and config.model.has_two_sided_windows:
-            reason = reason or "its windows with two sides have not run on a TPU"
+            reason = reason or "windows with two sides have not been tested on a TPU"
         best, why = next(iter(refused), ("", ""))
         if reason is None:
             return KernelChoice(kernel, best, why, context if kernel in PART_KERNELS else 1)
@@ -109,8 +110,8 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     best, why = next(iter(refused), ("", ""))
     require(
         requested == "auto",
-        f"execution.attention {requested} cannot serve this run: {why}: leave it out, or choose "
-        "xla",
+        f"execution.attention {requested} does not support this run ({why}): leave "
+        "execution.attention out, or choose xla",
     )
     return KernelChoice("xla", best, why)
 
@@ -120,9 +121,9 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
     # Check the device first, then the sizes of the calls.
     platform = PLATFORMS.get(kernel)
     if platform not in (None, device.platform):
-        return f"it requires a {platform}, got a {device.platform}"
+        return f"the kernel requires a {platform}, got a {device.platform}"
     if platform == "gpu" and _is_old(device):
-        return f"it requires NVIDIA's Ampere generation or later, got {device.device_kind}"
+        return f"the kernel requires NVIDIA's Ampere generation or later, got {device.device_kind}"
     # Check encoder, decoder and cross-attention, whose sizes differ.
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder
@@ -150,5 +151,5 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
 
 
 def _is_old(gpu: Any) -> bool:
-    numbers = re.fullmatch(r"(\d+)\.(\d+)", str(gpu.compute_capability))  # AMD's are gfx90a …
+    numbers = re.fullmatch(r"(\d+)\.(\d+)", str(gpu.compute_capability))  # not gfx90a, an AMD GPU
     return numbers is None or tuple(map(int, numbers.groups())) < LEAST_CAPABILITY

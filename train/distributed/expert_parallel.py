@@ -1,10 +1,10 @@
 """Expert parallelism: each device computes its experts for the tokens of all devices.
 
-The experts and the sequences of a batch are sharded over the mesh axis `expert`. Without a capacity
-each device of that axis all-gathers the tokens, computes its experts for them, and reduce-scatters
-the sums: (n - 1) / n of the tokens are exchanged twice, independent of the router. With a capacity
-each device sends to every other only the tokens of its experts (all-to-all; Lepikhin et al. 2020,
-"GShard", section 3.2).
+The experts and the sequences of a batch are sharded over the mesh axis `expert`. Without a
+capacity, each device of this axis all-gathers the tokens, computes its experts for all tokens, and
+reduce-scatters the sums. For any router, (n - 1) / n of the tokens are exchanged twice. With a
+capacity, each device sends to every other device only the tokens of that device's experts
+(all-to-all; Lepikhin et al. 2020, "GShard", section 3.2).
 """
 
 import jax
@@ -34,10 +34,12 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
     def around_mixture(call: Apply, args: Args, kwargs: Kwargs, mixture: ExpertMixture) -> object:
         del call, kwargs
         x, choice, kernels = args
-        # A capacity counts the tokens of a whole sequence; otherwise tokens are independent.
+        # A capacity applies to the tokens of a whole sequence; without a capacity, tokens are
+        # independent.
         whole = mixture.config.expert_capacity is not None or x.shape[1] % mesh.shape[CONTEXT]
         rows = PartitionSpec(automatic(BATCH_AXES), None if whole else CONTEXT)
-        # [E, D, F] of each kernel from the model width, and [E, F, D] of the one back to it.
+        # [E, D, F] of each kernel from the model width, and [E, F, D] of the kernel back to the
+        # model width.
         of_kernels = (
             (PartitionSpec(EXPERT, WIDTH, HIDDEN),) * len(kernels.inputs),
             PartitionSpec(EXPERT, HIDDEN, WIDTH),
@@ -49,7 +51,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
             axis_names=set(automatic(mesh.axis_names)),
             in_specs=(rows, (rows, rows, rows), of_kernels),
             out_specs=rows,
-            check_vma=False,  # otherwise the initial zeros of a loop would need a varying type
+            check_vma=False,  # the check would require varying types of a loop's initial zeros
         )
         return on_each_device(x, tuple(choice), tuple(kernels))
 
@@ -65,12 +67,13 @@ def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) 
     )
     if mixture.config.expert_capacity is None:
         x, choice = jax.tree.map(lambda x: jax.lax.all_gather(x, EXPERT, tiled=True), (x, choice))
-        # Number experts from the device's first; others are out of range and contribute nothing.
+        # Count experts from the first expert of the device; other experts are out of range and add
+        # 0.
         first = jax.lax.axis_index(EXPERT) * kernels.down.shape[0]
         choice = choice._replace(experts=choice.experts - first)
         y = jax.lax.psum_scatter(mixture.dropless(x, choice, kernels), EXPERT, tiled=True)
     else:
-        # Send each expert its slots, and the outputs back.
+        # Send each expert its slots, and send the outputs back.
         rows, slot = mixture.dispatch(x, choice)
         rows = jax.lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)  # [n · B, E / n, C, D]
         outputs = mixture.by_capacity(rows, kernels)

@@ -1,18 +1,19 @@
 """FSDP: the exchange of parameters and gradients between the devices of a mesh.
 
-By default the compiler decides when to gather parameters, and sums gradients over devices once per
-micro-batch. Here (`exchanged`) each device accumulates the gradients of its sequences over all
+By default, the compiler chooses when to gather parameters, and sums gradients over devices once per
+micro-batch. With `exchanged`, each device accumulates the gradients of its sequences over all
 micro-batches locally. Parameters that are sharded over `fsdp` are all-gathered in one of two ways:
 
-- "step": once per step. Gradients are reduce-scattered after the last micro-batch. With n
-  devices along `fsdp`, (n - 1) / n of the parameters' bytes are sent twice per step, for any number
-  of micro-batches. Each device holds the full parameters and gradients.
-- "layer": per layer, in its forward and its backward pass, and the layer's gradients are
-  reduce-scattered at once (Zhao et al. 2023, "PyTorch FSDP"). The bytes of layers are sent three
-  times per micro-batch. Embeddings and heads are gathered at the start of the model, so their bytes
-  are sent twice. Without remat, or with adapters, the compiler gathers and scatters instead.
+- "step": Parameters are gathered once per step, and gradients are reduce-scattered after the last
+  micro-batch. With n devices along `fsdp`, (n - 1) / n of the parameters' bytes are sent twice per
+  step, for any number of micro-batches. Each device stores the full parameters and gradients.
+- "layer": Each layer gathers its parameters in its forward and its backward pass, and
+  reduce-scatters its gradients at once (Zhao et al. 2023, "PyTorch FSDP"). The bytes of layers are
+  sent three times per micro-batch. Embeddings and heads are gathered at the start of the model, so
+  their bytes are sent twice. Without remat, or with adapters, the compiler inserts the gathers and
+  scatters instead.
 
-Over `data` gradients are summed once per step.
+Over the axis `data`, gradients are summed once per step.
 
 The TPU compiler turns a reduce-scatter over all devices of a torus into an all-reduce, which sends
 twice the bytes, but it keeps a reduce-scatter over groups of devices. On TPUs gradients are
@@ -44,8 +45,8 @@ from .sharding import axes_of
 GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
 """`function(params, frozen, scales, rows) -> (gradients, sums)`, of rows `[B, …]`."""
 LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down)|output_embedding/embedding)")
-"""The parameters of linear maps, including untied vocabulary matrices. Models cast them to the
-compute dtype before use, and their gradients are computed in it."""
+"""The parameters of linear maps, including untied vocabulary matrices. Models cast these parameters
+to the compute dtype before use, and compute their gradients in this dtype."""
 CAST = re.compile(rf"{LINEAR.pattern}|(?:.*/)?token_embedding/embedding")
 """All parameters that models cast. Tied embedding tables are used twice, for the tokens and for the
 logits, so their gradient is a sum in float32."""
@@ -56,16 +57,16 @@ class Way:
     """A way to gather parameters and to exchange gradients."""
 
     gather: Gather
-    """When parameters are gathered, "step" or "layer"."""
+    """The time when parameters are gathered, "step" or "layer"."""
     axes: tuple[str, ...]
-    """The mesh axes to sum over here. The compiler sums over all other axes."""
+    """The mesh axes that `exchanged` sums over. The compiler sums over all other axes."""
     per_layer: bool
     """Whether each layer gathers its parameters when it is computed."""
     dtype: DTypeLike | None
     """The compute dtype, used to gather linear maps; None for the dtype of the parameters."""
     micro_batches: int
-    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, as
-    they are computed. Sums over several micro-batches have the dtype of the parameters."""
+    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, in
+    which they are computed. Sums over several micro-batches have the dtype of the parameters."""
 
 
 def compute_dtype(
@@ -80,7 +81,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
 
     Args:
         function: sums gradients over given rows, in one or several micro-batches.
-        way: how to exchange. Without axes, `function` is left to the compiler.
+        way: how to exchange. If `way` has no axes, returns `function` unchanged.
         mesh: the mesh; it must be jax's current mesh when the result is traced.
         shardings: the shardings of the state; gradients are sharded like the parameters.
     """
@@ -96,13 +97,13 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     wire = Wire(way.dtype, scatter_stages(mesh.shape["fsdp"]) if on_tpu else ())
     gathering = _gathering_per_layer if way.per_layer else _gathering_first
-    # A sum over micro-batches keeps its higher precision when it is sent.
+    # A sum over micro-batches is sent in its own, higher precision.
     sent_dtype = way.dtype if way.micro_batches == 1 else None
 
     def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:
         x = x.astype(compute_dtype(name, x.dtype, sent_dtype))
         with jax.named_scope(name):
-            if way.per_layer:  # the backward pass has already scattered over the axes of the shards
+            if way.per_layer:  # the backward pass has already scattered over the shards' axes
                 x = wire.scatter(x, PartitionSpec(), set(axes) - _axes(spec))
             else:
                 x = wire.scatter(x, spec, set(axes))
@@ -112,7 +113,8 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         params: Params, frozen: Params | None, scales: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
         gradients, sums = gathering(function, specs, wire)(params, frozen, scales, rows)
-        # These gradients are sums over the device's rows. Add them up over the devices.
+        # Up to here, gradients are sums over the rows of a device. Sum the gradients over the
+        # devices.
         return map_named(scattered, gradients, specs[0], params), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
@@ -120,7 +122,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         in_specs=(*specs, PartitionSpec(), by_row),
         out_specs=(specs[0], PartitionSpec()),
         axis_names=set(mesh.axis_names if alone else axes),
-        check_vma=False,  # else the zeros that start a scan would need varying types
+        check_vma=False,  # the check would require varying types of a scan's initial zeros
     )
 
 
@@ -152,7 +154,7 @@ class Wire:
     def gather(self, name: str, x: Array, spec: PartitionSpec) -> Array:
         """Returns the full parameter, all-gathered from the shards.
 
-        Linear maps and embeddings are sent in `dtype`; only linear maps are kept in it.
+        Linear maps and embeddings are sent in `dtype`; only linear maps stay in `dtype`.
         """
         # Cast before sending, because bfloat16 has half of the bytes of float32.
         sent, full = compute_dtype(name, x.dtype, self.dtype, CAST), x
@@ -181,9 +183,9 @@ class Wire:
 def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     """Returns the device groups of a two-stage reduce-scatter.
 
-    With a · b devices in order, device (i, j) has the number i · b + j. The first stage sums over
-    the devices with the same j, and leaves device (i, j) the i-th of `a` equal parts. The second
-    stage sums such parts over the devices with the same i, and leaves device (i, j) the j-th of `b`
+    There are a · b devices, and device (i, j) has the number i · b + j. The first stage sums over
+    the devices with the same j, and gives device (i, j) the i-th of `a` equal parts. The second
+    stage sums such parts over the devices with the same i, and gives device (i, j) the j-th of `b`
     equal parts. The result is the device's shard of the full sum.
 
     Args:
@@ -224,7 +226,7 @@ def _gathering_first(function: GradientFn, specs: PyTree, wire: Wire) -> Gradien
     """Returns `function` of shards: all parameters are gathered before the first micro-batch."""
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
-        with jax.named_scope(name):  # lets a plan tell concurrent collectives apart
+        with jax.named_scope(name):  # a plan distinguishes concurrent collectives by this name
             return wire.gather(name, x, spec)
 
     def gathering(
@@ -255,8 +257,8 @@ class _ShardReader:
         """Creates the reader.
 
         Args:
-            specs: the specs of the parameters, including any frozen ones. All stacks of a model
-              shard parameters of the same name within a layer alike.
+            specs: the specs of the parameters, including any frozen ones. In all stacks of a model,
+              parameters with the same name within a layer have the same sharding.
             wire: gathers and scatters.
         """
         self._wire = wire
@@ -280,13 +282,13 @@ class _ShardReader:
         return map_named(self._read(self._outside), params)
 
     def _read(self, specs: dict[str, PartitionSpec]) -> Callable[[str, Array], Array]:
-        """Returns the function that gathers a parameter; without a spec, the identity."""
+        """Returns the function that gathers a parameter if `specs` contain its name."""
 
         def read(name: str, x: Array) -> Array:
             spec = specs.get(name, PartitionSpec())
             if not any(_sharded(spec)):
                 return x
-            # The transpose of a gather is a scatter; here it runs in stages and in the gradient's
+            # The transpose of a gather is a scatter; this scatter runs in stages, in the gradient's
             # dtype.
             gather = jax.custom_vjp(lambda x: self._wire.gather(name, x, spec))
 
@@ -310,8 +312,8 @@ _reader: ContextVar[_ShardReader | None] = ContextVar("reader", default=None)
 def reading(apply_fn: Apply) -> Apply:
     """Wraps the `apply` of the trained model to gather its parameters.
 
-    It gathers only in a step that gathers parameters per layer. Other models of the objective, such
-    as a teacher, have full parameters.
+    The wrapped `apply` gathers parameters only in a step that gathers parameters per layer. Other
+    models of the objective, such as a teacher, have full parameters.
     """
 
     def apply(variables: Params, *args: object, **kwargs: object) -> object:

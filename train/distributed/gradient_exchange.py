@@ -1,4 +1,4 @@
-"""The choice of how the devices of a mesh exchange gradients and gather parameters (`fsdp`)."""
+"""Chooses how the devices of a mesh exchange gradients and gather parameters (`fsdp`)."""
 
 import dataclasses
 import functools
@@ -20,17 +20,17 @@ from .fsdp import GradientFn, Way, compute_dtype, exchanged
 ONCE = ("data", "fsdp")
 """The mesh axes that allow summing gradients once per step."""
 LARGEST_PART = 0.9
-"""Fraction of a device's memory that the state and full parameters and gradients may take for
-"step" to be tried by default. Activations need the remaining memory."""
+"""By default, "step" is tried only if the state, the full parameters and the gradients take at most
+this fraction of a device's memory. Activations need the remaining memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """How the devices of a mesh exchange gradients."""
+    """A way in which the devices of a mesh exchange gradients."""
 
     wrap: Callable[[GradientFn], GradientFn] | None = None
     """Wraps the function that sums gradients over the rows of a batch, so that it also sums over
-    devices. It is None on a single device."""
+    devices. None on a single device."""
     description: str = ""
     """A clause for a message; empty if no gradients are exchanged."""
 
@@ -59,7 +59,7 @@ def choose_exchanges(
         shardings: the shardings of the state.
         whole_batch: whether the loss of an example depends on the other examples of the batch.
         by_rows: whether the exchanged gradients are nevertheless sums over the rows of the devices,
-          as those of `cached_gradient` are.
+          as the gradients of `cached_gradient` are.
         micro_batches: their number.
         execution: how the model is run.
         device_memory: the memory of a device in bytes; None if unknown.
@@ -68,12 +68,12 @@ def choose_exchanges(
     Raises:
         UserError: "step" does not suit the mesh or the objective.
     """
-    # An adapter adds to kernels before they are cast, so they are gathered in their dtype.
+    # An adapter adds to kernels before kernels are cast, so gather kernels in their own dtype.
     dtype = None if has_adapter else execution.dtype
     full = full_bytes(state, dtype, micro_batches)
     fits = state_bytes + full <= LARGEST_PART * (device_memory or 0)
-    # Without remat the backward pass would keep the full parameters of all layers. The compiler
-    # gathers them again instead.
+    # Without remat the backward pass would keep the full parameters of all layers. Let the compiler
+    # gather the parameters again instead.
     layers_can = execution.remat != "none" and not has_adapter and mesh.shape["fsdp"] > 1
 
     def exchange(gather: Gather) -> Exchange:
@@ -83,7 +83,7 @@ def choose_exchanges(
         wrap = functools.partial(exchanged, way=way, mesh=mesh, shardings=shardings)
         return Exchange(wrap, describe(way, mesh, full))
 
-    # Later candidates are tried only if the first one does not fit into memory.
+    # Later candidates are tried only if the first candidate does not fit into memory.
     gathers = gather_candidates(gather, mesh, whole_batch=whole_batch, fits=fits)
     first, *others = map(exchange, gathers)
     why = "gathered once a step they do not fit"
@@ -115,7 +115,7 @@ def full_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -
 def gather_candidates(
     gather: Gather, mesh: Mesh, *, whole_batch: bool, fits: bool
 ) -> tuple[Gather, ...]:
-    """Returns when parameters are gathered: "step", "layer", or "step" and then "layer".
+    """Returns the candidates for `gather` in order: "step", "layer", or "step" and then "layer".
 
     Args:
         gather: as in `TrainConfig`.
@@ -146,8 +146,9 @@ def gather_candidates(
 def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, ...]:
     """Returns the mesh axes whose exchange is done by `fsdp` and not by the compiler.
 
-    There are none if `expert`, `context` or `tensor` divide the layers: XLA's partitioner (jaxlib
-    0.10) crashes on programs that are partly manual and partly divided over several axes.
+    The result is empty if `expert`, `context` or `tensor` divide the layers, because XLA's
+    partitioner (jaxlib 0.10) crashes on programs that are partly manual and partly divided over
+    several axes.
 
     Args:
         mesh: the mesh.
@@ -156,7 +157,7 @@ def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, .
     """
     sizes = _sizes(mesh)
     axes = tuple(sizes) if shards else tuple(sizes.keys() & {"data"})
-    # With one micro-batch, a partly manual exchange saves nothing over the compiler's.
+    # With one micro-batch, a partly manual exchange sends as many bytes as the compiler's exchange.
     is_useful = len(axes) == len(sizes) or micro_batches > 1
     return axes if is_useful and sizes.keys() <= set(ONCE) else ()
 
@@ -165,7 +166,7 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
     """Describes the exchange of gradients in a clause.
 
     Args:
-        way: how they are exchanged.
+        way: the way to exchange gradients.
         mesh: the mesh, of several devices.
         full: from `full_bytes`.
     """
@@ -179,7 +180,7 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
     if way.gather == "step":
         return (
             "gradients exchanged once a step; parameters gathered once a step, which takes "
-            f"{in_units(full)} in addition to the state (--gather layer: less)"
+            f"{in_units(full)} in addition to the state (less with --gather layer)"
         )
     by = "" if way.per_layer and way.axes else " by the compiler"
     among = " among the devices of fsdp" if way.axes and not once_per_step else ""

@@ -1,8 +1,8 @@
 """`flaxzoo launch`: several training processes on one machine.
 
-Each process gets a share of the GPUs. Process 0 has the terminal. The output of other processes
-is prefixed with their number. If a process fails, the others are ended, because they would wait
-for it.
+Each process gets a share of the GPUs. Process 0 has the terminal. Each output line of another
+process begins with the number of this process. If a process fails, `flaxzoo launch` ends the other
+processes, because they would wait forever.
 """
 
 import functools
@@ -21,7 +21,7 @@ from pathlib import Path
 from ...data.common.fields import require
 
 ENDING_SECONDS = 10.0
-"""Time for the other processes to end by themselves after one failed."""
+"""Seconds for the other processes to end by themselves after a process failed."""
 FORWARDED = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 ]
@@ -50,7 +50,7 @@ def launch(command: list[str], processes: int) -> int:
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # not reachable from other machines
         "JAX_NUM_PROCESSES": str(processes),
     }
-    # Signals are forwarded from the first process on, so that none is orphaned.
+    # Forward signals before the first process starts, so that no process is orphaned.
     started: list[subprocess.Popen[bytes]] = []
     with _forwarding(started):
         for index, gpus in enumerate(shares):
@@ -66,11 +66,11 @@ def launch(command: list[str], processes: int) -> int:
             thread.start()
         try:
             failed = _first_failure(started)
-            # If all fail alike, each has already printed the reason.
+            # If all processes fail in the same way, each process has already printed the reason.
             all_failed = len({process.poll() for process in started}) == 1
         finally:
             for process in started:
-                # The remaining processes would wait for the failed one.
+                # The remaining processes would wait for the failed process.
                 process.kill()
                 process.wait()
             for thread in printing:
@@ -117,7 +117,8 @@ def free_port() -> int:
 
 
 def _start(command: list[str], environment: dict[str, str], first: bool) -> subprocess.Popen[bytes]:
-    # In a separate session, a process gets Ctrl-C only once, forwarded from here.
+    # In a separate session, a process gets Ctrl-C only once: from the handler that forwards
+    # signals.
     start = functools.partial(subprocess.Popen, command, env=environment, start_new_session=True)
     if first:
         return start()
@@ -139,13 +140,13 @@ def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
 
 
 def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """Waits until all end, or `ENDING_SECONDS` after a failure; returns the first failed index."""
+    """Returns the first failed index after all end, or `ENDING_SECONDS` after a failure."""
     failed, deadline = None, math.inf
     statuses: list[int | None] = [None]
     while None in statuses and time.monotonic() < deadline:
         time.sleep(0.05)
         statuses = [process.poll() for process in started]
-        # A status of None means that the process still runs, and 0 that it succeeded.
+        # The status of a process is None while the process runs, and 0 if the process succeeded.
         if failed is None and any(statuses):
             failed = next(i for i, status in enumerate(statuses) if status)
             deadline = time.monotonic() + ENDING_SECONDS
@@ -156,8 +157,8 @@ def _failure_message(index: int, returncode: int) -> str:
     by_signal = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else ""
     how = by_signal or f"ended with status {returncode}"
     return (
-        f"flaxzoo: process {index} {how}, and the others with it; the same command resumes "
-        "from the last checkpoint"
+        f"flaxzoo: process {index} {how}, so all processes end; the same command resumes from the "
+        "last checkpoint"
     )
 
 

@@ -1,9 +1,9 @@
 """Several processes that train together, through `jax.distributed`.
 
-All processes take the same steps in the same order, each on its part of a batch. Only process 0,
-the primary, prints and writes files; all write checkpoints together.
-
-If a process dies, jax ends the others with a message after `SILENCE_SECONDS` without a heartbeat.
+All processes take the same steps in the same order, and each process reads its part of a batch.
+Only process 0, the primary process, prints and writes files; all processes write checkpoints
+together. If a process dies, jax ends the other processes with a message after `SILENCE_SECONDS`
+without a heartbeat.
 """
 
 import atexit
@@ -27,29 +27,30 @@ from ...data.common.fields import require
 from ...models.nn.typing import Params
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""The address of process 0, the number of processes, and the index of this one."""
+"""The address of process 0, the number of processes, and the index of this process."""
 SILENCE_SECONDS = 60
-"""Time without a heartbeat after which a process is considered dead."""
+"""Seconds without a heartbeat after which a process is considered dead."""
 FAREWELL_SECONDS = 5
-"""Time that a failing process waits for the others to fail as well."""
+"""Seconds that a failing process waits for the other processes to fail as well."""
 CARRIERS = ("Gloo", "NCCL", "coordination service")
 """Names in error messages of the libraries for communication between processes."""
 NO_LIMIT = 10**9
-"""Milliseconds without practical limit: process 0 may prepare text for hours."""
+"""A timeout in milliseconds without a practical limit, because process 0 may prepare text for
+hours."""
 
 T = TypeVar("T")
 
 
 @contextmanager
 def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
-    """Connects to the other training processes, if the environment names any.
+    """Connects to the other training processes, if environment variables name other processes.
 
     Enter the context before jax initializes its devices. Environment variables define the other
     processes. `flaxzoo launch`, SLURM (for a step with several tasks) and Kubernetes (for a TPU
     pod) set them, or the user sets `JAX_COORDINATOR_ADDRESS`.
 
     Args:
-        rendezvous_seconds: How long to wait for all processes.
+        rendezvous_seconds: The time to wait for all processes, in seconds.
 
     Raises:
         RunError: Another process was lost, or the environment is incomplete.
@@ -66,14 +67,15 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
         if not any(name in str(error) for name in CARRIERS):
             raise
         raise RunError(
-            f"process {jax.process_index()} lost another one, which may say why ("
-            f"{str(error).splitlines()[0]}): the same command resumes from the last checkpoint"
+            f"process {jax.process_index()} lost another process, whose output may state the "
+            f"reason ({str(error).splitlines()[0]}): the same command resumes from the last "
+            "checkpoint"
         ) from error
 
 
 def has_others(environment: Mapping[str, str]) -> bool:
     """Returns whether environment variables name other processes to train with."""
-    # SLURM_NTASKS is also set outside of a step, where this process is alone.
+    # SLURM_NTASKS is also set outside of a step, but there this process is alone.
     tasks = int(environment.get("SLURM_NTASKS", 1)) if "SLURM_STEP_NODELIST" in environment else 1
     pod = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
     return ADDRESS in environment or tasks > 1 or len(pod) > 1
@@ -86,14 +88,14 @@ def _connect(seconds: int) -> None:
         f"{INDEX} {index} is not below {COUNT} {count}: count from 0",
         RunError,
     )
-    # End with a message before jax's timeout, which ends the process with a traceback.
+    # End with a message before the timeout of jax, which ends the process with a traceback.
     alone = threading.Timer(seconds, _give_up, (seconds, address, count))
     alone.daemon = True
     alone.start()
     jax.distributed.initialize(
         num_processes=count,
         process_id=index,
-        # With explicit settings jax must not look for a cluster.
+        # With explicit settings, jax must not look for a cluster.
         cluster_detection_method=None if None in (address, count, index) else "deactivate",
         initialization_timeout=seconds + 60,
         heartbeat_timeout_seconds=SILENCE_SECONDS,
@@ -107,15 +109,15 @@ def _connect(seconds: int) -> None:
 def _number(name: str) -> int | None:
     value = os.environ.get(name)
     if value is not None and not value.isdecimal():
-        raise RunError(f"{name} {value!r} is not a number: give one, counted from 0")
+        raise RunError(f"{name} {value!r} is not a number: give a number, counted from 0")
     return None if value is None else int(value)
 
 
 def _give_up(seconds: int, address: str | None, count: int | None) -> None:
     where = f" at {address}" if address else ""
     print(
-        f"flaxzoo: not all {count or ''} processes met{where} within {seconds} s: start all of "
-        "them, let them reach it, or raise --rendezvous-timeout",
+        f"flaxzoo: not all {count or ''} processes connected{where} within {seconds} s: start all "
+        "processes, check that they reach this address, or raise --rendezvous-timeout",
         file=sys.stderr,
         flush=True,
     )
@@ -127,7 +129,7 @@ def _leave() -> None:
     try:
         _client().wait_at_barrier("flaxzoo/failed", FAREWELL_SECONDS * 1000)
     except jax.errors.JaxRuntimeError:
-        atexit.register(_end_now)  # before jax's own exit handler, which waits for all
+        atexit.register(_end_now)  # before the exit handler of jax, which waits for all processes
 
 
 def _end_now() -> None:
@@ -143,7 +145,7 @@ def _client() -> Any:
 
 
 def is_primary() -> bool:
-    """Returns whether this process prints and writes files for all."""
+    """Returns whether this process prints and writes files for all processes."""
     return jax.process_index() == 0
 
 
@@ -166,7 +168,8 @@ def barrier() -> Iterator[None]:
         yield
     except Exception as error:
         failed = error
-        # Publish the error before the barrier, so that the others can read it after the barrier.
+        # Publish the error before the barrier, so that the other processes can read the error after
+        # it.
         client.key_value_set(f"{name}/{jax.process_index()}", " ".join(str(error).split()))
     client.wait_at_barrier(name, NO_LIMIT)
     if failed is not None:
@@ -177,7 +180,7 @@ def barrier() -> Iterator[None]:
 
 
 def primary_first(work: Callable[[], T]) -> T:
-    """Runs `work` on process 0, then on the others, which reuse its files; returns the result."""
+    """Runs `work` on process 0, then on all others, which reuse its files; returns the result."""
     result: list[T] = []
     for mine in (is_primary(), not is_primary()):
         with barrier():
@@ -193,7 +196,7 @@ def from_primary(work: Callable[[], T]) -> T:
     key = f"flaxzoo/result/{next(_barriers)}"
     with barrier():
         if is_primary():
-            # Metrics may be infinite or NaN, which only this form of JSON can hold.
+            # Metrics may be infinite or NaN, which only this form of JSON can represent.
             _client().key_value_set(key, json.dumps(work()))
     return json.loads(_client().blocking_key_value_get(key, NO_LIMIT))
 
@@ -221,8 +224,8 @@ def greatest_everywhere(number: int) -> int:
 def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
     """Makes a function that returns the elementwise maximum of numbers over all processes.
 
-    With several processes a call returns the maxima of the previous call, which are known by then.
-    If it is called once per step, devices do not wait for it.
+    With several processes, a call returns the maxima of the previous call, which are known by then.
+    If the function is called once per step, devices do not wait for the maxima.
     """
     if jax.process_count() == 1:
         return lambda numbers: numbers
@@ -232,7 +235,7 @@ def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
     pending: list[jax.Array] = []
 
     def reduce(numbers: Sequence[int]) -> Sequence[int]:
-        # One row per device, so that the reduction runs on all devices.
+        # Use one row per device, so that the reduction runs on all devices.
         local = np.tile(np.asarray(numbers, np.int32), (jax.local_device_count(), 1))
         pending.append(greatest(jax.make_array_from_process_local_data(each, local)))
         return np.asarray(pending.pop(0)).tolist() if len(pending) > 1 else [0] * len(numbers)

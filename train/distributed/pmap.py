@@ -1,7 +1,7 @@
 """Data parallelism by `pmap`: each device has a copy of the model and a part of each batch.
 
-It wraps the function that sums gradients and computes the same as `jit` over the mesh axis `data`,
-which is preferred; `pmap` is the older form.
+This module wraps the function that sums gradients, and computes the same as `jit` over the mesh
+axis `data`. Prefer `jit`; `pmap` is the older form.
 """
 
 import functools
@@ -31,8 +31,8 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
     """
     require(
         not whole_batch,
-        "the objective compares the examples of a batch with each other, and under pmap each "
-        "device would see a part of the batch: choose parallel jit",
+        "the objective compares the examples of a batch with each other, but under pmap each "
+        "device would see only a part of the batch: choose parallel jit",
     )
     return Exchange(functools.partial(_pmapped, mesh=mesh))
 
@@ -63,7 +63,8 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
         parts = jax.tree.map(
             lambda x: x.reshape(mesh.size, -1, *x.shape[1:]), (batch, jax.random.key_data(keys))
         )
-        # pmap makes a mesh with another axis, which the step's current mesh must not hide.
+        # pmap makes a mesh with another axis, so do not hide this mesh behind the current mesh of
+        # the step.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return mapped(params, frozen, scales, *parts)
 
@@ -74,7 +75,7 @@ def check_pmap(config: TrainConfig) -> None:
     """Checks that a pmap run uses no feature that needs `jit`.
 
     Raises:
-        UserError: the run uses something that pmap does not support.
+        UserError: the run uses a feature that pmap does not support.
     """
     if config.parallel != "pmap":
         return

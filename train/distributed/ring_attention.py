@@ -1,26 +1,26 @@
 """Ring attention over sharded sequences: keys and values rotate around a ring of devices.
 
 Liu et al. 2023, "Ring attention with blockwise transformers for near-infinite context", section 3.
-Each of n devices has T / n tokens. In each of n steps it attends to the keys that it has and sends
-them to the next device. The partial results are merged by their log-sum-exps
+Each of n devices has T / n tokens. In each of n steps, a device attends to the keys that it has,
+and sends these keys to the next device. The partial results are merged by their log-sum-exps
 (`models.nn.kernels.blockwise`). In the backward pass keys and values rotate again, with their
-gradients. A device holds at most two parts of the keys, and keeps only the arrays of its tokens for
-the backward pass.
+gradients. A device stores at most two parts of the keys, and keeps only the arrays of its tokens
+for the backward pass.
 
 **Causal order.** With contiguous parts, the first device would be idle in n - 1 of n steps, while
-the last one computes in all of them. So the sequence is cut into 2n parts, and device i gets the
-parts i and 2n - 1 - i ("zigzag"). In each step after the first, exactly two of the four pairs of
-parts are visible on every device, and both completely:
+the last device computes in all n steps. Therefore the sequence is cut into 2n parts, and device i
+gets the parts i and 2n - 1 - i ("zigzag"). In each step after the first, exactly two of the four
+pairs of parts are visible on every device, and both pairs are completely visible:
 
 - the device's second part attends to the first arriving part, which is always earlier;
-- if the keys come from an earlier device, its first part does the same; otherwise its second part
-  attends to the second arriving part.
+- if the keys come from an earlier device, the device's first part also attends to the first
+  arriving part; otherwise its second part attends to the second arriving part.
 
 Queries, keys and values are permuted into this order before the ring, and the outputs are permuted
 back after it. Each permutation is one exchange: a device sends half of its tokens to one device and
-half to another. The order of tokens outside of the ring is unchanged, and so are
-positions and labels. (Brandon et al. 2023, "Striped attention", distribute single tokens instead;
-then every pair of blocks is half masked.)
+half to another. Outside of the ring, the tokens, positions and labels keep their order. (Brandon et
+al. 2023, "Striped attention", distribute single tokens instead; then every pair of blocks is half
+masked.)
 
 **Windows.** With a sliding window only the nearest parts are visible, so the work is already
 balanced: parts keep their order, and keys stop at the last device that sees them.
@@ -74,30 +74,30 @@ PART_KERNELS: dict[str, PartKernel] = {
 
 
 def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | None:
-    """Returns why a ring cannot serve a call over whole sequences; None if it can."""
+    """Returns why a ring does not support a call over whole sequences, or None if it does."""
     if kernel not in PART_KERNELS:
         return f"the tokens of a sequence are sharded over mesh.context {num_devices}"
     if call.two_sided:
-        return "windows have two sides, and a ring computes causal ones"
-    parts = 2 * num_devices  # two on each device, for causal order
+        return "windows have two sides, but a ring supports only causal windows"
+    parts = 2 * num_devices  # two parts on each device, for causal order
     if call.num_queries % parts or call.num_keys % parts:
         return (
-            f"rows have {call.lengths} tokens, and mesh.context {num_devices} cuts them into "
-            f"{parts} equal parts"
+            f"rows have {call.lengths} tokens, but mesh.context {num_devices} requires {parts} "
+            "equal parts"
         )
     # The kernel itself sees one part of the queries and keys at a time.
     sizes = {"num_queries": call.num_queries // parts, "num_keys": call.num_keys // parts}
     if call.dropout_rate > 0 and sizes["num_keys"] % GROUP:
         return (
-            f"the {parts} parts of a row have {sizes['num_keys']} keys, and weights are dropped in "
-            f"parts of a multiple of {GROUP}"
+            f"the {parts} parts of a row have {sizes['num_keys']} keys, but dropout of weights "
+            f"requires a multiple of {GROUP}"
         )
     reason = refusal(kernel, dataclasses.replace(call, **sizes))
     return reason and reason.replace("rows have", f"the {parts} parts of a row have")
 
 
 def holder(part: int, num_devices: int) -> int:
-    """Returns the device that has a part of 2n in causal order: device i has i and 2n - 1 - i."""
+    """Returns the device that has one of the 2n parts: device i has the parts i and 2n - 1 - i."""
     return min(part, 2 * num_devices - 1 - part)
 
 
@@ -113,11 +113,11 @@ def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]
 
 
 def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
-    """Returns the number of later steps whose keys are all visible, and of all later steps.
+    """Returns the numbers of later steps with only visible keys, and with some visible keys.
 
     Args:
         length: the number of tokens of a device.
-        window: how many keys a query attends to, including its own.
+        window: the number of keys that a query attends to, including its own key.
         num_devices: n.
     """
     # Steps to the farthest visible key, rounded up.
@@ -147,7 +147,7 @@ class _Queries(NamedTuple):
     positions: Array | None
     """The positions of the queries in their row; None without dropout."""
     head_keys: HeadKeys | None
-    """The keys of dropout. Their second axis is heads, not tokens."""
+    """The keys of dropout. The second axis of these arrays is heads, not tokens."""
     attended: Attended | None = None
     gradient: Array | None = None
 
@@ -225,7 +225,7 @@ class Ring:
         return jnp.broadcast_to(positions, x.shape[:2])
 
     def _exchange(self, first: int) -> list[tuple[int, int]]:
-        """Returns the permutation that sends parts 2i (first: 0) or 2i + 1 (1) to their devices."""
+        """Returns the permutation that sends the parts 2i + `first` to their devices."""
         return [(i, holder(2 * i + first, self.size)) for i in range(self.size)]
 
     def _in_turn(self, a: Array, b: Array) -> Array:
@@ -300,23 +300,24 @@ class Ring:
     ) -> tuple[T, U]:
         """Calls `visit` with the keys of each other device in turn.
 
-        Keys are sent on while the device computes with them, as the two are independent.
+        A device sends its keys to the next device while it computes with them, because the two
+        operations are independent.
 
         Args:
-            visit: maps its last results, the current keys, the step number and their mask to the
-              sums with the contribution of these keys added.
+            visit: maps its last results, the current keys, the step number and the mask of the keys
+              to new results, which include the contribution of these keys.
             first: the results for the device's own keys: sums that stay, and sums that rotate with
               the keys.
             keys: the device's own.
 
         Returns:
-            The sums. The sums that rotated belong to the device's own keys again.
+            The sums. After the last step, the rotating sums belong to the device's own keys again.
         """
         alike, bands = self._later_steps(keys.key.shape[1])
         last = alike + len(bands)
         if last == 0:
             return first
-        in_loop = alike if bands else alike - 1  # the last step sends nothing on
+        in_loop = alike if bands else alike - 1  # the last step sends no keys
 
         def step(
             stays: T, travels: U, keys: _Keys, *, number: Array | int, band: Band | None
@@ -337,7 +338,7 @@ class Ring:
             arriving = self._hand_on(keys)
             return (*step(stays, travels, keys, number=number, band=None), arriving), None
 
-        # Steps that see whole parts are alike and run in a loop; the others have bands and are
+        # Steps that see whole parts are equal and run in a loop. The other steps have bands and are
         # unrolled.
         carry = (*first, self._hand_on(keys))
         if in_loop:
@@ -365,9 +366,9 @@ class Ring:
     def _cut(
         self, mine: _Queries, keys: _Keys, step: Array | int
     ) -> tuple[tuple[_Queries, Halves], tuple[_Keys, Halves]]:
-        """Returns the visible queries and keys of a later step, and which halves they are.
+        """Returns the visible queries and keys of a later step, and the halves that they come from.
 
-        In causal order these are two pairs of halves, stacked along the batch.
+        In causal order, two pairs of halves are visible, and are stacked along the batch.
         """
         if not self.is_zigzag:
             return (mine, None), (keys, None)
@@ -376,15 +377,15 @@ class Ring:
         of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
         queries = _halves(mine._replace(head_keys=None), of_queries)
         if mine.head_keys is not None:
-            # Dropout keys have no token axis, so they are repeated for both pairs.
+            # Dropout keys have no token axis, so repeat the dropout keys for both pairs.
             queries = queries._replace(head_keys=jnp.concatenate([mine.head_keys] * 2))
         return (queries, of_queries), (_halves(keys, of_keys), of_keys)
 
     def _join(self, total: T, part: T, halves: Halves, join: Callable[[T, T], T]) -> T:
-        """Joins the result of a later step, for two halves, with the sums of all tokens."""
+        """Merges the result of a later step for two halves into the sums of all tokens."""
         if halves is None:
             return join(total, part)
-        # Both halves may be the same, so the second is read after the first is written.
+        # Both halves may be the same half, so read the second half after the first half is written.
         for half, of_half in zip(halves, _two(part), strict=True):
             total = _put(total, join(_half(total, half), of_half), half)
         return total

@@ -5,8 +5,8 @@ each dimension of a parameter; `MESH_AXES` maps logical axes to mesh axes. Model
 the mesh.
 
 The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`. An attention
-kernel then rotates keys and values (`ring_attention`). For XLA attention the compiler all-gathers
-keys and values in each layer; nothing else of a sequence is gathered.
+kernel then rotates keys and values (`ring_attention`). For XLA attention, the compiler all-gathers
+keys and values in each layer, but no other arrays of a sequence.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     Raises:
         UserError: the sizes do not multiply to the number of devices.
     """
-    # The devices of a process are neighbors, so that it reads consecutive sequences.
+    # The devices of a process are neighbors, so that the process reads consecutive sequences.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     devices = in_order if devices is None else devices
     sizes = [getattr(config, name) for name in MESH_AXIS_NAMES]
@@ -52,7 +52,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
         shown = " × ".join(f"mesh.{name} {size}" for name, size in sorted(given))
         raise UserError(
             f"{shown}: the sizes do not multiply to the {counted(len(devices), 'device')}: "
-            f"give sizes that do; at most one of them may be -1, which means all remaining devices"
+            "give sizes whose product is the number of devices; at most one size may be -1, which "
+            "means all remaining devices"
         ) from None
     kinds = (AxisType.Auto,) * len(MESH_AXIS_NAMES)
     return Mesh(grid, MESH_AXIS_NAMES, axis_types=kinds)
@@ -87,8 +88,8 @@ def parameter_spec(
         over = " × ".join(f"mesh.{axis} {mesh.shape[axis]}" for axis in axes)
         require(
             size % math.prod(mesh.shape[axis] for axis in axes) == 0,
-            f"parameter {name} {shape}: dimension {size} cannot be sharded over {over}: choose it "
-            f"from {divisors_of(size)}, or change the dimension",
+            f"parameter {name} {shape}: dimension {size} cannot be sharded over {over}: choose a "
+            f"divisor ({divisors_of(size)}), or change the dimension",
         )
         spec.append(axes)
     return PartitionSpec(*spec)
@@ -115,14 +116,14 @@ def _logical_axes(
     require(
         len(matches) == 1,
         f"parameter {name} {shape} matches {len(matches)} rules in the parameter_axes of {where}: "
-        "exactly one must name its dimensions; change the patterns of the model's FAMILY, or name "
-        "the family by giving the model's configuration",
+        "exactly one rule must match; change the patterns of the model's FAMILY, or give the "
+        "model's configuration, which names the family",
     )
     return matches[0]
 
 
 def _factor_axes(own: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
-    """Returns the logical axes of a factor of an adapter, given its kernel's; else `axes`."""
+    """Returns the logical axes of an adapter's factor, given its kernel's axes; else `axes`."""
     if own == A:  # [L, *inputs, r]
         return (*axes[: ndim - 1], None)
     if own == B:  # [L, r, *outputs]
@@ -145,7 +146,7 @@ def parameter_shardings(
         params: the parameters, or their shapes.
         mesh: from `make_mesh`.
         model: the model's configuration, whose family names the axes of each parameter. If None,
-          the families together must name them uniquely.
+          the rules of all families together must name the axes uniquely.
 
     Raises:
         UserError: a parameter cannot be divided over the mesh.
@@ -166,8 +167,9 @@ def moment_spec(
     """Returns the mesh axes that a moment is sharded over.
 
     Args:
-        field: the kind of array: "" or "codes", of the parameter's shape; "scales" of blocks along
-          the last axis; "rows" or "columns", means over the output or the input axes.
+        field: the kind of array: "" or "codes" for an array of the parameter's shape; "scales" for
+          the scales of blocks along the last axis; "rows" or "columns" for means over the output or
+          the input axes.
         shape: the array's shape.
         whole: the spec of the parameter.
         mesh: from `make_mesh`.
@@ -194,8 +196,8 @@ def state_shardings(
 ) -> TrainState:
     """Returns the sharding of each array of a state, given as arrays or shapes.
 
-    Moments, also quantized ones (`moment_spec`), are sharded like their parameter, and frozen
-    parameters like trained ones. The paths of the optimizer state identify moments and their
+    Moments and quantized moments (`moment_spec`) are sharded like their parameters, and frozen
+    parameters like trained parameters. The paths of the optimizer state identify moments and their
     parameters.
 
     Args:
@@ -213,7 +215,8 @@ def state_shardings(
 
     def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
         parts = path.split("/")
-        # A moment's path ends with its parameter's path, or with that and a field of its format.
+        # A moment's path ends with the path of its parameter, which a field of the moment's format
+        # may follow.
         for first in range(len(parts)):
             for end, field in ((len(parts), ""), (len(parts) - 1, parts[-1])):
                 name = "/".join(parts[first:end])
@@ -231,11 +234,11 @@ def state_shardings(
 
 
 def has_virtual_devices() -> bool:
-    """Returns whether the devices are virtual ones of a CPU, which share its threads.
+    """Returns whether the devices are virtual devices of a CPU, which share its threads.
 
     A device of XLA's CPU client runs a limited number of programs at once, including those that
     wait for a collective. With many queued programs, the collective itself may never start. A
-    caller that starts several programs therefore has to wait for each.
+    caller that starts several programs therefore has to wait for each program.
     """
     return jax.default_backend() == "cpu" and jax.local_device_count() > 1
 
@@ -256,15 +259,15 @@ def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1
     )
     require(
         length % context == 0,
-        f"data.length {length} cannot be sharded over mesh.{CONTEXT} {context}: choose it from "
-        f"{divisors_of(length)}, or change the length",
+        f"data.length {length} cannot be sharded over mesh.{CONTEXT} {context}: choose a divisor "
+        f"({divisors_of(length)}), or change the length",
     )
 
 
 def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding of an array of a batch: its first axis over `BATCH_AXES`.
 
-    Its last axis, tokens, is sharded over `CONTEXT` if its size is divisible.
+    The last axis, tokens, is sharded over `CONTEXT` if the size of this axis is divisible.
     """
     # Axes between rows and tokens, such as choices, are not sharded.
     tokens = (None,) * (len(shape) - 2)
@@ -277,14 +280,14 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 def process_shard(mesh: Mesh) -> tuple[int, int]:
     """Returns the index of this process's part of each batch, and the number of parts.
 
-    Processes that hold the same sequences, sharded over `context` or `tensor`, read the same part.
+    Processes with the same sequences, sharded over `context` or `tensor`, read the same part.
 
     Raises:
-        UserError: a process would not hold one of several equal parts.
+        UserError: the part of a process would not be one of several equal parts.
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    # Find the parts of a batch that the devices of each process hold.
+    # Find the parts of a batch on the devices of each process.
     shards: dict[int, set[int]] = {}  # process → the shards on its devices
     for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
         shards.setdefault(device.process_index, set()).add(rows.indices(number)[0])

@@ -18,7 +18,7 @@ from .reward_model import RewardModel
 NUM_PROMPTS = 2
 NUM_TOKENS = 60
 Rows = list[dict[str, Any]]
-"""Rows of `runs.report.write_report`: step, prompt and completion, and perhaps the reward."""
+"""Rows of `runs.report.write_report`: step, prompt, completion, and optionally the reward."""
 
 
 def answers_before_and_after(
@@ -40,7 +40,7 @@ def answers_before_and_after(
         # The initial model may be a reward model, which cannot generate text.
         if model.config.head not in CAUSAL_HEADS:
             continue
-        # A chat template may have added tokens that the initial model does not have.
+        # A chat template may add tokens that the initial model does not have.
         if max(max(prompt.ids) for prompt in prompts) >= model.config.vocab_size:
             continue
         ends = {"eos_token_id": tokenizer.special_ids.eos}

@@ -49,8 +49,8 @@ def score_run(
 
     Args:
         folder: a run folder.
-        source: a source of the kind that the run was trained on, or a list of examples. Defaults
-          to the run's validation data.
+        source: a source with the kind of data that the run was trained on, or a list of examples.
+          Defaults to the run's validation data.
         step: the checkpoint. Defaults to the newest.
         num_beams: the number of beams for translation, by default 4. Only for translation data.
         max_length: the number of tokens to truncate rows to, which may exceed the length in
@@ -80,10 +80,10 @@ def score_run(
     )
     own = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length, ema=ema)
-    # A policy is scored by its rewards on sampled completions, not by a loss on given ones.
+    # A policy is scored by its rewards on sampled completions, not by a loss on given completions.
     if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
-    # Translate before computing losses, so that an invalid source fails first.
+    # Translate before computing losses, so that an invalid source raises an error first.
     written = {}
     if generation is not None:
         if missing := generation.missing():
@@ -133,7 +133,7 @@ def with_further(
     require(
         (run / CHECKPOINTS / str(step) / part).is_dir(),
         f"{folder} has no {', '.join(objective.models)}, which the loss needs: evaluate the run "
-        "that trained it",
+        "that trained the model",
         error=RunError,
     )
     on_first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -157,7 +157,7 @@ class Opened(NamedTuple):
 
 
 def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
-    """Opens a run's configuration, and changes the length of model and data if one is given."""
+    """Opens a run's configuration, with another length of model and data if it is given."""
     config, tokenizer = open_run(folder)
     config = dataclasses.replace(config, objective=config.objective.for_evaluation())
     if max_length is None:
@@ -181,10 +181,10 @@ def _opened(
     fields = read_fields(local_folder(folder))
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
-    # An imported or averaged model does not say which data to validate on.
+    # The folder of an imported or averaged model does not name data to validate on.
     require(
         source is not None or recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
-        f"{folder} was not trained here: name the data (--data SOURCE)",
+        f"{folder} does not name its validation data: name the data (--data SOURCE)",
         error=RunError,
     )
     custom = fields.get(CUSTOM)
@@ -206,9 +206,9 @@ def _opened(
     model, params = load_finite(folder, step=step, max_length=max_length, ema=ema)
     if source is None:
         split = data.validation_split(tokenizer, labels)
-        # Scores are comparable with the run's metrics only on the same data.
+        # Only scores on the same data are comparable with the metrics of the run.
         if recorded is not None and split.fingerprint != recorded.get("validation"):
-            log("the validation data has changed since this run was made")
+            log("the validation data has changed since the run was created")
     else:
         split = data.whole_source(source, tokenizer, labels)
     for line in (split.summary, *split.notes):
@@ -229,8 +229,8 @@ def losses_without_heads(
 
     Args:
         folder: a run folder.
-        source: a source of the kind that the run was trained on. Defaults to the run's validation
-          data.
+        source: a source with the kind of data that the run was trained on. Defaults to the run's
+          validation data.
         step: the checkpoint. Defaults to the newest.
         log: called with a line that describes the data.
 

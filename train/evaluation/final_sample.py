@@ -11,7 +11,7 @@ from ..runs.load_run import open_run
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
     """Returns a continuation of `prompt`, its translation, or the candidates for its masks."""
     config = open_run(folder)[0]
-    # The head decides what the model does with the prompt: fill masks, translate or continue.
+    # The head determines what the model does with the prompt: fill masks, translate or continue.
     if HEADS[config.model.head].predicts_masked:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)
         lines = [", ".join(f"{c.token} {c.probability:.3f}" for c in gap) for gap in gaps]

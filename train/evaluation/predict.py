@@ -37,7 +37,7 @@ class Predictor:
     """A fine-tuned model that predicts labels, tags, spans, choices or scores.
 
     Attributes:
-        config: the configuration of the run, or one that could have trained the model.
+        config: the configuration of the run, or a configuration that could have trained the model.
         tokenizer: the tokenizer.
     """
 
@@ -74,7 +74,7 @@ class Predictor:
         @jax.jit
         def predictions(params: PyTree, batch: PyTree) -> PyTree:
             found = objective.predictions(objective.outputs(model.apply, params, batch))
-            # Several labels get probabilities of their logits instead.
+            # For several labels, the logits become probabilities instead.
             if scoring is not None and config.data.label_target == "regression":
                 return {"logits": scoring(found["logits"])}
             return found
@@ -94,7 +94,8 @@ class Predictor:
         """Returns an example of a number of tokens, to compile programs with."""
         spec = self.config.data.batch_spec(len(self.config.model.labels), 2)
         row = {name: np.zeros(spec[name].shape, np.int32) for name in token_specs()}
-        # The mask gives the row its length. The result is not used, so the tokens may be 0.
+        # The mask determines the length of the row. The tokens may be 0, because the result is not
+        # used.
         row["attention_mask"][..., :length] = 1
         return row
 
@@ -145,7 +146,7 @@ def predict(
     Returns:
         One JSON-ready prediction per example, in the order of the file. The score of a folder of
         sentence-transformers' CrossEncoder has the activation that the folder names. Any other
-        score is the raw output of the model.
+        score is the unchanged output of the model.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
@@ -165,7 +166,7 @@ def predict(
 
 
 def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | None]:
-    """Returns the configuration, the tokenizer, and how a cross-encoder scores pairs.
+    """Returns the configuration, the tokenizer, and the settings of a cross-encoder's scores.
 
     Raises:
         RunError, DataError: the model does not predict labels.
@@ -181,7 +182,8 @@ def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | N
         f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`",
         error=RunError,
     )
-    # Data without labels have no format for inputs. The error names the command for such a run.
+    # Data without labels have no format for inputs. The error names the command for a run of such
+    # data.
     command = config.objective.next_command.format(run=folder)
     require(
         type(config.data).input_split is not DataConfig.input_split,
@@ -205,7 +207,7 @@ def predict_yes_no(
     Args:
         folder: a run folder of a language model, a folder in the Hugging Face format, or a name on
           the hub.
-        path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of them.
+        path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of pairs.
         instruction: see `models.YesNoPrompt`, whose instruction is the default.
         step: the checkpoint. Defaults to the newest.
         ema: whether to use the moving average of the parameters, which a run with

@@ -34,13 +34,14 @@ from ..runs.load_run import open_run
 class RewardModel:
     """The score of a trained reward model, as `reward(contexts, completions)`.
 
-    It encodes a prompt and its completion like `RewardData`, with the reward model's tokenizer and
-    chat template. Texts that exceed the length in its training are an error.
+    The function encodes a prompt and its completion like `RewardData`, with the reward model's
+    tokenizer and chat template. Texts that exceed the length in the training of the reward model
+    are an error.
 
     Args:
         model: the model, whose head has a single label.
         params: its parameters.
-        tokenizer: the tokenizer of the reward model, which may differ from that of the policy.
+        tokenizer: the tokenizer of the reward model, which may differ from the policy's tokenizer.
         length: the maximum number of tokens.
         mesh: the devices to shard the model over. If None, it is on one device.
     """
@@ -76,8 +77,8 @@ class RewardModel:
         head, number = config.model.head, len(config.model.labels)
         require(
             (head, number) == ("sequence_classification", 1),
-            f"{folder} has the head {head} of {number} labels, and a reward model has "
-            "sequence_classification of one label: train one with flaxzoo train reward",
+            f"{folder} has the head {head} of {number} labels, but a reward model has "
+            "sequence_classification of one label: train a reward model with flaxzoo train reward",
             error=RunError,
         )
         model, params = load_finite(folder)
@@ -92,8 +93,8 @@ class RewardModel:
             contexts: the prompt of each completion.
             completions: the completions.
         """
-        # If encoding fails in one process, `barrier` stops all of them. Otherwise the others would
-        # wait forever in a computation that this process does not start.
+        # If encoding fails in one process, `barrier` stops all processes. Otherwise the other
+        # processes would wait forever in a computation that this process does not start.
         together = nullcontext if self._mesh is None else barrier
         with together():
             rows = [
@@ -101,15 +102,14 @@ class RewardModel:
                 for one, completion in zip(contexts, completions, strict=True)
             ]
         longest, number = max(map(len, rows)), len(rows)
-        # All processes compute together, so their shapes must be equal.
+        # All processes compute together, so the arrays of all processes must have equal shapes.
         if self._mesh is not None:
             longest, number = greatest_everywhere(longest), greatest_everywhere(number)
         require(
             longest <= self._length,
             f"a prompt and its completion have {longest} tokens, more than the "
-            f"{self._length} that the reward model reads: lower objective.max_new_tokens, "
-            f"or train one with a larger "
-            "data.length",
+            f"{self._length} that the reward model reads: lower objective.max_new_tokens, or train "
+            "a reward model with a larger data.length",
             error=RunError,
         )
         shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
@@ -135,7 +135,8 @@ class RewardModel:
         if self._mesh is not None:
             batch = shard_batch(batch, self._mesh)
         scores = self._scores(self._params, batch["input_ids"], batch["attention_mask"])
-        # Replicated shards have the same start, so keep one of each, in the order of the rows.
+        # Replicated shards have the same start, so keep one shard of each start, in the order of
+        # the rows.
         parts = sorted(
             {part.index[0].start or 0: part.data for part in scores.addressable_shards}.items()
         )

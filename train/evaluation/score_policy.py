@@ -26,7 +26,7 @@ from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
 _EVALUATION = 0x5EED
-"""Number that is folded into the key of evaluations; steps then draw other random numbers.
+"""A number that is folded into the key of evaluations, so that steps draw other random numbers.
 """
 
 
@@ -61,7 +61,7 @@ def score_policy(
         model: the policy.
         params: its parameters.
         split: the prompts.
-        config: the configuration of its run.
+        config: the configuration of the policy's run.
         tokenizer: its tokenizer.
 
     Returns:

@@ -179,7 +179,7 @@ class GenerationWorker:
             self.cancel(task)
 
     def warm_up(self) -> None:
-        """Compiles the programs of short texts, or all programs, and logs the others too."""
+        """Compiles the programs of short texts, or all programs; logs which programs remain."""
         batch, settings = self.batch, self._settings
         longest, samplings = max(1, settings.warm_up_length), PLAIN
         if settings.warm_up_all:

@@ -404,7 +404,7 @@ def test_gather_step_is_refused_where_it_cannot_work():
             {"fsdp": 8},
             {"gather": "step"},
             "gradients exchanged once a step; parameters gathered once a step, which takes "
-            "220.2 KB in addition to the state (--gather layer: less)",
+            "220.2 KB in addition to the state (less with --gather layer)",
         ),
         (
             {"data": 2, "fsdp": 4},

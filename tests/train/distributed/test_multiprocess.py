@@ -172,7 +172,7 @@ def test_a_process_stops_waiting_for_the_others_after_the_timeout():
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
     assert ended.returncode == 2
-    assert " 2 processes met at 127.0.0.1:" in ended.stderr
+    assert " 2 processes connected at 127.0.0.1:" in ended.stderr
     assert "within 1 s" in ended.stderr
 
 
