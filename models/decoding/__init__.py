@@ -1,1 +1,1 @@
-"""Turning next-token scores into sequences: sampling and beam search."""
+"""Generates sequences from next-token scores, by sampling or beam search."""

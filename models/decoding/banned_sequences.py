@@ -1,6 +1,6 @@
-"""Bans sequences of tokens: after all tokens but the last of a sequence, hides the last one.
+"""Bans sequences of tokens: hides the last token of a sequence after its other tokens.
 
-The sequences are given by the caller, or are all those that a row already has
+The caller gives the sequences, or bans every sequence that a row already has
 (`completes_repetition`).
 """
 
@@ -16,8 +16,9 @@ from ..nn.typing import Array, Bool, Float, Int
 from .padding import pad_rows, power_of_two
 
 ANY, NOTHING = -1, -2
-"""Padding of shorter prefixes, which matches any token, and of rows before their first token, which
-matches no prefix."""
+"""`ANY` pads shorter prefixes and matches every token. `NOTHING` pads rows before their first token
+and matches no prefix.
+"""
 
 
 @struct.dataclass
@@ -53,7 +54,7 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
         )
     require(
         len({sequence[0] for sequence in sequences if len(sequence) == 1}) < vocab_size,
-        f"all {vocab_size} tokens are suppressed: leave some to choose from",
+        f"all {vocab_size} tokens are banned: leave at least one token out",
     )
     # Repeat the first sequence up to a power of two, so that few programs are compiled.
     number = power_of_two(len(sequences)) if sequences else 0
@@ -66,7 +67,7 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
 
 def last_tokens(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
     """Returns the last `number` tokens of each row, int32[B, number]."""
-    # Do not write row[-number:], which would be the whole row for 0.
+    # Do not write row[-number:], which would be the whole row if `number` is 0.
     ends = [row[max(0, len(row) - number) :] for row in rows]
     return pad_rows(ends, length=number, fill=NOTHING, left=True)[0]
 
@@ -112,7 +113,7 @@ def completes_repetition(
     # Compare the newest `size` - 1 tokens with the prefix at every position.
     prefixes = [written[..., i : i + number] for i in range(size - 1)]
     newest = [jnp.take(written, length - (size - 1) + i, axis=-1) for i in range(size - 1)]
-    # A sequence counts only if all of its tokens are written.
+    # Ignore sequences that end after the last written token.
     whole = (jnp.arange(number) + size <= length) & (length >= size - 1)
     repeated: Bool[Array, "*rows number"] = jnp.broadcast_to(whole, (*written.shape[:-1], number))
     for prefix, token in zip(prefixes, newest, strict=True):

@@ -1,7 +1,7 @@
 """Adapters that run a model for beam search: a prefill of all rows, then steps with their beams.
 
-The K beams of a row share the cache of the row and are K queries to it, each with its own visible
-slots and position.
+The K beams of a row share the cache of the row. A step has K queries per row, and each query has
+separate visible slots and a separate position.
 """
 
 import dataclasses
@@ -119,7 +119,8 @@ class CausalBeams:
         return self.model.config.vocab_size
 
     def remaining_positions(self, length: int) -> int:
-        """Returns the maximum number of new tokens after `length` tokens; the last is not read."""
+        """Returns the maximum number of new tokens for a prompt of `length` tokens."""
+        # The last new token is not read, so it needs no position.
         return self.model.config.max_length - length + 1
 
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
@@ -143,7 +144,7 @@ class CausalBeams:
         cache: Cache,
     ) -> CausalLMOutput:
         """Runs the model on the newest token of each beam, its `count`-th token."""
-        # Beams of a row have equally many tokens, so they share a position.
+        # Beams of a row have the same number of tokens, so they share a position.
         positions = jnp.sum(rows.mask, axis=1, keepdims=True) + count - 1
         return self.model.apply(
             {"params": params}, tokens, visible_slots, position_ids=positions, cache=cache
@@ -163,6 +164,6 @@ def beams_of(model: Model) -> EncoderDecoderBeams | CausalBeams:
     require(
         model.config.causal,
         "the model was trained with causal=False, so that it sees the tokens that it should "
-        "predict: train one with causal=True to generate",
+        "predict: train a model with causal=True to generate",
     )
     return BEAMS[model.config.head](model)

@@ -32,7 +32,7 @@ class BeamParams:
 
     length_penalty: Float[Array, ""]
     eos_ids: Int[Array, " E"]
-    """Tokens that end a hypothesis, or -1 if none does."""
+    """Tokens that end a hypothesis, or -1 if no token does."""
     num_return: Int[Array, ""]
     banned: BannedSequences
     penalty_form: str = struct.field(pytree_node=False)
@@ -63,7 +63,8 @@ def beam_params(request: GenerationRequest, vocab_size: int) -> BeamParams:
     """
     # Greedy search ignores the length penalty, and stops at the first finished hypothesis.
     greedy, forced_bos = request.num_beams == 1, request.forced_bos_token_id
-    # An end token beyond the vocabulary cannot occur. The forced end token must be the first one.
+    # An end token beyond the vocabulary cannot occur. The forced end token must be the first of
+    # `eos_ids`.
     forced = () if request.forced_eos_token_id is None else (request.forced_eos_token_id,)
     ends = [token for token in request.eos_token_id if token < vocab_size and token not in forced]
     return BeamParams(
@@ -152,12 +153,12 @@ def hidden_by_target(
     params: BeamParams,
     vocab_size: int,
 ) -> Bool[Array, "B K V"] | None:
-    """Returns the next tokens that minimum length or repetition rules out.
+    """Returns the next tokens that the minimum length or the ban on repetition excludes.
 
     Args:
       tokens: the tokens of each beam.
       count: the number of tokens of each beam.
-      start_id: the token before them.
+      start_id: the token before the tokens of each beam.
       params: the settings.
       vocab_size: the size of the vocabulary, V.
     """
@@ -297,7 +298,7 @@ def _finish(
 ) -> Finished:
     """Returns the K best of the hypotheses so far and the hypotheses that end now."""
     num_beams, count = state.tokens.shape[1], state.count + 1
-    # Only the best K candidates may end. The others only fill the beams, as in transformers.
+    # Only the best K candidates may end. Other candidates only fill the beams, as in transformers.
     among_best = jnp.arange(ends.shape[1]) < num_beams
     counts = ends & among_best & ~state.done[:, None]
     scores = jnp.where(counts, candidates.log_probs / params.penalty(count), -jnp.inf)
@@ -315,8 +316,8 @@ def score_upper_bound(
 ) -> Float[Array, " B"]:
     """Returns an upper bound on the final score of a live beam of `count` tokens.
 
-    It assumes that the log-probability does not decrease further. The length is the one with the
-    best penalty if `early_stopping` is "never", and else the current length.
+    The bound assumes that the log-probability does not decrease further. If `early_stopping` is
+    "never", the bound uses the length with the best penalty; otherwise, the current length.
     """
     # A log-probability is negative, so the largest divisor gives the best score.
     now = params.penalty(count)

@@ -106,7 +106,7 @@ class CachedContext(ContinuousBatch):
             size = next(size for size in CHUNKS if size <= len(tokens) - start)
             if start == 0 and rotates_by_length(config, len(tokens)):
                 # If the text were read in pieces, the first piece would be rotated like a short
-                # text, so read all at once.
+                # text, so read the whole text at once.
                 size = len(tokens)
             piece = np.asarray([tokens[start : start + size]], np.int32)
             logits, rows = read_more(reader.model, reader.params, piece, rows)
@@ -129,8 +129,8 @@ class CachedContext(ContinuousBatch):
         common = min(common_prefix(cached, tokens), len(tokens) - 1)
         # A convolution keeps only the inputs of the last tokens, so it cannot go back.
         convolved = common < self._last.slot and bool(config.recent_shapes)
-        # Cached keys are rotated for texts either below or above `reread_length` (LongRoPE), so
-        # read again after crossing it.
+        # The rotation of cached keys depends on whether the text is longer than `reread_length`
+        # (LongRoPE), so read the text again when its length crosses this limit.
         crossed = limit is not None and (len(cached) > limit) != (len(tokens) > limit)
         if convolved or crossed or not rows.cache.can_go_back(self._most_written, common):
             return None, 0

@@ -1,7 +1,7 @@
 """Generation of many texts in a few rows, in lockstep or by continuous batching.
 
 With continuous batching (Orca, Yu et al. 2022, section 4.1) the next text takes the row of a text
-that has ended. Rows in lockstep are faster, but new texts begin only when all have ended. The
+that has ended. Rows in lockstep are faster, but new texts begin only when all texts have ended. The
 tokens of a text are independent of the other texts and of its start time.
 """
 
@@ -57,7 +57,7 @@ class Usage:
     """Counts of what a batch computed."""
 
     contexts: int = 0
-    """Number of contexts read. Each context read gives one new token."""
+    """Number of contexts read. Reading a context also gives one new token."""
     tokens_read: int = 0
     """Number of context tokens read."""
     positions_read: int = 0
@@ -73,13 +73,13 @@ class Usage:
 
 @dataclasses.dataclass
 class Text:
-    """A text that is being written in a row."""
+    """A text that is being generated in a row."""
 
     number: int
     context: list[int]
-    """The tokens of the text, up to the newest. The oldest may have been dropped."""
+    """The tokens of the text, up to the newest token. The oldest tokens may have been dropped."""
     used: set[int]
-    """All tokens of the text, also dropped ones, for the repetition penalty."""
+    """All tokens of the text, including dropped tokens, for the repetition penalty."""
     key: Key[Array, "1"] | None
     """The random key; None in an open batch."""
     limit: int
@@ -93,7 +93,7 @@ class Text:
     draft_slot: int = 0
     """The next slot in the draft model's cache."""
     draft_length: int = 0
-    """The number of tokens in the draft model's context, with the newest."""
+    """The number of tokens in the draft model's context, including the newest token."""
 
 
 @dataclasses.dataclass
@@ -235,7 +235,7 @@ class ContinuousBatch:
     def __iter__(self) -> Iterator[Written]:
         """Yields new tokens of all texts, a few at a time, until each text reaches its limit.
 
-        The caller may end texts earlier (`stop`) and add others.
+        The caller may end texts earlier (`stop`) and add other texts.
 
         Raises:
           UserError: the logits are NaN or infinite.
@@ -252,7 +252,7 @@ class ContinuousBatch:
     def _rows_to_fill(self) -> list[int]:
         """Returns the free rows to fill together with the next texts."""
         free = [row for row, text in enumerate(self._texts) if text is None]
-        # The first texts are read together, later texts one by one when a row is free.
+        # The first texts are read together. Later texts are read one by one when a row is free.
         most = len(free) if len(free) == len(self._texts) else 0 if self._lockstep else 1
         return free[: min(most, len(self._waiting))]
 
@@ -264,7 +264,7 @@ class ContinuousBatch:
         return texts if full and self._lockstep else full[:1]
 
     def stop(self, number: int) -> None:
-        """Ends a text or removes a waiting one. The next text takes its row."""
+        """Ends a text, or removes a waiting text. The next text takes its row."""
         self._waiting.pop(number, None)
         for row, text in enumerate(self._texts):
             if text is not None and text.number == number:
@@ -283,7 +283,8 @@ class ContinuousBatch:
         num_rows, (first, last) = len(self._texts), pairs[-1]
         texts = [last]
         if self._lockstep or not any(self._texts):
-            # Rows without a text repeat another text, so that one program serves any number.
+            # Rows without a text repeat another text, so that one program supports any number of
+            # texts.
             first, by_row = 0, dict(pairs)
             texts = [by_row.get(row, last) for row in range(num_rows)]
         # Read the contexts, and choose the first token of each row.
@@ -357,7 +358,8 @@ class ContinuousBatch:
         state, sampling, draft = self._with_space(ahead), self._sampling, self._draft
         assert sampling is not None
         model, params = self._reader.model, self._reader.params
-        # One call for all rows, also idle ones, so that one program serves any number.
+        # Call the program for all rows, including idle rows, so that one program supports any
+        # number.
         live = np.asarray([text is not None for text in self._texts])
         if draft is None:
             self._state, new = advance_rows(
@@ -386,7 +388,7 @@ class ContinuousBatch:
         """Adds the new tokens of a row to its text."""
         length, most = int(new.lengths[row]), min(text.room, text.limit - text.count)
         if self._draft is not None:
-            # Tokens beyond the end of the text or the context do not count as proposed.
+            # Tokens beyond the end of the text or the context are not counted as proposed.
             proposed = min(self._draft.num_tokens, most - 1)
             self._acceptance.add(proposed, min(length, most) - 1)
             text.draft_slot += length
@@ -443,7 +445,7 @@ class ContinuousBatch:
 def read_length(length: int, longest: int) -> int:
     """Returns the padded length of a context.
 
-    Few lengths are compiled, and at most a third of a long one is padding.
+    Few lengths are compiled, and at most a third of a long context is padding.
     """
     return min(round_up(length, max(READ_BUCKET, power_of_two(length) // 4)), longest)
 

@@ -1,4 +1,4 @@
-"""Token generation: `stream` samples continuations, `search` finds the best by beam search.
+"""Generates tokens: `stream` samples continuations, `search` finds the best by beam search.
 
 Rows of different lengths share a batch. Padding to few lengths keeps the number of programs small.
 """
@@ -31,7 +31,9 @@ from .speculative import Acceptance, Draft
 from .unstack_layers import unstack_layers
 
 ROW_BUCKET, TOKEN_BUCKET = 16, 32
-"""A search is compiled for lengths that are multiples of these."""
+"""Beam search is compiled for row lengths and target lengths that are multiples of these
+numbers.
+"""
 
 # Tokens per call of the compiled program. On CPU one token per call is as fast as a
 # compiled loop, and every token is available at once. On an accelerator every call waits
@@ -45,8 +47,8 @@ SEEDS = 1 << 32
 class Generator:
     """Compiled decoding for one model.
 
-    It keeps an unstacked copy of the parameters (`models.unstack_layers`). All generators of a
-    model share compiled programs.
+    A generator keeps an unstacked copy of the parameters (`models.unstack_layers`). All generators
+    of a model share compiled programs.
 
     Args:
       model: a causal language model or an encoder-decoder.
@@ -90,17 +92,19 @@ class Generator:
           request: a request with one beam.
           seed: the random seed.
           tokens_per_call: tokens per call of the compiled loop. Defaults to the fastest number on
-            this backend. Not used with a draft model.
+            this backend. With a draft model, this number has no effect.
 
         Yields:
           New tokens int[B, n], n ≥ 1, until there are `request.max_new_tokens`.
 
         Raises:
           UserError: prompts are missing or empty; an id is not in the vocabulary; the request
-            has beams; the model is an encoder-decoder; or its logits are NaN or infinite.
+            has beams; the model is an encoder-decoder; or the logits are NaN or infinite.
         """
         limit = request.max_new_tokens
-        require(limit is not None, "max_new_tokens is missing: say how many tokens to generate")
+        require(
+            limit is not None, "max_new_tokens is missing: give the number of tokens to generate"
+        )
         batch = self.continuous_batch(
             prompts,
             request,
@@ -135,8 +139,8 @@ class Generator:
     ) -> ContinuousBatch:
         """Returns a batch of a few rows that continues many prompts.
 
-        Rows are in step if every prompt has a row or the model is a mixture of experts. Otherwise,
-        the next prompt takes the row of a text that has ended.
+        Rows advance in lockstep if every prompt has a row or the model is a mixture of experts.
+        Otherwise, the next prompt takes the row of a text that has ended.
 
         The tokens of a prompt depend only on the prompt and its key. Iterate over the batch, and
         call its `stop` with the index of a prompt whose text has ended.
@@ -186,7 +190,7 @@ class Generator:
         return batch
 
     def open_batch(self, max_rows: int, *, banned: Sequence[Sequence[int]] = ()) -> OpenBatch:
-        """Returns a batch that texts may enter at any time, for a server. It uses no draft model.
+        """Returns a batch that texts may enter at any time, without a draft model.
 
         Args:
           max_rows: the maximum number of texts that grow at once.
@@ -205,7 +209,7 @@ class Generator:
         )
 
     def token_scores(self, ids: Sequence[int], number: int) -> list[TokenAlternatives]:
-        """Returns the log-probability of each token after the first, and the most probable ones.
+        """Returns the log-probability of each token after the first, and the most probable tokens.
 
         Args:
           ids: a text, at most as long as the model reads.
@@ -224,7 +228,7 @@ class Generator:
     def cached_context(self) -> CachedContext:
         """Returns an empty context for a conversation, which reads only new tokens.
 
-        It does not use a draft model.
+        The context does not use a draft model.
 
         Raises:
           UserError: the model is an encoder-decoder.
@@ -255,14 +259,14 @@ class Generator:
     ) -> list[list[Hypothesis]]:
         """Finds the best targets of sources, or the best continuations of prompts.
 
-        A program is compiled for each number of rows and of banned sequences (rounded up to powers
-        of 2), length of rows (multiples of 16) and of targets (multiples of 32), number of beams,
-        and setting that is a string or a bool.
+        A program is compiled for each combination of the numbers of rows and of banned sequences
+        (rounded up to powers of 2), the lengths of rows (multiples of 16) and of targets (multiples
+        of 32), the number of beams, and the settings that are strings or bools.
 
         Args:
           rows: tokens of each source, with its end token, or of each prompt.
           request: a request without sampling.
-          positions: the position of each token of a source. By default they count from 0.
+          positions: the position of each token of a source. By default, positions count from 0.
 
         Returns:
           Up to `request.num_return_sequences` hypotheses for each row, best first.
@@ -355,9 +359,9 @@ def _check_is_not_reread(config: TransformerConfig, number: int, length: int, ne
     left = tokens_left(config, length)
     require(
         config.reread_length is None or new <= left,
-        f"prompt {number} of {length} tokens and {new} new ones are more than the "
-        f"{config.reread_length} beyond which this model's cache is recomputed, which beam "
-        f"search does not support: request at most {left} new tokens, or sample them",
+        f"prompt {number} has {length} tokens and at most {new} new tokens, and beyond "
+        f"{config.reread_length} tokens the model's cache is recomputed, which beam search does "
+        f"not support: request at most {left} new tokens, or sample the tokens",
     )
 
 

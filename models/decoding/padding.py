@@ -66,7 +66,7 @@ of the time of a token, but compiling another program takes seconds.
 
 
 def cache_stage(needed: int, most: int) -> int:
-    """Returns the length of a cache that holds `needed` tokens now and will hold at most `most`.
+    """Returns the length of a cache for `needed` tokens now and at most `most` tokens later.
 
     The length doubles, so that empty slots at most double the work of attention, and n tokens take
     O(log n) compiled programs.

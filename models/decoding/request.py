@@ -43,7 +43,7 @@ class Sampling(Checked):
     """
 
     temperature: NonNegative = 1.0
-    """Divides the logits; below 1e-6 the best token is taken each time (greedy)."""
+    """Divides the logits; below 1e-6, the best token is always chosen (greedy)."""
     top_k: PositiveInt | None = None
     """Samples among the k best tokens only."""
     top_p: TopP | None = None
@@ -112,7 +112,7 @@ class GenerationRequest(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Greedy search has one result per row, and beam search at most one per beam.
+        # Greedy search has one result per row, and beam search has at most one result per beam.
         require(
             self.samples or self.num_return_sequences <= self.num_beams,
             f"num_return_sequences {self.num_return_sequences} must be at most num_beams "
@@ -158,7 +158,7 @@ class Hypothesis:
 
     @property
     def ended(self) -> bool:
-        """Whether it has an end token."""
+        """Whether the hypothesis has an end token."""
         return self.end_id is not None
 
 
@@ -186,7 +186,7 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
 def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationRequest:
     """Returns the beam search of Vaswani et al. 2017, for a model trained with flaxzoo.
 
-    It bans special tokens except for the end token, and ids without a token.
+    The search bans special tokens except for the end token, and ids without a token.
 
     Args:
         tokenizer: The tokenizer of the model.
@@ -195,12 +195,12 @@ def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationReque
     Raises:
         UserError: The tokenizer has no tokens that start and end a translation.
     """
-    # The vocabulary of targets, which may differ from that of sources.
+    # The vocabulary of targets, which may differ from the vocabulary of sources.
     target, special = tokenizer.target, tokenizer.target.special_ids
     if special.bos is None or special.eos is None:
         raise UserError(
-            f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
-            "it: train one (data.tokenizer.kind sentencepiece-bpe)"
+            f"this {tokenizer.kind} tokenizer lacks a token that starts or ends a text: train a "
+            "tokenizer (data.tokenizer.kind sentencepiece-bpe)"
         )
     # Ban tokens that are not text, and ids of the embedding that no token has.
     no_text = {special.pad, special.unk, special.bos, special.cls, special.sep, special.mask}

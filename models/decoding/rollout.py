@@ -1,8 +1,8 @@
 """Completions sampled by one compiled program, for reinforcement learning.
 
 `Generator` streams text, and calls a compiled program for every token. A rollout knows the number
-of rows and the maximum length, and needs results only at the end. It therefore decodes in one loop
-on the devices, inside any `jit` and over any mesh.
+of rows and the maximum length, and needs results only at the end. A rollout therefore decodes in
+one loop on the devices, inside any `jit` and over any mesh.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ def sample_answers(
       keys: a key for each row, from `models.row_keys`.
       max_new_tokens: the maximum length of an answer, N.
       end_ids: the tokens that end an answer.
-      temperature: divides the logits; 0 takes the best token each time.
+      temperature: divides the logits; with 0, the best token is always chosen.
       apply_fn: a variant of `model.apply` for a mesh.
     """
     rows, length = prompt_ids.shape

@@ -30,11 +30,11 @@ def last_logits(output: CausalLMOutput, number: int = 1) -> Float[Array, "B {num
 
 @struct.dataclass
 class SharedCache:
-    """The tokens of R rows in step: one call writes the same slots of all rows."""
+    """The tokens of R rows in lockstep: one call writes the same slots of all rows."""
 
     cache: Cache
     mask: Int[Array, "R S"]
-    """0 for the padding slots before the context of each row, 1 for all others."""
+    """0 for the padding slots before the context of each row, 1 for all other slots."""
 
     @classmethod
     def empty(
@@ -168,7 +168,9 @@ class RowStates:
     draft: RowCaches | None = None
     """The draft model's caches of all tokens before `before`."""
     before: Int[Array, " R"] | None = None
-    """The token before the newest one. The draft model reads both, even if it has read this one."""
+    """The token before the newest token. The draft model reads both tokens, even if it has already
+    read the earlier token.
+    """
 
 
 @struct.dataclass
@@ -216,7 +218,7 @@ def read_contexts(
 def read_more(
     model: Model, params: Params, ids: Int[Array, "R T"], rows: RowCaches
 ) -> tuple[Float[Array, "R V"], RowCaches]:
-    """Reads further tokens into the caches; returns the logits after the last ones."""
+    """Reads further tokens into the caches; returns the logits after the last token of each row."""
     logits, rows = rows.read(model, params, ids)
     return logits[:, 0], rows
 
@@ -231,8 +233,8 @@ def lengthen(model: Model, rows: SomeContext, *, length: int) -> SomeContext:
 def enter_rows(rows: RowTree, first: Int[Array, ""], new: RowTree) -> RowTree:
     """Copies the rows `new` over some of R rows, from the row `first` on.
 
-    The new caches may be shorter, because a token's slot does not depend on the length. This also
-    holds for a ring that is not full: its slots are the first ones of a longer ring.
+    The new caches may be shorter, because a token's slot does not depend on the length. A ring that
+    is not full has the same property: its slots are the first slots of a longer ring.
     """
     return _overwrite(rows, new, first)
 
@@ -243,7 +245,7 @@ def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowT
     def write(old: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice(old, new, (first, *(0,) * (new.ndim - 1)))
 
-    # Caches of different length differ in static fields, so `jax.tree.map` would refuse them.
+    # Caches of different length differ in static fields, so `jax.tree.map` would raise an error.
     leaves = map(write, jax.tree.leaves(rows), jax.tree.leaves(new))
     return jax.tree.unflatten(jax.tree.structure(rows), leaves)
 
@@ -258,7 +260,7 @@ def take_rows(rows: RowTree, indices: Int[Array, " N"]) -> RowTree:
 def choose_first(
     logits: Float[Array, "R V"], past: History, *, sampling: SamplingParams
 ) -> tuple[NewTokens, History]:
-    """Chooses the tokens after contexts; returns them, and the history after them."""
+    """Chooses the next token of each context; returns the tokens and the new history."""
     chosen, past = _choose(logits, past, sampling=sampling)
     tokens, log_probs, alternatives = jax.tree.map(lambda x: x[:, None], chosen)
     lengths = jnp.ones_like(chosen[0])

@@ -56,7 +56,9 @@ class SamplingParams:
     scored: bool = struct.field(pytree_node=False)
     """Whether the log-probabilities of chosen tokens are computed."""
     takes_best: Bool[Array, "R 1"] | None = None
-    """Whether each row takes the best token each time, if rows differ and not all are greedy."""
+    """Whether each row always chooses the best token, if some rows are greedy and others are
+    not.
+    """
     adjustments: "Adjustments | None" = None
     """Further changes of the logits of each row."""
     num_alternatives: int = struct.field(pytree_node=False, default=0)
@@ -94,7 +96,7 @@ def sampling_params(
     Args:
       sampling: the settings.
       vocab_size: the size of the vocabulary.
-      banned: sequences of tokens that are never written.
+      banned: sequences of tokens that are never generated.
       greedy: whether to choose the best token for any temperature.
       scored: whether the log-probabilities of the chosen tokens are computed.
 
@@ -140,7 +142,7 @@ def filter_tokens(
     probabilities = jax.nn.softmax(ordered, axis=-1)
     # The total probability of better tokens. The token that crosses p belongs to the nucleus.
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    # With p = 1 all are kept, whatever the rounding of the sum.
+    # With p = 1, keep all tokens, even if the sum is rounded.
     nucleus = (before < top_p) | (jnp.asarray(top_p) >= 1)
     kept = nucleus & (probabilities >= min_p * probabilities[..., :1])
     ordered = jnp.where(kept, ordered, HIDDEN)
@@ -170,7 +172,7 @@ class History:
             seen = seen.at[rows, new].max(counts)
         if chosen is not None:
             chosen = chosen.at[rows, new].add(counts.astype(jnp.int32))
-        # Keep the last P tokens of the recent and the accepted new ones.
+        # Keep the last P of the recent tokens and the accepted new tokens.
         both = jnp.concatenate([self.recent, new], axis=1)
         last = number[:, None] + jnp.arange(self.recent.shape[1])
         return dataclasses.replace(
@@ -199,7 +201,7 @@ def history_of(
 
     Args:
       contexts: the tokens of each row.
-      used: all tokens of each row, also dropped ones before its context.
+      used: all tokens of each row, including tokens dropped before its context.
       keys: the keys of the rows.
       count: the number of chosen tokens of each row.
       sampling: determines the needed parts of the past.
@@ -250,7 +252,7 @@ def choose(
 
     Returns:
       The tokens, their log-probabilities under the unmodified logits (None if not
-      `sampling.scored`), and the history after them.
+      `sampling.scored`), and the new history.
     """
     processed = processed_logits(logits, past, sampling=sampling)
     if sampling.greedy:

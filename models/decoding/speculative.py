@@ -3,13 +3,13 @@
 Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", and Chen et al.
 2023, "Accelerating large language model decoding with speculative sampling". The draft model
 samples K tokens in sequence, each from its distribution q. The model computes its distributions p
-for these K tokens and the next one. A token x is accepted with probability min(1, p(x) / q(x)). The
-first rejected token is replaced by a sample from max(0, p - q), normalized. If all are accepted,
-one more token is sampled from p. Every token then has exactly the distribution p for any q, so a
-poor draft model only takes longer.
+for these K tokens and the next token. A token x is accepted with probability min(1, p(x) / q(x)).
+The first rejected token is replaced by a sample from max(0, p - q), normalized. If all tokens are
+accepted, one more token is sampled from p. Every token therefore has exactly the distribution p for
+any q, so a poor draft model only takes longer.
 
 p and q are the distributions after temperature, filters, penalties and bans. With temperature 0, a
-token is accepted if it is the model's best one, and the text does not change.
+token is accepted if it is the model's best token, so the text does not change.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _PROPOSE, _ACCEPT, _REPLACE = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """A small model that proposes tokens to a larger one with the same vocabulary.
+    """A small model that proposes tokens to a larger model with the same vocabulary.
 
     Raises:
       UserError: the number of tokens is out of range, or the model cannot propose tokens.
@@ -54,7 +54,7 @@ class Draft:
             self.model.config, CAUSAL_HEADS, "is not a draft model", "give a causal language model"
         )
         check_value("num_assistant_tokens", self.num_tokens, PositiveInt)
-        # `propose` reads two tokens before the proposed ones.
+        # `propose` reads two tokens before the proposed tokens.
         require(
             self.num_tokens + 2 <= longest,
             f"a draft model that reads {longest} tokens cannot propose {self.num_tokens} at a "
@@ -84,8 +84,8 @@ class Draft:
         require_head(ours, CAUSAL_HEADS, "takes no draft model", "leave the draft model out")
         require(
             ours.vocab_size == theirs.vocab_size,
-            f"the draft model has a vocabulary of {theirs.vocab_size}, the model one of "
-            f"{ours.vocab_size}: give a draft model with the same tokens",
+            f"the draft model has a vocabulary of {theirs.vocab_size} tokens, and the model has "
+            f"{ours.vocab_size} tokens: give a draft model with the same tokens",
         )
         # Both caches lose the rejected tokens, so both models must be able to remove tokens.
         for name, config in (("model", ours), ("draft model", theirs)):
@@ -108,7 +108,7 @@ _CANNOT_REMOVE = {
     # A call that crosses this length would rotate earlier tokens by the wrong frequencies.
     "reread_length": "beyond which its cache is recomputed",
 }
-"""Fields that prevent the removal of rejected tokens, and why."""
+"""Fields that prevent the removal of rejected tokens, and the reasons."""
 
 
 @dataclasses.dataclass
@@ -230,9 +230,9 @@ def propose(
 ) -> tuple[Proposed, RowCaches]:
     """Chooses K tokens with the draft model; returns them and its caches without the last token.
 
-    The token before the newest is always read, even if the draft model has already read it. It has
-    not read it if all tokens of the previous round were accepted, because it never reads the last
-    token that it proposes.
+    The token before the newest is always read, even if the draft model has already read it. The
+    draft model never reads the last token that it proposes, so if all tokens of the previous round
+    were accepted, it has not read the token before the newest.
     """
     assert state.draft is not None
     assert state.before is not None
@@ -255,7 +255,7 @@ def propose(
         picked = pick(logits[:, 0], past, keys)
         return (caches, past, picked.tokens), picked
 
-    # The first choice needs two tokens to be read, and each further choice one.
+    # The first choice reads two tokens, and each further choice reads one token.
     ids = jnp.stack([state.before, state.tokens], axis=1)  # [R, 2]
     logits, caches = state.draft.read(model, params, ids)
     first = pick(logits[:, 0], state.past, keys[:, 0])
@@ -272,7 +272,7 @@ def propose(
 def verify_best(
     best: Int[Array, "R N"], proposed: Int[Array, "R K"]
 ) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """Accepts proposed tokens up to the first that is not the model's best; N is K + 1.
+    """Accepts proposed tokens up to the first one that is not the best token; N is K + 1.
 
     Returns:
       The number of accepted tokens, and the next token.
@@ -309,7 +309,7 @@ def verify(
     # Accept a token with the probability min(1, p / q).
     uniform = jax.vmap(jax.vmap(jax.random.uniform))(_derive(keys[:, :-1], _ACCEPT))
     accepted = _until_first_false(uniform * of_proposed(q) < of_proposed(probabilities))
-    # Replace the first rejected token by one from max(0, p - q), normalized.
+    # Replace the first rejected token by a sample from max(0, p - q), normalized.
     rest = jnp.maximum(at_end(probabilities) - at_end(q), 0)
     # max(0, p - q) is 0 everywhere only if p equals q up to rounding, or if q is NaN.
     rest = jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, at_end(probabilities))
@@ -330,5 +330,5 @@ def _derive(keys: Key[Array, "*rows"], choice: int) -> Key[Array, "*rows"]:
 
 
 def _until_first_false(accepted: Bool[Array, "R K"]) -> Int[Array, " R"]:
-    """Returns the number of true values of each row before the first false one."""
+    """Returns the number of true values of each row before the first false value."""
     return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32), axis=1), axis=1)

@@ -15,11 +15,11 @@ def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
     """Lays out a model and its parameters for decoding one token at a time.
 
     Each layer has a subtree, and each kernel is a matrix `[outputs, inputs]`. Every use of a slice
-    of a stacked array copies it. The copy is negligible in a training step, but takes ten times the
-    work of one token on CPU.
+    of a stacked array copies the slice. The copy is negligible in a training step, but on CPU it
+    takes ten times as long as the computation of one token.
 
     Args:
-      model: a model with stacked layers, or one that already has this layout.
+      model: a model with stacked layers, or a model that already has this layout.
       params: its parameters, which are copied.
 
     Returns:

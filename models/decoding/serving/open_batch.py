@@ -1,9 +1,9 @@
-"""A continuous batch for a server: texts join and leave while others grow, each with its settings.
+"""A continuous batch for a server: texts with different settings join and leave at any time.
 
 A text is read alone, in pieces of few sizes, so that a long context does not stall the rows, and
 its tokens do not depend on other texts. The number of rows grows and shrinks in powers of four, so
-that few programs are compiled. While the device computes the next tokens, the caller works on the
-last ones.
+that few programs are compiled. While the device computes the next tokens, the caller processes the
+previous tokens.
 """
 
 import dataclasses
@@ -130,7 +130,7 @@ class OpenBatch(ContinuousBatch):
           prompt: the tokens of the prompt, at least one.
           key: the words of its random key, from `text_key`.
           limit: the maximum number of new tokens.
-          sampling: how they are chosen.
+          sampling: how the new tokens are chosen.
         """
         context = list(prompt)
         self._waiting[number] = OpenText(
@@ -192,7 +192,7 @@ class OpenBatch(ContinuousBatch):
                 choose_first(logits, past, sampling=sampling)
         for size in self.row_numbers:
             rows: Context = reader.empty(size, slot)
-            # Shorter rows enter, or become as long.
+            # A shorter row is copied into the rows, and shorter rows are lengthened.
             for other in self.cache_lengths[: self.cache_lengths.index(length) + 1]:
                 rows = enter_rows(rows, jnp.int32(0), reader.empty(1, other - reader.step))
                 reader.with_space(reader.empty(size, other - reader.step), slot)
@@ -344,7 +344,7 @@ class OpenBatch(ContinuousBatch):
         text.chosen.extend(written.tokens)
         if self._texts[row] is None:
             self._has_changed = True
-        # They are computed if any text requests them.
+        # Alternatives are computed for all texts if any text requests them.
         number = text.sampling.num_alternatives
         written.alternatives = [best[:number] for best in written.alternatives] if number else []
         return written

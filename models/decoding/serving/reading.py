@@ -18,7 +18,7 @@ CHUNKS = (512, 128, 32)
 def pieces_of(length: int, config: TransformerConfig) -> list[int]:
     """Returns the sizes of the pieces of a context of a number of tokens."""
     if rotates_by_length(config, length):
-        # The first piece alone would be rotated like a short text, so read all at once.
+        # The first piece alone would be rotated like a short text, so read the whole text at once.
         return [read_length(length, config.max_length)]
     # Pad to a multiple of the smallest piece, then divide into the largest pieces that fit.
     left, pieces = round_up(length, CHUNKS[-1]), []
@@ -42,7 +42,7 @@ class Reading:
 
     @classmethod
     def of(cls, text: OpenText, row: int, config: TransformerConfig) -> "Reading":
-        """Returns the reading of a text, whose next slot is then the one after its context."""
+        """Returns the reading of a text, and sets the next slot of the text after its context."""
         length = len(text.context)
         pieces = pieces_of(length, config)
         text.slot = sum(pieces)

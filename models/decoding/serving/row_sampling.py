@@ -55,7 +55,7 @@ PLAIN = TextSampling(), TextSampling(do_sample=True)
 
 
 def every_sampling() -> list[TextSampling]:
-    """Returns settings that select every program of rows: the plain ones first."""
+    """Returns settings that select every program of rows, the plain settings first."""
     return [
         dataclasses.replace(one, presence_penalty=penalty, num_alternatives=number)
         for penalty, number in itertools.product((0.0, 1.0), (0, 1))

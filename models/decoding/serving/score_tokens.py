@@ -25,10 +25,10 @@ class TokenAlternatives(NamedTuple):
 def score_tokens(
     model: Model, params: Params, ids: Int[Array, "B T"], *, number: int
 ) -> tuple[Float[Array, "B T"], Int[Array, "B T {number}"], Float[Array, "B T {number}"]]:
-    """Returns the log-probability of the token after each one, and the most probable tokens there.
+    """Returns the log-probability of each next token, and the most probable next tokens.
 
-    The logits are computed in chunks of positions. A token that is the most probable one has
-    exactly the log-probability of the first alternative.
+    The logits are computed in chunks of positions. If a token is the most probable token, both
+    log-probabilities are exactly equal.
 
     Args:
       model: a causal language model.

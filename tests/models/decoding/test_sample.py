@@ -269,7 +269,7 @@ def test_banned_sequences_do_not_occur(small, generator):
     for words, message in (
         (((1, 29),), r"banned sequence \[1, 29\] .*29"),
         (((1,), ()), "banned sequence .*no token"),
-        (tuple((token,) for token in range(29)), "29 tokens .*suppressed"),
+        (tuple((token,) for token in range(29)), "29 tokens .*banned"),
     ):
         with pytest.raises(ValueError, match=message):
             stream(generator, [prompt], 1, banned=words)
