@@ -20,8 +20,8 @@ def too_long(
       number: The number of items that are too long.
       of: The number of all items.
       noun: The singular name of an item: ``pair``.
-      limit: The setting that they exceed, with its value: ``data.length 128``.
-      consequence: What happens to them.
+      limit: The setting that these items exceed, with its value: ``data.length 128``.
+      consequence: What happens to these items.
     """
     if not number:
         return ()
@@ -46,7 +46,7 @@ class Values(Enum):
     INDEX = "index"
     """The position of a token within the example, below the example's length."""
     LABEL = "label"
-    """Class ids below `ArraySpec.num_classes`, or scores (any float) if that is 0."""
+    """Class ids below `ArraySpec.num_classes`, or scores (any float) if `num_classes` is 0."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class OrderedExamples(ExampleSource, Protocol):
     """Examples whose source decides which examples share a batch."""
 
     def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
-        """Returns the indices of the examples of each batch of an epoch, or None for any order.
+        """Returns the indices of the examples of each batch of an epoch; None allows any order.
 
         Args:
           batch_size: The size of a batch, B.

@@ -30,7 +30,7 @@ class MixedPart:
 
     Attributes:
       name: The name of the source.
-      weight: The weight as given; only the ratio to the others matters.
+      weight: The weight as given; only the ratio to the other weights matters.
       examples: The examples.
       units: The mean number of tokens, or of documents, in an example.
     """
@@ -61,8 +61,8 @@ class MixedPart:
 class MixedExamples(PickledByFields):
     """The examples of several sources; see ``dataset.ExampleSource``.
 
-    As an example source it concatenates the sources: an epoch has each of their examples once.
-    ``locate`` gives the order in training.
+    As an example source, a mixture concatenates its sources: an epoch has each of their examples
+    once. ``locate`` gives the order in training.
 
     Attributes:
       parts: The sources.
@@ -178,7 +178,7 @@ def mix(
     examples = MixedExamples(
         tuple(MixedPart.of(name, *one, unit) for name, one in parts.items()), unit
     )
-    # The log has the share of each source, then the notes of this source.
+    # The log has the share of each source, then the notes of the source.
     total = sum(part.weight for part in examples.parts)
     summary = f"{len(parts)} sources, mixed by {unit}"
     notes: list[str] = []

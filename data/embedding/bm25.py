@@ -1,6 +1,7 @@
 """BM25, a search by words, from the package bm25s.
 
-It is the reference that a model for retrieval is compared with, and finds negatives for rerankers.
+BM25 is the reference that a model for retrieval is compared with, and finds negatives for
+rerankers.
 
 Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond"; Lù 2024,
 "BM25S: Orders of magnitude faster lexical search via eager sparse scoring".

@@ -96,12 +96,13 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
 
 
 def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[EmbeddingExample]:
-    """Makes examples of records.
+    """Makes examples from records.
 
     Args:
       records: The values of the fields in order.
-      fields: The names of the fields. The last one of three or more is a score if it has the name
-        of a score, or if its values are numbers. The last one of two is a label if it has its name.
+      fields: The names of the fields. The last of three or more fields is a score if it has the
+        name of a score, or if its values are numbers. The last of two fields is a label if it has
+        the name of a label.
 
     Raises:
       DataError: A record lacks a text or a score, or its documents and scores differ in number.
@@ -132,7 +133,7 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
     )
     score = _score(record.values[-1], location) if scored else None
     # A list of documents needs a list of scores that ranks it. Without scores, the second document
-    # would count as a negative.
+    # would be a negative.
     require(
         len(positives) == 1 or isinstance(score, tuple),
         f"{location} has {len(positives)} positives: give a score for each document, or one "
@@ -142,7 +143,7 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
     number = len(score) if isinstance(score, tuple) else len(documents)
     require(
         number == len(documents),
-        f"{location} has {number} scores for {len(documents)} documents: give one for each",
+        f"{location} has {number} scores for {len(documents)} documents: give one score for each",
         error=DataError,
     )
     return EmbeddingExample(anchor, tuple(documents), score, location)
@@ -185,11 +186,11 @@ def _score(value: Any, location: str) -> float | tuple[float, ...]:
 
 
 def examples_of_collection(collection: RetrievalData, source: str) -> list[EmbeddingExample]:
-    """Makes an example of each query and each of its relevant documents.
+    """Makes an example for each query and each of its relevant documents.
 
     Args:
       collection: The collection.
-      source: Its name, for messages.
+      source: The name of the collection, for messages.
     """
     documents = collection.documents
     return [

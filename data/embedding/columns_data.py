@@ -44,10 +44,10 @@ class ColumnsData(RecordData[EmbeddingExample]):
     """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB, tfds:NAME or hf:NAME, with the columns
     anchor and positive, then negative, negative_1 … or negatives (a list), or score; or text and
     label. #question,paragraph names other columns, in this order. builtin:python-docs has the first
-    sentence of each paragraph, and the rest of it; builtin:numbers-en-fr has numbers in two
-    languages; beir:FOLDER#train and squad:GLOB have queries and their documents. For vectors also
-    several data sets with names: sets:A=SOURCE | B=SOURCE. In Python, a list of examples is also
-    accepted.
+    sentence and the rest of each paragraph; builtin:numbers-en-fr has numbers in two languages;
+    beir:FOLDER#train and squad:GLOB have queries and their documents. To train an embedding model,
+    several named data sets are also accepted: sets:A=SOURCE | B=SOURCE. In Python, a list of
+    examples is also accepted.
     """
     num_negatives: NonNegativeInt | None = None
     """Maximum number of negatives of an example. Defaults to the largest number in the data.
@@ -78,7 +78,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
             names = find_fields(known, source.name)
         require(
             len(names) > 1,
-            f"{source.name!r} names one column: name the positive as well",
+            f"{source.name!r} names one column: name the column of the positive as well",
             error=DataError,
         )
         # A record may lack a negative.
@@ -94,7 +94,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
         return ExampleSet(tuple(examples), lines=(f"columns: {', '.join(names)}", *lines))
 
     def train_examples(self) -> tuple[EmbeddingExample, ...]:
-        """Returns the training examples, which are read."""
+        """Reads and returns the training examples."""
         return tuple(self._part("train").examples)
 
     def require_scores(
@@ -130,7 +130,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
           learner: The loss that uses the margins, for messages.
 
         Raises:
-          DataError: An example has more negatives, or none.
+          DataError: An example has more than one negative, or none.
         """
         for example in self.train_examples():
             require(

@@ -44,21 +44,21 @@ class EmbeddingData(ColumnsData):
     query_length: LabelledLength | None = None
     """Maximum number of tokens of an anchor, Q, at most `length`. Defaults to `length`."""
     query_prompt: str | None = None
-    """A text before each anchor. Defaults to the prompt of `init_from` for queries."""
+    """The text that precedes each anchor. Defaults to the prompt of `init_from` for queries."""
     document_prompt: str | None = None
-    """A text before each document. Defaults to the prompt of `init_from` for documents."""
+    """The text that precedes each document. Defaults to the prompt of `init_from` for documents."""
     lowercase: bool | None = None
     """Whether texts are lowercased before tokenization. Defaults to the setting of `init_from`."""
     mixing: Mixing = "proportional"
     """The batches of several data sets (sets:A=SOURCE | B=SOURCE). proportional: all batches, in a
-    random order. round_robin: one of each in turn, until the smallest data set ends."""
+    random order. round_robin: one batch of each data set in turn, until the smallest data set
+    ends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             self.anchor_length <= self.length,
-            f"query_length {self.query_length} must be at most length {self.length}: raise the "
-            "second",
+            f"query_length {self.query_length} must be at most length {self.length}: raise length",
         )
 
     @property
@@ -96,7 +96,7 @@ class EmbeddingData(ColumnsData):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """See ``DataConfig``; several data sets have the names of training."""
+        """See ``DataConfig``; several data sets must have the names of the training data sets."""
         if not self.sets:
             return super().whole_source(source, tokenizer, labels)
         sources = self._sources_of_sets(source)
@@ -107,7 +107,7 @@ class EmbeddingData(ColumnsData):
         return self._split(_joined(parts), tokenizer, labels)
 
     def score_form(self) -> ScoreForm:
-        """Returns the form of the scores of the training examples, which are read."""
+        """Reads the training examples, and returns the form of their scores."""
         return form_of(self._part("train").examples[0])
 
     def labels_in(self, example: EmbeddingExample) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class EmbeddingData(ColumnsData):
         return () if example.label is None else (example.label,)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig`` and the top of this file; without scores."""
+        """See ``DataConfig`` and the top of this file; the result has no scores."""
         del num_labels, num_choices
         anchor, documents = (self.anchor_length,), (1 + (self.num_negatives or 0), self.length)
         return {
@@ -169,7 +169,7 @@ class EmbeddingData(ColumnsData):
     def _encoded(
         self, texts: TextTable, tokenizer: Tokenizer, noun: str, prompt: str | None, length: int
     ) -> tuple[BertInputs, tuple[str, ...]]:
-        """Tokenizes different texts, and counts those that are truncated."""
+        """Tokenizes different texts, and counts truncated texts."""
         made = [(self._lowered(f"{prompt or ''}{text}"),) for text in texts.numbers]
         template = Template.of(tokenizer, length)
         tokens, num_truncated = encode_texts(made, tokenizer, template, texts.locations)
@@ -202,7 +202,7 @@ def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
 
 
 def _joined(parts: dict[str, ExampleSet[EmbeddingExample]]) -> ExampleSet[EmbeddingExample]:
-    """Joins data sets, and numbers them in their order."""
+    """Joins data sets, whose numbers follow their order."""
     examples = (
         replace(example, data_set=number)
         for number, part in enumerate(parts.values())
@@ -227,14 +227,15 @@ def _spread(documents: np.ndarray) -> np.ndarray:
 
 
 def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | None:
-    """Returns the scores of pairs [n], or of documents [n, C] with 0 for absent ones.
+    """Returns the scores of pairs [n], or of documents [n, C] with 0 for absent documents.
 
-    If some data sets have scores of documents, the score of a pair is the first of C.
+    If some data sets have scores of documents, the score of a pair is the first of its C scores.
     """
     scored = [example for example in examples if example.score is not None]
     if not scored:
         return None
-    # Record for each data set which of its scores are lists, because a data set has one form.
+    # Record for each data set which of its scores are lists, because all scores of a data set have
+    # one form.
     lists: dict[int, list[bool]] = {}
     for example in scored:
         lists.setdefault(example.data_set, []).append(isinstance(example.score, tuple))

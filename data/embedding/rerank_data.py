@@ -45,14 +45,16 @@ class RerankData(ColumnsData):
     length: LabelledLength = 256
     """Maximum number of tokens of a query and a document, T. The longer text is truncated."""
     sampled_negatives: NonNegativeInt | None = None
-    """Documents of other queries, drawn at random for each query in each epoch, as negatives. Only
-    for records without scores. Defaults to 4, or to 0 for records with scores."""
+    """The number of documents of other queries that are drawn as negatives, for each query in each
+    epoch. Only for records without scores. Defaults to 4, or to 0 for records with scores.
+    """
     sampled_from: Literal["all", "bm25"] = "all"
-    """The documents that these negatives are drawn from. all: every document of another query.
-    bm25: the first 20 that BM25 finds for the query, and others if it finds too few. They are
-    harder to tell from the positive."""
+    """The documents that sampled negatives are drawn from. all: every document of another query.
+    bm25: the first 20 documents that BM25 finds for the query, which are harder to distinguish from
+    the positive, and others if BM25 finds too few.
+    """
     sampling_seed: Seed = 0
-    """The seed for drawing these documents."""
+    """The seed for drawing sampled negatives."""
 
     def labels(self) -> tuple[str, ...]:
         """See ``DataConfig``; the only label is the score."""
@@ -123,7 +125,8 @@ class RerankData(ColumnsData):
         found = None
         if sampled and self.sampled_from == "bm25":
             found = bm25([*texts.queries.numbers], [*texts.documents.numbers], FIRST)[1]
-        # Sampling may combine any query with any document, so make room for the longest of both.
+        # Sampling may combine any query with any document, so make room for the longest query with
+        # the longest document.
         longest = int(queries.sizes.max() + documents.sizes.max())
         return RerankExamples(
             template=template.fitted(longest + template.length - template.room(2)),
@@ -135,14 +138,15 @@ class RerankData(ColumnsData):
             scores=_scores(examples, number),
             num_sampled=sampled,
             found=found,
-            # An evaluation draws other documents than training, and the same ones in every epoch.
+            # An evaluation draws other documents than training, and the same documents in every
+            # epoch.
             seed=(self.sampling_seed, int(training)),
             notes=(f"{number + sampled} documents each", *cut),
         )
 
 
 def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray:
-    """Returns the scores of all documents, float32 [n, C]; 0 for absent ones."""
+    """Returns the scores of all documents, float32 [n, C]; 0 for absent documents."""
     scores = np.zeros((len(examples), number), np.float32)
     for row, example in zip(scores, examples, strict=True):
         # A single score is the score of the pair, or the margin between the positive and a
@@ -165,7 +169,7 @@ class RerankExamples(PickledByFields):
       rows: The number of the query, and of each document or ``ABSENT``, int32 [n, 1 + C].
       scores: float32 [n, C].
       num_sampled: The number of sampled documents.
-      found: The documents of each query to draw from first, or ``ABSENT``, int32 [queries, K]. If
+      found: The documents to draw from first for each query, or ``ABSENT``, int32 [queries, K]. If
         None, all documents are equally probable.
       seed: The seed of the draws, and whether they differ between epochs.
       notes: Remarks for the log.

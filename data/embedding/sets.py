@@ -11,7 +11,7 @@ def sources_of(name: str) -> dict[str, str]:
     """Returns the source of each of several data sets by its name, or {} for a single source.
 
     Raises:
-      DataError: Fewer than two data sets are named, or two have one name.
+      DataError: Fewer than two data sets are named, or two have the same name.
     """
     if not name.startswith(KIND):
         return {}

@@ -44,7 +44,7 @@ class NumberedTexts:
 
     @classmethod
     def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
-        """Numbers the texts of examples."""
+        """Assigns a number to each different text of the examples."""
         most = max(len(example.documents) for example in examples)
         # In `rows`, anchors and documents are counted separately. In `keys`, they share numbers.
         queries, documents, texts = TextTable(), TextTable(), TextTable()

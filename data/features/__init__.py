@@ -1,1 +1,1 @@
-"""From text to model inputs, and from model outputs back to text."""
+"""Turns text into model inputs, and model outputs into text."""

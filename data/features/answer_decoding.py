@@ -1,13 +1,13 @@
 """Extraction of answers from passages, from the logits of their starts and ends.
 
-The rules follow google-research/bert ``run_squad.py``: an answer starts at a token that
-has the most context in this window, it has at most a given length, and "no answer" has the score
-of ``[CLS]`` in the window where that score is lowest. In contrast to the original, all spans
-compete, not only spans of the best starts and ends.
+The rules follow google-research/bert ``run_squad.py``: an answer starts at a token that has more
+context in this window than in others, its length is limited, and "no answer" has the score of
+``[CLS]`` in the window where that score is lowest. In contrast to the original, all spans compete,
+not only spans of the best starts and ends.
 
-The probability of an answer is P(start) · P(end), each a softmax over ``[CLS]`` and the passage
-tokens of the answer's window (Devlin et al. 2018, section 4.2; question tokens, separators and
-padding cannot be answers). Windows of a passage compete by the sums of logits and not by these
+The probability of an answer is P(start) · P(end), where each P is a softmax over ``[CLS]`` and the
+passage tokens of the answer's window (Devlin et al. 2018, section 4.2; question tokens, separators
+and padding cannot be answers). Windows of a passage compete by the sums of logits and not by these
 probabilities, because the probabilities of every window sum to one, even without the answer.
 """
 
@@ -92,7 +92,7 @@ class SpanDecoding:
         return decoded
 
     def _answerable(self, row: int, tokens: BertInputs) -> np.ndarray:
-        """Returns the positions of the first token and the passage in a window."""
+        """Returns the positions of the first token and of the passage in a window."""
         first, last = self.ranges[row]
         return np.r_[0, tokens.second[row] : tokens.second[row] + last - first]
 

@@ -1,7 +1,7 @@
 """Rows of one or two texts with the special tokens and token types of the tokenizer's frame.
 
-In BERT these are ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]`` (Devlin et al. 2018, section 3
-and figure 2).
+In BERT, a row is ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]`` (Devlin et al. 2018, section 3 and
+figure 2).
 """
 
 from array import array
@@ -39,11 +39,11 @@ class Template:
         return cls(tokenizer.frame, tokenizer.special_ids.pad or 0, length)
 
     def room(self, num_texts: int) -> int:
-        """Returns the number of tokens that one text or two may have; see ``Layout.room``."""
+        """Returns the number of tokens that one or two texts may have; see ``Layout.room``."""
         return self.frame.layout(num_texts).room(self.length)
 
     def fitted(self, longest: int) -> "Template":
-        """Returns a template whose length is a multiple of 8, and not above this one's.
+        """Returns a template whose length is a multiple of 8, and at most the current length.
 
         Args:
           longest: The number of tokens of the longest example, with special tokens.
@@ -58,9 +58,9 @@ class BertInputs:
     Attributes:
       template: The special tokens and the length T.
       ids: All tokens with special tokens, int32.
-      types: Their token types, uint8.
+      types: The token types of all tokens, uint8.
       starts: The start of each example in ``ids``, then the end, int64 [n + 1].
-      second: The start of the second text in its example, or T without one, int32 [n].
+      second: The start of the second text in its example, or T without a second text, int32 [n].
     """
 
     template: Template
@@ -135,7 +135,7 @@ def encode_texts(
     """Tokenizes single texts and pairs, truncates them, and adds special tokens.
 
     Args:
-      texts: One or two texts each.
+      texts: The one or two texts of each example.
       tokenizer: The tokenizer.
       template: The special tokens and the length.
       locations: The location of each example, for messages.
@@ -167,18 +167,19 @@ def encode_texts(
 
 
 def truncate_longest_first(*sizes: int, room: int) -> tuple[int, ...]:
-    """Truncates one text or two to fit by removing tokens from the end of the longer one.
+    """Truncates one or two texts by removing tokens from the end of the longer text.
 
     Follows the tokenizers library. If both texts must be cut and the number of free tokens is odd,
-    the longer text gets the extra token. If both are equally long, the second one gets it.
-    (google-research/bert ``run_classifier.py`` always gives the extra token to the first text.)
+    the longer text gets the extra token. If both texts are equally long, the second text gets the
+    extra token. (google-research/bert ``run_classifier.py`` always gives the extra token to the
+    first text.)
 
     Args:
       sizes: The numbers of tokens of the texts.
-      room: The maximum number of tokens of all together.
+      room: The maximum number of tokens of all texts together.
 
     Returns:
-      The number of tokens to keep of each.
+      The number of tokens to keep of each text.
     """
     if sum(sizes) <= room:
         return sizes

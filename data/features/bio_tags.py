@@ -2,10 +2,10 @@
 
 ========  ==================================================================================
 BIO       (IOB2) the first word of a span has ``B-``, the others ``I-``
-IOB1      all words have ``I-``; ``B-`` begins only a span right after one of its type
-BIOES     (BILOU) the last word has ``E-`` (``L-``), a span of one word ``S-`` (``U-``)
-plain     tags of single words without spans: parts of speech
-========  ==================================================================================
+IOB1      all words have ``I-``; ``B-`` begins only a span right after one of the same type BIOES
+(BILOU) the last word has ``E-`` (``L-``), a span of one word ``S-`` (``U-``) plain     tags of
+single words without spans: parts of speech ========
+==================================================================================
 
 Ramshaw & Marcus 1995 (IOB1); Ratinov & Roth 2009 (BILOU). The scheme of a source is inferred from
 all its tags. After conversion to BIO, spans of all schemes are compared and scored alike.
@@ -55,11 +55,12 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
     Raises:
       InconsistentTagError: The tags have different schemes.
     """
-    # If no tag has a prefix such as B-, the scheme is plain. A source with only O counts as BIO.
+    # If no tag has a prefix such as B-, the scheme is plain. A source with only O has the scheme
+    # BIO.
     tags = {tag for sentence in sentences for tag in sentence}
     if not any(tag.startswith(("B-", "I-", "S-", "U-")) for tag in tags):
         return "plain" if tags - {"O"} else "BIO"
-    # If some tags mark spans, all tags must.
+    # If some tags mark spans, all tags must be O or mark spans.
     for location, _, tag in _neighbors(sentences):
         if not _TAG.fullmatch(tag):
             raise InconsistentTagError(
@@ -80,7 +81,7 @@ def find_scheme(sentences: Sequence[Sequence[str]], strict: bool = True) -> Sche
 
 
 def misplaced_inside(sentences: Sequence[Sequence[str]]) -> list[Location]:
-    """Finds every ``I-`` that does not continue a span; ``to_bio`` with IOB1 makes it ``B-``."""
+    """Finds every ``I-`` that does not continue a span; ``to_bio`` with IOB1 writes ``B-``."""
     return [location for location, _ in _misplaced(sentences, "I")]
 
 
@@ -105,7 +106,7 @@ def span_labels(tags: Iterable[str]) -> tuple[str, ...]:
     labels = set(tags)
     types = {tag[2:] for tag in labels if tag.startswith(("B-", "I-"))}
     if types:
-        # A type may occur only in spans of one word; the model still needs its I-.
+        # A type may occur only in spans of one word; the model still needs the I- of this type.
         labels |= {"O"} | {f"{mark}-{type}" for mark in "BI" for type in types}
     return tuple(sorted(labels, key=lambda tag: (tag != "O", tag)))
 
@@ -116,7 +117,7 @@ def _continues(tag: str, previous: str) -> bool:
 
 
 def _neighbors(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Location, str, str]]:
-    """Yields each tag with its location and the tag before it; ``O`` surrounds a sentence."""
+    """Yields each tag with its location and the tag before it; the ends of a sentence are ``O``."""
     for i, sentence in enumerate(sentences):
         for j, (previous, tag) in enumerate(pairwise(["O", *sentence, "O"])):
             yield (i, j), previous, tag
@@ -130,9 +131,10 @@ def _misplaced(sentences: Sequence[Sequence[str]], prefix: str) -> Iterator[tupl
 
 
 def _misplaced_in_bioes(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Finds the tags that break the scheme: a wrong continuation, or a span left open."""
+    """Finds the tags that break the scheme: a wrong continuation, or a span without its end."""
     for (i, j), previous, tag in _neighbors(sentences):
-        # The type of the span that the tag before leaves open, and of the span that this one needs.
+        # The type of the span that the previous tag does not end, and of the span that `tag`
+        # continues.
         within = previous[2:] * (previous[0] in "BI")
         needed = tag[2:] * (tag[0] in "IEL")
         if within != needed:

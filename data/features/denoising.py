@@ -51,7 +51,7 @@ class Denoising(Checked):
 
         Args:
           source_length: The maximum number of tokens of a source.
-          target_length: The maximum number of tokens of a target. Defaults to the source's.
+          target_length: The maximum number of tokens of a target. Defaults to `source_length`.
         """
         return max(0, min(source_length, target_length or source_length) - 1)
 
@@ -63,8 +63,8 @@ class Denoising(Checked):
           rng: The source of randomness.
 
         Returns:
-          int64 [spans], some of them 0. Their sum is ``num_masked(size)``, which is also the
-          maximum number of spans.
+          int64 [spans], with some zeros. The sum of the lengths is ``num_masked(size)``, which is
+          also the maximum number of spans.
         """
         number = self.num_masked(size)
         lengths: list[int] = []
@@ -72,15 +72,15 @@ class Denoising(Checked):
         missing, spare = number, number
         while missing:
             length = min(int(rng.poisson(self.mean_span_length)), missing)
-            # Skip an inserted mask if the masks left may all be needed for the masked tokens.
+            # Skip an inserted mask if all remaining masks may be needed for the masked tokens.
             if length or spare > missing:
                 lengths.append(length)
                 missing, spare = missing - length, spare - 1
         return np.asarray(lengths, np.int64)
 
     def permuted(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Shuffles the sentences of a text; an incomplete last sentence counts as one."""
-        # Split behind each end token; a text that ends with one has an empty last part.
+        """Shuffles the sentences of a text; an incomplete last sentence is a sentence as well."""
+        # Split behind each end token; a text that ends with such a token has an empty last part.
         ends = np.flatnonzero(np.isin(tokens, self.sentence_ends)) + 1
         sentences = [part for part in np.split(tokens, ends) if len(part)]
         order = rng.permutation(len(sentences)) if len(sentences) > 1 else range(len(sentences))

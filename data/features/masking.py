@@ -2,12 +2,13 @@
 
 By default 15 % of the tokens of an example are predicted: 80 % of them become ``[MASK]``, 10 % a
 random token, and 10 % stay unchanged. As in google-research/bert ``create_pretraining_data.py``,
-the 15 % count all tokens, including special tokens, although special tokens are never chosen.
+the 15 % are a fraction of all tokens, including special tokens, although special tokens are never
+chosen.
 
 Deliberate differences: every epoch draws new masks (RoBERTa, Liu et al. 2019, section 4.1), while
 the original writes ten copies of its data; a random token is never a special one; and ``[UNK]`` is
 not predicted. ``ngrams`` masks up to that number of consecutive words together (Lan et al. 2020,
-"ALBERT", section 3.1): n of them with a probability in proportion to 1 / n.
+"ALBERT", section 3.1): the probability of n words is proportional to 1 / n.
 """
 
 import math
@@ -21,7 +22,7 @@ from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
 from ..tokenizers.base import Tokenizer
 
-# A token whose random number is below the first becomes [MASK]; between the two, a random token.
+# A token becomes [MASK] if its random number is below `_MASKED`, and random if below `_RANDOM`.
 _MASKED, _RANDOM = 0.8, 0.9
 
 
@@ -114,9 +115,9 @@ class Masking(PickledByFields):
 
         Returns:
           ``masked_positions`` (ascending), ``masked_labels`` and ``masked_weights``, int32
-          [max_predictions]; unused slots are 0 in all three.
+          [max_predictions]; unused entries are 0 in all three arrays.
         """
-        # As in the original, special tokens count here although they are not candidates.
+        # As in the original, the number includes special tokens, although they are not candidates.
         budget = min(self.max_predictions, max(1, round(len(ids) * self.rate)))
         candidates = np.flatnonzero(self._ordinary[ids])
         chosen = (

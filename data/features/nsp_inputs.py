@@ -30,7 +30,7 @@ class SentencePairExamples:
         return len(self.tokens)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the same in every epoch."""
+        """Makes one example, which is the same in every epoch."""
         # The model requires masked positions; their predictions are not used.
         nothing = np.zeros(self.max_predictions, np.int32)
         return {**self.tokens.example(index), "masked_positions": nothing}
@@ -62,7 +62,9 @@ def read_pairs(path: str) -> dict[str, tuple[str, str]]:
         texts = line.split("\t")
         location = f"{file} line {number}"
         if len(texts) != 2:
-            raise DataError(f"{location} has {len(texts)} texts: write two, separated by a tab")
+            raise DataError(
+                f"{location} has {len(texts)} texts: write two texts, separated by a tab"
+            )
         pairs[location] = texts[0], texts[1]
     if not pairs:
         raise DataError(f"nothing to predict in {path}: it is empty")

@@ -1,7 +1,7 @@
 """Rows of several texts without padding, each with its special tokens.
 
 Warner et al. 2024, "Smarter, better, faster, longer", section 2.1.3: ModernBERT learns from such
-rows. The texts of a row do not attend to each other, and the positions of each begin at 0.
+rows. The texts of a row do not attend to each other, and the positions of each text begin at 0.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from .segment_pairs import Example
 class PackedTexts(PickledByFields):
     """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
 
-    A row contains consecutive documents from a random position, and the first and the last may be
-    cut. An epoch has as many examples as would fill the text. A row ends with padding only if no
-    further text fits, which is rare: then it has fewer tokens than the special tokens of a text.
+    A row contains consecutive documents from a random position, and the first and the last document
+    may be cut. The number of examples of an epoch is the number of rows that the text fills. A row
+    rarely ends with padding, which has fewer tokens than the special tokens of a text.
 
     Attributes:
       corpus: The documents as tokens.
@@ -50,7 +50,7 @@ class PackedTexts(PickledByFields):
         """Makes one example.
 
         Args:
-          epoch: From 0; unused, as is the index: both determine only the state of ``rng``.
+          epoch: From 0. Epoch and index are unused, because they determine the state of ``rng``.
           index: In ``[0, num_examples)``.
           rng: The source of randomness.
         """
@@ -62,7 +62,7 @@ class PackedTexts(PickledByFields):
             # The document of token `at` ends at the first end after it.
             end = int(self._ends[np.searchsorted(self._ends, at, "right")])
             size = min(end - at, room - added)
-            # Shorten a text that would leave too little room for another one.
+            # Shorten a text that would leave too little room for another text.
             rest = room - added - size
             if 0 < rest <= added:
                 size = max(1, size - (added + 1 - rest))

@@ -8,11 +8,11 @@ tokens from either end of the longer segment.
 
 Deliberate differences, so that every example can be made independently:
 
-- The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)``.
-  Their starts differ between epochs: example ``k`` begins with the first sentence that
-  starts at token ``k * target - shift`` of its document or later, where ``shift`` is drawn for
-  each document and epoch, up to the number of tokens that the last example leaves free. In each
-  epoch, the examples of a document therefore cover it: every sentence is offered to one of them,
+- The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)`` examples. The
+  starts of examples differ between epochs: example ``k`` begins with the first sentence that starts
+  at token ``k * target - shift`` of its document or later, where ``shift`` is drawn for each
+  document and epoch, up to the number of tokens that the last example leaves free. In each epoch,
+  the examples of a document therefore cover the document: every sentence is offered to one example,
   and no sentence is favored.
 - An example has at least two sentences, so the second segment continues the first in half of the
   examples (in the original: in fewer).
@@ -108,7 +108,7 @@ class Segments(PickledByFields):
         corpus = self.corpus
         require(
             corpus.num_documents >= 2 or self.swap,
-            "next sentences need two documents, and the training or validation data have one: "
+            "next sentences need two documents, and the training or validation data have only one: "
             "make documents smaller (text:GLOB#block or #sentences), hold out more, name other "
             "validation data, or set data.next_sentence False",
             DataError,
@@ -117,7 +117,7 @@ class Segments(PickledByFields):
             corpus.num_single != corpus.num_documents,
             f"each of {corpus.num_documents:,} documents is a single sentence, so no "
             f"segment continues another: give longer documents (#file, #block), or "
-            f"data.next_sentence False",
+            f"set data.next_sentence False",
             DataError,
         )
 
@@ -208,7 +208,7 @@ class Segments(PickledByFields):
         token = start + (index - before) * self.target
         if self.jitter:
             # Shift all starts of the document by at most the tokens that its last example leaves
-            # free, so that the examples still cover it.
+            # free, so that the examples still cover the document.
             free = count * self.target - (end - start)
             words = [self.seed % 2**64, epoch, document, _SHIFTS]
             token -= int(np.random.default_rng(words).integers(0, free, endpoint=True))
@@ -217,7 +217,8 @@ class Segments(PickledByFields):
     def _sentence_from(self, token: int, document: int) -> int:
         """Returns the first sentence that starts at a token or later.
 
-        If that is a full target away or in another document, returns the sentence before it.
+        If that sentence is a full target away or in another document, returns the previous
+        sentence.
         """
         starts = self.corpus.sentence_starts
         sentence = int(np.searchsorted(starts, token, "left"))
@@ -264,7 +265,7 @@ def _truncate(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.nda
 
 
 def _at_least_two(first: int, end: int, last: int) -> tuple[int, int]:
-    """Extends a single sentence by the next sentence, or by the previous one at the end."""
+    """Extends a single sentence by the next sentence, or by the previous sentence at the end."""
     if end - first > 1:
         return first, end
     return (first, end + 1) if end < last else (first - 1, end)

@@ -13,8 +13,8 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
     Args:
       total: The number of tokens of the passage.
       room: The number of tokens in a window, at least 1.
-      stride: Tokens between the starts of consecutive windows, at least 1. It is capped at half a
-        window, so that every span of at most half a window is complete in some window.
+      stride: Tokens between the starts of consecutive windows, at least 1. The stride is capped at
+        half a window, so that every span of at most half a window is complete in some window.
 
     Returns:
       At least one half-open range; together the ranges contain every token.
@@ -31,8 +31,8 @@ def most_context(ranges: np.ndarray) -> np.ndarray:
     """Returns the window with the most context for each token.
 
     The context of a token is the number of tokens before it or after it, whichever is smaller. One
-    hundredth of the window's length is added, to prefer longer windows. Ties go to the first
-    window.
+    hundredth of the window's length is added, to prefer longer windows. If contexts are equal, the
+    first window is returned.
 
     Args:
       ranges: The windows of a passage, half-open, int [num_windows, 2].

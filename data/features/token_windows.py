@@ -1,9 +1,9 @@
 """Sequences of fixed length from random positions of a text, ignoring sentence boundaries.
 
 This is a simplified form of BERT's pretraining: a sequence is either T consecutive tokens, split
-in the middle, or two halves from different parts of the text, and the model predicts which (MLVU
-lecture 10, slides 39 and 40). Without next sentences a sequence is a random window. The original
-form, with whole sentences as segments, is in ``segment_pairs``.
+in the middle, or two halves from different parts of the text, and the model predicts which of the
+two it is (MLVU lecture 10, slides 39 and 40). Without next sentences a sequence is a random window.
+The original form, with whole sentences as segments, is in ``segment_pairs``.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Windows:
     """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
 
     Every example has exactly T tokens. The first half of a pair, A with the special tokens before
-    B, has T // 2 tokens; the second half has the others. An epoch has as many examples as would
-    fill the text. Their positions are drawn from the whole text in every epoch, so an epoch may
-    read some tokens twice and skip others.
+    B, has T // 2 tokens; the second half has the other tokens. The number of examples of an epoch
+    is the number of sequences that the text fills. The positions of examples are drawn from the
+    whole text in every epoch, so an epoch may read some tokens twice and skip others.
 
     Attributes:
       corpus: The text as tokens; windows cross the ends of sentences and documents.
@@ -50,7 +50,7 @@ class Windows:
         require(
             len(self.corpus.tokens) >= needed,
             f"random halves or windows for sequences of {self.length} tokens need a text of "
-            f"{needed:,}, and the training or validation data have "
+            f"{needed:,} tokens, and the training or validation data have "
             f"{len(self.corpus.tokens):,}: lower data.length, give more text, hold out more, "
             "or name other validation data",
             DataError,
@@ -74,13 +74,13 @@ class Windows:
         """Makes one example.
 
         Args:
-          epoch: From 0; unused, as is the index: both determine only the state of ``rng``.
+          epoch: From 0. Epoch and index are unused, because they determine the state of ``rng``.
           index: In ``[0, num_examples)``.
           rng: The source of randomness.
 
         Returns:
-          ``length`` tokens. With next sentences the label is 1 in half of the examples; their B
-          neither continues nor overlaps A.
+          ``length`` tokens. With next sentences the label is 1 in half of the examples; in these
+          examples, B neither continues nor overlaps A.
         """
         del epoch, index
         first, second = self.sizes

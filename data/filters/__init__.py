@@ -1,1 +1,1 @@
-"""Which records of a source are used: conditions on fields, and stored selections."""
+"""Selects the records of a source that are used: conditions on fields, and stored selections."""

@@ -1,9 +1,9 @@
 """Conditions on the fields of a source, which select its records: ``jsonl:GLOB#text?score>=3``.
 
 Conditions follow the fields after the ``#`` and are joined by ``&``. Two numbers are
-compared as numbers; JSON numbers, and table cells and strings that contain a number, count as
-numbers. All other text is compared as text, so dates such as ``2019-01-31`` are ordered. ``true``,
-``false`` and ``null`` are the JSON values.
+compared as numbers; JSON numbers, and table cells and strings that contain a number, are numbers.
+All other text is compared as text, so dates such as ``2019-01-31`` are ordered. ``true``, ``false``
+and ``null`` are the JSON values.
 """
 
 import json
@@ -80,7 +80,7 @@ class Condition:
         kind = "a number" if other is not None else "a text"
         raise DataError(
             f"{location} field {self.field!r} is {text[:40]!r}, not {kind}, so it cannot be "
-            f"compared with {self.value!r}: correct the line, or leave others out first, as "
+            f"compared with {self.value!r}: correct the line, or first leave such records out, as "
             f"?{self.field}!={text[:40]}&{self}"
         )
 

@@ -1,4 +1,4 @@
-"""An order of labeled examples: a batch has no example of a label, or at least two.
+"""An order of labeled examples: a batch has either no example of a label or at least two.
 
 Losses that compare the texts of a batch by their labels need both equal and different labels. The
 order of an epoch depends only on the seed, the epoch and the batch size.
@@ -34,7 +34,7 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     require(
         batch_size >= 4 and batch_size % 2 == 0,
         f"batch_size {batch_size} must be even and at least 4 for texts with labels, so that each "
-        "label of a batch has two texts: change it",
+        "label of a batch has two texts: change batch_size",
         error=DataError,
     )
     # Group the shuffled examples by label, so that each label has its examples in a random order.
@@ -52,7 +52,7 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     )
     pairs = _rounds(left, seed, epoch)
     count = batch_size // 2
-    # Fill the last batch with the first pairs that it does not have, other labels first, because a
+    # Fill the last batch with the first pairs that it lacks, pairs of other labels first, because a
     # batch of a single label teaches nothing.
     last = pairs[len(pairs) // count * count :]
     if last:
@@ -63,8 +63,8 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
         pairs += spare[: count - len(last)]
     require(
         pairs and len(pairs) % count == 0,
-        f"batch_size {batch_size} needs {count} pairs of texts with one label, and an epoch has "
-        f"{len(pairs)}: lower it to at most {2 * len(pairs)}, or give more texts",
+        f"batch_size {batch_size} needs {count} pairs of texts with equal labels, and an epoch has "
+        f"{len(pairs)}: lower batch_size to at most {2 * len(pairs)}, or give more texts",
         error=DataError,
     )
     # [pairs, 2] to [N, B]: a batch has B / 2 pairs.
@@ -72,7 +72,7 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
 
 
 def _rounds(left: dict[int, list[int]], seed: int, epoch: int) -> list[tuple[int, int]]:
-    """Returns pairs of examples of one label, and takes one pair of each label in turn."""
+    """Returns pairs of examples with the same label; the labels take turns."""
     # Turn 0 shuffles the examples, and each round draws its order of the labels from a later turn.
     pairs, turn, last = list[tuple[int, int]](), 1, None
     while len(left) > 1:

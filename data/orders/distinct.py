@@ -18,9 +18,9 @@ ABSENT = -1
 def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches without equal texts.
 
-    Examples are shuffled. Each example goes to the first batch with room. Batches before the last
-    one that has one of its texts are skipped. The last batches are filled with the examples that
-    found no batch, and then with repeated examples.
+    Examples are shuffled. Each example goes to the first batch with room after the last batch that
+    has one of its texts. The last batches are filled with the remaining examples, and then with
+    repeated examples.
 
     Args:
       keys: The number of each text of each example, or -1, int [n, K].
@@ -37,7 +37,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     texts = [tuple({*row} - {ABSENT}) for row in keys.tolist()]
     number = -(-len(texts) // batch_size)
     batches: list[list[int]] = [[] for _ in range(number)]
-    # For each text: the first batch that may contain it. For each batch: the next one with room.
+    # The first batch that may contain each text, and the next batch with room from each batch on.
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(number + 1))
     # Give each example to the earliest possible batch; `late` collects examples without a batch.
@@ -62,7 +62,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 def _with_room(following: list[int], batch: int) -> int:
     """Returns the first batch with room from a batch on, or the number of batches."""
     while following[batch] != batch:
-        # Replace the entry by the next but one, which shortens the path of later calls.
+        # Skip one entry of the path, which shortens the path of later calls.
         following[batch] = following[following[batch]]
         batch = following[batch]
     return batch
@@ -88,7 +88,7 @@ def _fill(
         require(
             len(batch) == batch_size,
             f"batch_size {batch_size} needs as many examples without a common text, and a batch "
-            f"found {len(batch)}: lower it to at most {len(batch)}, or give more examples",
+            f"has {len(batch)}: lower batch_size to at most {len(batch)}, or give more examples",
             error=DataError,
         )
 

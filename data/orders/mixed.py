@@ -1,4 +1,4 @@
-"""Orders of the batches of several data sets, each batch from one of them."""
+"""Orders of the batches of several data sets; each batch is from one data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -29,7 +29,8 @@ MIXED: Mapping[Mixing, Callable[[Sequence[np.ndarray], int, int], np.ndarray]] =
 }
 """Functions that take the batches of each data set, int [N_i, B], the seed and the epoch.
 
-They return all batches of the epoch, int [N, B]. With "proportional" every batch of each data set
-comes once, in a random order. With "round_robin" the data sets take turns until the smallest one
-ends. ProportionalBatchSampler and RoundRobinBatchSampler of sentence-transformers do the same.
+The functions return all batches of the epoch, int [N, B]. With "proportional" every batch of each
+data set occurs once, in a random order. With "round_robin" the data sets take turns until the
+smallest one ends. ProportionalBatchSampler and RoundRobinBatchSampler of sentence-transformers have
+the same orders.
 """

@@ -1,1 +1,1 @@
-"""From the lengths of documents to packed sequences."""
+"""Plans packed sequences, and makes their arrays."""

@@ -28,7 +28,7 @@ def arrays_of_pairs(
     """Makes one example.
 
     Args:
-      pairs: The pairs. Their sources together fit in S tokens, and their targets in T tokens.
+      pairs: The pairs. All sources together fit in S tokens, and all targets in T tokens.
       length: The length of the example on the source side, S.
       start: The id that begins each target in the decoder.
       target_length: The length of the example on the target side, T. Defaults to ``length``.
@@ -37,8 +37,8 @@ def arrays_of_pairs(
       Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
       ``decoder_input_ids`` (the labels shifted right, after the start token),
       ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. A pair has the same
-      segment id on both sides, counted from 1; positions start at 0 in each pair. Padding, at
-      the end, is 0 in all arrays.
+      segment id on both sides, counted from 1; positions start at 0 in each pair. Padding is at the
+      end, and is 0 in all arrays.
     """
     specs = pair_specs((length, target_length or length))
     arrays = {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}

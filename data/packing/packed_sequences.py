@@ -1,8 +1,8 @@
 """A packed sequence, as the arrays of an example and as the bytes of a record on disk.
 
-Both are made from ``PackedTokens``: the tokens of the sequence's spans, each followed by the next
-token of its document, and the number of target tokens of each span. A record is therefore about
-as long as its tokens, and decoding returns exactly what was packed.
+Both forms are made from ``PackedTokens``: the tokens of the sequence's spans, each followed by the
+next token of its document, and the number of target tokens of each span. A record is therefore
+about as long as its tokens, and decoding returns exactly what was packed.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     Returns:
       Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
       document; ``segment_ids`` count the spans from 1; ``position_ids`` start at 0 in
-      each span. Padding, at the end, is 0 in all four.
+      each span. Padding is at the end, and is 0 in all four arrays.
     """
     tokens, sizes = pieces
     # The index of the span of each target token, [sum of sizes].
@@ -109,8 +109,8 @@ def decode(record: bytes, vocab_size: int) -> PackedTokens:
 def require_bos_eos(tokenizer: Tokenizer) -> None:
     """Checks that the tokenizer has BOS and EOS.
 
-    Without BOS the first token of a document is never predicted, although its bytes count in
-    bits per byte.
+    Without BOS the first token of a document is never predicted, although bits per byte include its
+    bytes.
 
     Raises:
       DataError: The tokenizer lacks BOS or EOS.

@@ -5,7 +5,7 @@ one document; a sequence is a list of spans whose lengths sum to at most ``T``.
 
 *Concat-then-split* concatenates all documents and splits after every ``T`` target tokens: no
 padding, and documents are split anywhere. *First-fit* keeps documents whole where possible, and
-pads.
+pads the sequences.
 
 For translation the unit is a sentence pair, which is never split. A sequence has room for ``T``
 tokens on each side; *best-fit* plans which pairs share a sequence.
@@ -39,7 +39,7 @@ def spans_of_range(first: int, length: int, target_starts: np.ndarray) -> list[S
     Returns:
       The spans in order; their lengths sum to ``length``.
     """
-    # The document starts strictly inside the range are the edges between spans.
+    # Documents that start strictly inside the range separate the spans.
     low = np.searchsorted(target_starts, first, "right")
     high = np.searchsorted(target_starts, first + length, "left")
     edges = [first, *target_starts[low:high].tolist(), first + length]
@@ -75,7 +75,7 @@ def concat_then_split(
 
 
 def split_once(sequence: int, length: int, target_starts: np.ndarray, total: int) -> list[Span]:
-    """Returns one of ``ceil(total / length)`` sequences with every target token once, in order.
+    """Returns one of the ``ceil(total / length)`` sequences that have every target token once.
 
     Args:
       sequence: In ``[0, ceil(total / length))``.
@@ -93,9 +93,9 @@ def split_once(sequence: int, length: int, target_starts: np.ndarray, total: int
 def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Plans sequences that keep documents whole; a longer document is split into pieces of T.
 
-    Each piece goes to the first open sequence that has room. If none has, a new sequence opens;
-    if too many are open, the fullest one closes first. No token is lost, and the plan is a pure
-    function of its arguments.
+    Each piece goes to the first open sequence that has room. If no sequence has room, a new
+    sequence opens; if too many are open, the fullest sequence closes first. No token is lost, and
+    the plan is a pure function of its arguments.
 
     Args:
       target_counts: The number of target tokens of each document, all positive, int64
@@ -145,10 +145,10 @@ def best_fit(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Plans sequences of whole sentence pairs; the two sides may have different lengths.
 
-    The pairs are taken in an order drawn from the seed. Each goes to the fullest open sequence that
-    has room for both of its sides. If none has, a new sequence opens; if too many are open, the
-    sequence that has the smallest room on either side closes first. A pair with a side longer than
-    a sequence is left out. The plan is a pure function of its arguments.
+    The pairs are taken in an order drawn from the seed. Each pair goes to the fullest open sequence
+    that has room for both of its sides. If no sequence has room, a new sequence opens; if too many
+    are open, the sequence that has the smallest room on either side closes first. A pair with a
+    side longer than a sequence is left out. The plan is a pure function of its arguments.
 
     Args:
       source_sizes: Tokens of each source, int64 [num_pairs].
@@ -172,7 +172,7 @@ def best_fit(
     room = np.repeat(np.asarray(rooms)[:, None], _OPEN_SEQUENCES, axis=1)
     of_sources, of_targets = room
     unused = sum(rooms)
-    # Free tokens on both sides together. A slot that is never used stays an empty sequence.
+    # Free tokens on both sides together. An entry that is never used stays an empty sequence.
     in_all = np.full(_OPEN_SEQUENCES, unused)
     sizes = zip(source_sizes[order].tolist(), target_sizes[order].tolist(), strict=True)
     for pair, (source, target) in zip(order.tolist(), sizes, strict=True):
@@ -180,7 +180,7 @@ def best_fit(
         fits = (of_sources >= source) & (of_targets >= target)
         index = int(np.where(fits, in_all, unused + 1).argmin())
         if not fits[index]:
-            # Close the sequence that has the smallest room on either side, and reuse its slot.
+            # Close the sequence that has the smallest room on either side, and reuse its entry.
             index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(sequences[index])
             sequences[index], room[:, index], in_all[index] = [], rooms, unused

@@ -32,8 +32,8 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
     """
     beam = _import_beam()
     printed = io.StringIO()
-    # Fail before any work if Beam rejects an option. It only warns about unknown options, because a
-    # remote runner may know them.
+    # Fail before any work if Beam rejects an option. Beam only warns about unknown options, because
+    # a remote runner may know them.
     try:
         with contextlib.redirect_stderr(printed):
             parsed = beam.options.pipeline_options.PipelineOptions([_IN_PROCESS, *options])

@@ -119,7 +119,7 @@ class PreparedContent:
     token_counts: np.ndarray
 
 
-_AGAIN = "run the flaxzoo prepare that made it again, which repairs it"
+_AGAIN = "run the same flaxzoo prepare again, which repairs it"
 
 
 def is_prepared(source: str) -> bool:
@@ -154,7 +154,7 @@ def prepared_split(
     """Opens the sequences of a folder.
 
     Args:
-      source: ``prepared:FOLDER``, or several of them.
+      source: ``prepared:FOLDER``, or several such sources.
       splits: The names in ``SPLITS`` to read, in order.
       tokenizer: The tokenizer of the run.
       requested: Settings of the run's data that must equal the folder's settings, by name.

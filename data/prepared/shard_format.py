@@ -54,8 +54,8 @@ class Settings:
       length: The target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, by the hash of each.
-      keep: The name and fingerprint of the selector of documents; empty if there is none.
-      format: The version of the record format.
+      keep: The name and fingerprint of the selector of documents; empty without a selector. format:
+        The version of the record format.
       selector: The selector itself, which is not written.
     """
 
@@ -87,14 +87,14 @@ class RowsFile:
 
     Attributes:
       rows: The number of sequences, which equals the number of records.
-      documents: The number of documents in them.
+      documents: The number of documents in the sequences.
       tokens: The number of target tokens.
       text_bytes: The UTF-8 bytes of the documents.
       file_bytes: The size of the file.
       sha256: The hash of the file, hexadecimal.
-      end_sha256: The hash of its last 64 KiB, hexadecimal. ArrayRecord stores the position of
-        every record there, so a different file of the same size is detected without reading
-        all of it. (Each record also has a checksum, verified on reading.)
+      end_sha256: The hash of its last 64 KiB, hexadecimal. ArrayRecord stores the position of every
+        record at the end of a file, so a different file of the same size is detected without
+        reading all of it. (Each record also has a checksum, verified on reading.)
     """
 
     rows: int
@@ -128,7 +128,7 @@ class Shard:
 
 
 def shard_name(part: Source) -> str:
-    """Names the shard of an input file by the file name and a hash of the whole path."""
+    """Returns the name of a file's shard, from the file name and a hash of the whole path."""
     # Keep a readable part of the file name; the hash makes the name unique.
     stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_MAX_STEM_LENGTH].strip(".-")
     # File names need not be UTF-8; `surrogateescape` keeps their bytes.

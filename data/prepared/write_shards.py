@@ -57,7 +57,7 @@ from .shard_format import (
     to_json,
 )
 
-# Training reads records one at a time in any order, so a group must not hold several.
+# Training reads records one at a time in any order, so a group must have one record.
 _WRITER_OPTIONS = "group_size:1"
 _PACKAGES = ("flaxzoo", "apache-beam", "array-record", "numpy", "sentencepiece", "tokenizers")
 
@@ -87,12 +87,12 @@ def prepare(
 
     Args:
       source: The text files, see ``source_names``.
-      folder: The folder; may exist if it was made from the same source and settings.
+      folder: The folder, which may exist if it was made from the same source and settings.
       tokenizer: The tokenizer's folder or file, see ``load_tokenizer``.
       length: The target tokens of a sequence, T.
       packing: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, in [0, 1), by the hash of each.
-      selector: Decides which documents are kept. If None, all are kept.
+      selector: Decides which documents are kept. If None, all documents are kept.
       workers: The function that makes the shards.
 
     Returns:
@@ -122,7 +122,7 @@ def prepare(
 
 
 def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:
-    """Makes the folder, or checks that an existing one has the same settings.
+    """Makes the folder, or checks that an existing folder has the same settings.
 
     Raises:
       DataError: The folder has other settings or other content, or cannot be written.
@@ -141,7 +141,7 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
     old, new = found.written(), settings.written()
     changed = ", ".join(f"{key} {old[key]!r} → {new[key]!r}" for key in new if old[key] != new[key])
     problem = f"{folder} was prepared with other settings ({changed})"
-    require(not changed, f"{problem}: give the same, or name another folder", DataError)
+    require(not changed, f"{problem}: give the same settings, or another folder", DataError)
     intact = False
     with contextlib.suppress(DataError):
         intact = load_tokenizer(folder / TOKENIZER).fingerprint == settings.tokenizer
@@ -194,7 +194,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     except OSError as error:
         # numpy's errors have no text on a full disk.
         reason = error.strerror or "the disk may be full"
-        raise DataError(f"cannot write {path} ({reason}): run it again") from error
+        raise DataError(f"cannot write {path} ({reason}): run the command again") from error
     assert made is not None
     return made
 
@@ -241,13 +241,13 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
 
 
 def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Settings) -> NoReturn:
-    """Raises an error that says why a shard is missing that the workers should have made."""
+    """Raises an error that says why the workers did not make a shard."""
     names = [shard_name(one) for one in parts]
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
     # This call raises an error if the file itself has one.
     prepare_shard(part, folder, settings)
     raise DataError(
-        f"{missing} of {len(parts)} shards are not in {folder} now that the workers have ended, "
+        f"{missing} of {len(parts)} shards are not in {folder} after the workers have ended, "
         "but can be made here: every worker must see that folder and the texts under these names"
     )
 
@@ -320,7 +320,7 @@ def _fill(
 
 
 def _dropped(part: Source, selector: Selector | None) -> tuple[frozenset[bytes], LeftOut]:
-    """Returns the digests of the documents that a selector drops, and counts all left out."""
+    """Returns the digests of the documents that a selector drops, and counts all that are left out."""
     left_out = LeftOut()
     texts = documents_in(part, left_out)
     if selector is None:
@@ -381,7 +381,7 @@ def _check_splits(shards: list[Shard], settings: Settings) -> None:
     for split in SPLITS if settings.validation_fraction else SPLITS[:1]:
         require(
             any(files_of(shards, split)),
-            f"no document of {settings.source!r} is in {split}: split it into several documents "
+            f"no document of {settings.source!r} is in {split}: split the text into several documents "
             "(text:GLOB#block or #line), or prepare into another folder with "
             "--validation-fraction 0",
             DataError,

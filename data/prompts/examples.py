@@ -53,11 +53,10 @@ def prompt_examples(source: SourceLike, split: Split | None = None) -> list[Prom
     their fields; a field ``task`` says which examples belong together. A labeled
     source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
     ``text`` and perhaps ``text_b``; ``squad:GLOB`` has ``context``, ``question`` and ``answer``
-    (the first of several, ``no answer`` if there is none); sentence pairs (``pairs:A,B``,
-    ``builtin:numbers-en-fr``, other published data) have ``source`` and ``target``;
-    ``builtin:patterns`` has ``query`` and ``answer``, and its examples show held-out tasks that
-    training never uses; ``builtin:sums`` has ``question`` (``What is 7 plus 5?``) and ``answer``,
-    each sum once, in an order that is always the same.
+    (the first answer, or ``no answer``); sentence pairs (``pairs:A,B``, ``builtin:numbers-en-fr``,
+    other published data) have ``source`` and ``target``; ``builtin:patterns`` has ``query`` and
+    ``answer``, and its examples show held-out tasks that training never uses; ``builtin:sums`` has
+    ``question`` (``What is 7 plus 5?``) and ``answer``, with each sum once, in a fixed order.
 
     Args:
       source: The name of a file or a source, or a list of dicts.
@@ -134,7 +133,7 @@ def _records(name: str, kind: str, rest: str) -> Iterator[PromptExample]:
 
 
 def _example(row: Any, location: str) -> PromptExample:
-    """Returns an example with the fields that are texts or numbers; leaves out the others."""
+    """Returns an example with the fields that are texts or numbers; leaves out other fields."""
     require(
         isinstance(row, Mapping),
         f'{location} must be an object of fields, as {{"question": "…", "answer": "…"}}, got a '

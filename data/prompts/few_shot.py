@@ -27,12 +27,12 @@ class FewShot(Checked):
       examples: The examples to choose from. Every query of a task gets the same examples in the
         same order, except an example that equals the query.
       num_shots: The number of examples before the query.
-      seed: If None, take the first examples in their order; otherwise shuffle them first. In
-        both cases a larger number of shots includes the shots of a smaller one.
-      balanced: Whether to balance the answers among the examples, if there are enough.
+      seed: If None, take the first examples in their order; otherwise shuffle them first. In both
+        cases a larger number of shots includes the shots of a smaller number.
+      balanced: Whether to balance the answers among the examples, if there are enough examples.
 
     Raises:
-      UserError: There are fewer examples than shots, or one lacks a field of the pattern.
+      UserError: There are fewer examples than shots, or an example lacks a field of the pattern.
     """
 
     pattern: PromptPattern
@@ -82,7 +82,7 @@ class FewShot(Checked):
             answer = self.pattern.answer(self.examples[index].fields)
             rounds[index] = seen[answer]
             seen[answer] += 1
-        # The sort is stable, so the order inside a round stays.
+        # The sort is stable, so the order inside a round does not change.
         return sorted(indices, key=rounds.__getitem__)
 
     @staticmethod
@@ -117,8 +117,8 @@ class FewShot(Checked):
             f"the number of shots must be at most {len(chosen)}, the number of examples{of} that "
             f"differ from the query, got {self.num_shots}",
         )
-        # Reverse the order, so that dropping the first examples of a prompt keeps the ones chosen
-        # first.
+        # Reverse the order, so that dropping the first examples of a prompt keeps the examples that
+        # were chosen first.
         order = sorted(chosen) if self.seed is None else chosen[::-1]
         return [self.examples[index] for index in order]
 
@@ -143,7 +143,7 @@ class FewShot(Checked):
         *,
         drop: bool = True,
     ) -> str:
-        """Returns the prompt with as many examples as fit, dropping the first ones if necessary.
+        """Returns the prompt with as many examples as fit, without the first if necessary.
 
         Args:
           query: The fields of the query.
@@ -153,11 +153,12 @@ class FewShot(Checked):
             error.
 
         Raises:
-          UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens.
+          UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens than
+            the limit.
         """
         # Count the tokens of the whole text, because tokens may span two examples.
         parts, size = self.parts(query), 0
-        # Try all examples, then without the first, and so on; the query always remains.
+        # Try all examples, then all but the first, and so on; the query always remains.
         for first in range(len(parts) if drop else 1):
             text = "".join(parts[first:])
             size = num_tokens(text)
@@ -166,7 +167,7 @@ class FewShot(Checked):
         number = 0 if drop else len(parts) - 1
         raise UserError(
             f"the prompt of {number} examples and the query must have at most {limit} tokens, got "
-            f"{size}: shorten it, or request fewer examples"
+            f"{size}: shorten the query, or request fewer examples"
         )
 
 

@@ -71,7 +71,7 @@ class PromptPattern:
         require(
             len(labels) == len(fields),
             f"{len(labels)} labels ({', '.join(map(repr, labels))}) are given for {len(fields)} "
-            f"fields ({', '.join(fields)}): give one for each",
+            f"fields ({', '.join(fields)}): give one label for each",
         )
         # Labels are plain text, so their braces are not fields.
         escaped = [label.replace("{", "{{").replace("}", "}}") for label in labels]
@@ -126,7 +126,7 @@ class PromptPattern:
 
     @property
     def stop(self) -> str:
-        """The text that ends an answer: the text after it, or a line feed if that is blank."""
+        """The text that ends an answer: the text after it, or a line feed if that text is blank."""
         after = self._parts[-1][0]
         return after if after.strip() else "\n"
 
@@ -148,7 +148,7 @@ def _parts_of(template: str) -> list[Part]:
     try:
         for text, name, form, conversion in Formatter().parse(template):
             before += text
-            # An escaped brace also ends a text for the formatter: join it with the next one.
+            # An escaped brace also ends a text for the formatter: join the text with the next text.
             if name is None:
                 continue
             if not _NAME.fullmatch(name) or form or conversion:
@@ -189,7 +189,7 @@ def prompt_pattern(name: str) -> PromptPattern:
         mean a line feed and a tab.
 
     Raises:
-      UserError: The name is neither.
+      UserError: The name is neither a pattern nor a template.
     """
     if "{" not in name:
         require_one_of("the pattern, without a field in braces,", name, PATTERNS)

@@ -47,7 +47,7 @@ class _Block:
 def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     """Reads the sentences of all files of a source.
 
-    Documents count as marked if there are at least two of them.
+    The sentences have documents only if there are at least two marks of documents.
 
     Args:
       source: A source of the kind ``conll``; its field is the number of the tag column, from 1.
@@ -58,14 +58,15 @@ def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     """
     column = _column(source)
     files = [list(_blocks(list(lines))) for lines in source_lines(source)]
-    # Documents count as marked if some file has several; a single mark at its beginning is not
+    # Documents are marked if some file has several marks; a single mark at its beginning is not
     # enough.
     marked = sum(len({block.document for block in blocks}) for blocks in files) > len(files)
     for blocks in files:
         begins: dict[int, str] = {}
         for block in blocks:
             sentence = _sentence(block.rows, column)
-            # Identify a document by its first sentence, which stays when files are renamed.
+            # Identify a document by its first sentence, which does not change when files are
+            # renamed.
             begin = begins.setdefault(block.document, " ".join(sentence.words))
             yield replace(sentence, document=begin) if marked else sentence
 
@@ -78,7 +79,7 @@ def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
 
 
 def _column(source: LabelledSource) -> int:
-    """Returns the index of the tag column; -1 is the last."""
+    """Returns the index of the tag column; -1 is the last column."""
     if not source.fields:
         return -1
     column = ",".join(source.fields)
@@ -110,7 +111,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
     tabs = any("\t" in line for _, _, line in lines)
     rows: list[tuple[str, int, list[str]]] = []
     width = document = 0
-    # An empty line after the last one ends the last sentence.
+    # An empty line after the last line ends the last sentence.
     for file, number, line in [*lines, ("", 0, "")]:
         cells = line.split("\t") if tabs else re.split(" +", line.strip(" "))
         begins = line.startswith("-DOCSTART-")
@@ -121,11 +122,12 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
             rows = []
             document += begins
             continue
-        # All lines must have as many columns as the first.
+        # All lines must have as many columns as the first line.
         width = width or len(cells)
         if len(cells) != width:
             raise DataError(
                 f"{file} line {number} has {counted(len(cells), 'column')} where the first "
-                f"has {width}: give every word as many, separated by {'tabs' if tabs else 'blanks'}"
+                f"line has {width}: give every word as many columns, separated by "
+                f"{'tabs' if tabs else 'blanks'}"
             )
         rows.append((file, number, cells))

@@ -16,7 +16,7 @@ kind            the key                      an example, with its key in parenth
 ==============  ===========================  =======================================
 
 A tenth of the tasks of each kind, chosen by a hash of the task, is held out from all training
-episodes. ``builtin:patterns#map,count`` has only these kinds.
+episodes. ``builtin:patterns#map,count`` has only the kinds ``map`` and ``count``.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ NUM_HELD_OUT = 200
 """Held-out episodes for validation and prompts; several may show the same task."""
 
 _NAME = "builtin:patterns"
-# Tasks whose hash has a first byte below this are held out: 26 of 256 values, a tenth.
+# Tasks whose hash has a first byte below 26 are held out: 26 of 256 values, a tenth.
 _HELD_OUT_BELOW = 26
 # The first number of each seed, so that no two uses draw the same episodes.
 _TRAINING, _DOCUMENTS, _HELD_OUT = range(1, 4)
@@ -109,7 +109,7 @@ class Episode:
 
     Attributes:
       task: The task.
-      examples: Queries and their answers; no query repeats before all have occurred.
+      examples: Queries and their answers; no query repeats before all queries have occurred.
     """
 
     task: PatternTask
@@ -211,7 +211,7 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
     Args:
       rng: The generator.
       kind: One of ``KINDS``.
-      held_out: Whether to draw among the held-out tasks, or among all others.
+      held_out: Whether to draw among the held-out tasks, or among all other tasks.
     """
     # Draw keys until the task is held out, or not held out, as requested.
     while True:

@@ -1,6 +1,7 @@
 """Reviews made from templates: a labeled source without a download, ``builtin:reviews``.
 
-The label of every review follows from its words, and in one part only from their order:
+The label of every review follows from its words, and in the part ``order`` only from the order of
+the words:
 
 - plain: "The food was terrible.", the label of the adjective;
 - negated: "The food was not terrible.", the other label;
@@ -71,7 +72,7 @@ def template_reviews(split: Split, seed: int = 0) -> list[Review]:
     """
     rng = random.Random(seed)
     places = [f"{opener}the {subject} was" for opener, subject in product(_OPENERS, _SUBJECTS)]
-    # Reviews of a group are in the same split: one review, or the two orders of one.
+    # Reviews of a group are in the same split: one review, or both orders of a review.
     groups: dict[str, list[list[Review]]] = {"plain": [], "negated": [], "order": []}
     for label, adjectives in _ADJECTIVES.items():
         for place, adjective in product(places, adjectives):
@@ -80,7 +81,7 @@ def template_reviews(split: Split, seed: int = 0) -> list[Review]:
                 [_review(f"{place} not {adjective}", _OTHER[label], "negated")]
             )
     for place, good, bad in product(places, _ADJECTIVES[POSITIVE], _ADJECTIVES[NEGATIVE]):
-        # Both reviews have the same words in another order.
+        # Both reviews have the same words in different orders.
         twins = (f"not {bad}, {good}", POSITIVE), (f"not {good}, {bad}", NEGATIVE)
         groups["order"].append(
             [_review(f"{place} {text}", label, "order") for text, label in twins]

@@ -114,8 +114,8 @@ class NumberWords:
 def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
     """Draws training numbers endlessly; none is in ``HELD_OUT``.
 
-    Half of the numbers are uniform below a million, half below a random power of ten. If all were
-    uniform, only one number in a thousand would be below a thousand.
+    Half of the numbers are uniform below a million, half below a random power of ten. If all
+    numbers were uniform, only one number in a thousand would be below a thousand.
 
     Args:
       rng: The source of randomness; nothing else affects the numbers.
@@ -135,7 +135,7 @@ def spell(number: int, language: str) -> str:
 
     Args:
       number: In ``[0, LIMIT)``.
-      language: As num2words names it.
+      language: The language, as num2words names it.
 
     Raises:
       DataError: num2words cannot spell this number in this language.

@@ -67,7 +67,7 @@ class HubData:
 
     @property
     def validation(self) -> str | None:
-        """The name of the published validation split, or None; None if the source names a split."""
+        """The name of the published validation split, if any; None if the source names a split."""
         published = (name for name in VALIDATION if name in self.splits)
         return None if self.split is not None else next(published, None)
 
@@ -92,7 +92,8 @@ class HubData:
     def to_evaluate(self, names: tuple[str, ...]) -> str | None:
         """Returns the split to evaluate on, or None if none is published.
 
-        It is the named split, the only split, or the first existing split of a list of usual names.
+        The result is the named split, the only split, or the first existing split of a list of
+        usual names.
 
         Args:
           names: The names of splits in order of preference.
@@ -144,14 +145,14 @@ def open_hub(location: str, name: str) -> HubData:
 
 @lru_cache(maxsize=8)
 def _splits(path: str, name: str) -> Mapping[str, Any]:
-    """Opens all splits; cached, because labels, texts and splits need the same ones."""
+    """Opens all splits; cached, because labels, texts and splits need the same splits."""
     try:
         import datasets as package
     except ImportError:
         raise DataError(
             f"reading {name!r} needs the Python package datasets: pip install 'flaxzoo[datasets]'"
         ) from None
-    # Its functions have many parameters of other types, which are not used here.
+    # The functions of `datasets` have many parameters of other types, which are not used here.
     datasets: Any = package
     # A folder or a URL must come from `save_to_disk`; any other path is a name on the hub.
     folder = Path(path).expanduser()

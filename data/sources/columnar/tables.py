@@ -187,10 +187,10 @@ class Rows:
         return cls(name, kind, tuple(matching_files(pattern, name)))
 
     def open_table(self, index: int) -> Table:
-        """Opens a table.
+        """Opens a table, one of ``tables``.
 
         Raises:
-          DataError: It is not a file of the kind.
+          DataError: The table is not a file of its kind.
         """
         import pyarrow
 
@@ -209,7 +209,7 @@ class Rows:
         """The names of the columns of the first table.
 
         Raises:
-          DataError: It is not a file of the kind.
+          DataError: The table is not a file of its kind.
         """
         return self.open_table(0).columns
 
@@ -222,9 +222,9 @@ class Rows:
         """Yields the location, the number and the columns of each row.
 
         Args:
-          fields: The fields to read, each a column, several of them joined by a plus sign, or an
-            optional one that ends in a question mark. If None, all columns.
-          conditions: Rows that do not satisfy them are left out.
+          fields: The fields to read, each a column, several columns joined by a plus sign, or an
+              optional column that ends in a question mark. If None, all columns are read.
+          conditions: The conditions; rows that do not satisfy them are left out.
           left_out: Counts the rows that are left out.
 
         Raises:
@@ -275,8 +275,8 @@ def _wanted(
         # Raise now if a column does not exist; the message has the names of all columns.
         pick(named, field, table.name)
     tested = {condition.field for condition in conditions}
-    # A + joins columns, and a ? marks an optional one. The name of a column may also contain them,
-    # so the whole field is tested as well.
+    # A + joins columns, and a ? marks an optional column. The name of a column may also contain
+    # them, so the whole field is tested as well.
     parts = {part for field in fields for part in (field, *field.rstrip("?").split("+"))}
     return [name for name in table.paths if name in parts | tested or f"{name}?" in parts]
 
