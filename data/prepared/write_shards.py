@@ -320,7 +320,7 @@ def _fill(
 
 
 def _dropped(part: Source, selector: Selector | None) -> tuple[frozenset[bytes], LeftOut]:
-    """Returns the digests of the documents that a selector drops, and counts all that are left out."""
+    """Returns the digests of documents that a selector drops, and counts all omitted documents."""
     left_out = LeftOut()
     texts = documents_in(part, left_out)
     if selector is None:
@@ -381,8 +381,8 @@ def _check_splits(shards: list[Shard], settings: Settings) -> None:
     for split in SPLITS if settings.validation_fraction else SPLITS[:1]:
         require(
             any(files_of(shards, split)),
-            f"no document of {settings.source!r} is in {split}: split the text into several documents "
-            "(text:GLOB#block or #line), or prepare into another folder with "
+            f"no document of {settings.source!r} is in {split}: split the text into several "
+            "documents (text:GLOB#block or #line), or prepare into another folder with "
             "--validation-fraction 0",
             DataError,
         )
