@@ -20,13 +20,13 @@ class Base:
     """A model that adapters were trained on."""
 
     folder: str
-    """The absolute path of a run folder or one in the Hugging Face format, or a name on the hub."""
+    """The absolute path of a run folder or Hugging Face folder, or a name on the hub."""
     relative: str
     """The path relative to the run folder, for folders that are moved together, or the hub name."""
     step: int | None
     """The checkpoint of a run, or None for a folder in the Hugging Face format."""
     checksum: str
-    """A hash of the files with its parameters."""
+    """A hash of the files with the parameters of the model."""
 
     @classmethod
     def describe(cls, source: str, step: int | None, run: Path) -> "Base":

@@ -32,7 +32,7 @@ from ..registry import create
 A, B = "lora_a", "lora_b"
 HEAD = "head/"
 KEYS = "lora_keys"
-"""The variable that holds a layer's dropout keys, one per row."""
+"""The variable with a layer's dropout keys, one per row."""
 
 Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
@@ -41,7 +41,7 @@ Kwargs = dict[str, PyTree]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig(Checked):
-    """Low-rank adapters: their targets and size, and what else is trained."""
+    """Low-rank adapters: their targets and size, and the other trained parameters."""
 
     rank: PositiveInt = 8
     """Columns of A and rows of B, r."""
@@ -57,7 +57,7 @@ class LoRAConfig(Checked):
     """Parameters that are fully trained, by paths as in `targets`. A run adds its classifier and
     the parameters that its base lacks."""
     use_rslora: bool = False
-    """Multiply by alpha / √rank instead (Kalajdzievski 2023)."""
+    """Whether A B is multiplied by alpha / √rank instead (Kalajdzievski 2023)."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen parameters."""
 
@@ -80,7 +80,7 @@ class LinearMap:
     layers: int | None
     """The number of layers, the kernel's leading axis, or None outside a stack."""
     inputs: tuple[int, ...]
-    """Sizes of the input axes, such as `(N, H)` if it reads heads."""
+    """Sizes of the input axes, such as `(N, H)` for a map that reads heads."""
     outputs: tuple[int, ...]
     """Sizes of the output axes."""
 
@@ -90,7 +90,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
     """Returns every linear map of a model by its path, found by tracing the model once."""
     input_axes: dict[str, int] = {}
 
-    # The shape of a kernel does not show how many of its axes are inputs, but the trace does.
+    # The shape of a kernel does not show the number of its input axes, so trace the model.
     def note(method: Apply, args: Args, kwargs: Kwargs, context: InterceptorContext) -> object:
         if isinstance(context.module, Linear) and context.method_name == "__call__":
             input_axes["/".join(context.module.path)] = context.module.num_input_axes
@@ -111,7 +111,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
 
 @dataclasses.dataclass(frozen=True)
 class LoRA:
-    """The adapters of a model: the adapted maps, and what else is trained.
+    """The adapters of a model: the adapted maps, and the other trained parameters.
 
     Example::
 
@@ -131,7 +131,7 @@ class LoRA:
     def init(
         self, rng: Key[Array, ""], params: Params, *, keep_initial: bool = False
     ) -> tuple[Params, Params]:
-        """Returns the trained parameters, including the adapters, and the frozen ones.
+        """Returns the trained parameters, including the adapters, and the frozen parameters.
 
         A is uniform in ±1 / √inputs, as in PEFT (He et al. 2015 with a = √5), and B is 0.
 
@@ -155,7 +155,7 @@ class LoRA:
         return join_params(trained, nested(flat)), frozen
 
     def split(self, params: Params, *, keep_initial: bool = False) -> tuple[Params, Params]:
-        """Returns the fully trained parameters, and the frozen ones in their precision."""
+        """Returns the fully trained parameters, and the frozen parameters in their precision."""
         flat = by_path(params)
         whole = {path: x for path, x in flat.items() if path in self.whole}
         dtype = jnp.dtype(self.config.frozen_dtype)
@@ -271,7 +271,7 @@ def make_lora(config: LoRAConfig, model: Model) -> LoRA:
     Raises:
         UserError: A pattern matches nothing or is not a regular expression.
     """
-    # The model's execution may have unstacked layers; paths refer to stacked ones.
+    # The model's execution may have unstacked layers, but paths refer to stacked layers.
     stacked = create(model.config)
     maps, paths = linear_maps(stacked), list(by_path(parameter_shapes(stacked)))
     whole = frozenset(_matching(config.also_trained, paths, "lora.also_trained", "parameter"))

@@ -6,7 +6,7 @@ tensors of the model in the Hugging Face format: the adapter of `NAME.weight` is
 embedding is `….lora_embedding_A` `[r, V]` and `….lora_embedding_B` `[D, r]`.
 
 peft changes modules, not tensors: where an embedding and the output share one matrix, an adapter of
-one of them leaves the other as it was. The adapted model then has two matrices.
+one module does not change the other module. The adapted model then has two matrices.
 """
 
 import contextlib
@@ -129,7 +129,7 @@ class PeftAdapter:
         """Returns the model that the adapter belongs to.
 
         Raises:
-            UserError: Neither the caller nor the folder names one.
+            UserError: Neither the caller nor the folder names a base model.
         """
         if given is not None:
             return given
@@ -147,7 +147,7 @@ class PeftAdapter:
         The adapter may have another head, and may untie the output from the embedding.
 
         Raises:
-            WeightsError: The family has no model that computes the same.
+            WeightsError: The family has no model that computes the same function.
         """
         config = self._with_head(base)
         if not any(map(self._separates, _shared_names(config))):

@@ -118,12 +118,12 @@ class PeftFields(Checked):
 
 
 def _check_pattern(pattern: str) -> None:
-    """Checks that a regular expression is valid and cannot take long."""
+    """Checks that a regular expression is valid, and that a match cannot take long."""
     # A repeated group can take time exponential in the length of a name.
     require(
         not re.search(r"\)[*+{]", pattern) and len(re.findall("[*+{]", pattern)) <= MAX_REPEATS,
         f"alpha_pattern {pattern!r} repeats too often: name the modules, or use up to "
-        f"{MAX_REPEATS} repetitions and none of a group",
+        f"{MAX_REPEATS} repetitions, and do not repeat a group",
     )
     try:
         re.compile(pattern)

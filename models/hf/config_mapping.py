@@ -28,8 +28,9 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Hugging Face names of non-linearities and their names here. On export, the first match is
-written."""
+"""Names of non-linearities in Hugging Face and in flaxzoo. On export, the first match is
+written.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Field:
     default: JsonValue
     """The value that transformers uses if a file lacks the field."""
     values: Mapping[str, str] | None = None
-    """Supported Hugging Face values and their values here. If None, values are copied."""
+    """Supported values in Hugging Face and their values in flaxzoo. If None, values are copied."""
     kind: Any = None
     """The type of a non-null value. If None, the default's type, or any type if that is null."""
     omit_default: bool = False
@@ -57,11 +58,11 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class FixedField:
-    """A Hugging Face field without a counterpart here. Only some of its values are supported."""
+    """A Hugging Face field that flaxzoo lacks. Only some values of the field are supported."""
 
     hf: str
     values: tuple[JsonValue, ...]
-    """Supported values. The first is the default of transformers and is written on export."""
+    """Supported values. The first value is the default of transformers and is written on export."""
 
 
 def with_defaults(
@@ -175,7 +176,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
         elif isinstance(value, dict):
             parent = mapping.aliases.get(name, name)
             written += [(f"{parent}.{key}", nested) for key, nested in value.items()]
-        elif value is not None:  # null is an object without fields
+        elif value is not None:  # treat null as an object without fields
             raise WeightsError(f"{source}: {name} {value!r} is not an object")
     # A field's main name takes precedence over its aliases; a null alias is ignored.
     named = {name: value for name, value in written if name not in mapping.aliases}
@@ -184,7 +185,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
         if alias != name and value is None:
             continue
         first = named.setdefault(name, value)
-        if first is not value and first != value:  # NaN differs from itself
+        if first is not value and first != value:  # `!=` is also true for the same NaN
             raise WeightsError(
                 f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
                 "remove the wrong one"
@@ -200,7 +201,7 @@ def typed_field(
     Args:
       hf_config: The content of the file.
       name: The name of the field.
-      default: Its value if the file lacks it.
+      default: The value of the field if the file lacks it.
       source: The path of the file, for messages.
       kind: The type of a non-null value, which may have a range. If None, the type of the default.
 
@@ -213,7 +214,7 @@ def typed_field(
 
 
 def check_type(name: str, value: object, hint: object, source: str) -> None:
-    """Checks the value of a field against its type; integers count as floats.
+    """Checks the value of a field against its type; a float may be written as an integer.
 
     Raises:
       WeightsError: The value has another type, or is out of the type's range.

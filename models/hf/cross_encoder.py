@@ -1,9 +1,10 @@
 """How a cross-encoder scores pairs of texts: reads and writes folders of sentence-transformers.
 
 A cross-encoder (Nogueira and Cho 2019, "Passage re-ranking with BERT") is a sequence classifier
-that reads two texts at once. The class CrossEncoder applies an activation to its logits. Version 6
-of the package states it in `config_sentence_transformers.json`, versions 4 and 5 in `config.json`
-under `sentence_transformers`, and earlier versions under `sbert_ce_default_activation_function`.
+that reads two texts at once. The class CrossEncoder applies an activation to the logits. Version 6
+of the package stores the activation in `config_sentence_transformers.json`, versions 4 and 5 in
+`config.json` under `sentence_transformers`, and earlier versions under
+`sbert_ce_default_activation_function`.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ _WHOLE = whole_model_fields(
     Field("activation_fn", "activation", None, kind=str),
     FixedField("prompts", ({}, {"query": "", "document": ""})),
     FixedField("default_prompt_name", (None,)),
-    # Ignored, because scores are always float32 here.
+    # This field has no effect, because scores are always float32 in flaxzoo.
     Field("keep_in_fp32_modules", "float32_modules", None),
 )
 _CLASS = "sentence_transformers.base.modules.transformer.Transformer"
@@ -78,7 +79,7 @@ class PairScoring:
 
 
 def read_pair_scoring(folder: Path) -> PairScoring | None:
-    """Reads how a folder scores pairs, or a run that was imported from one.
+    """Reads the scoring settings of a folder, or of a run imported from such a folder.
 
     Args:
       folder: The folder.
@@ -142,7 +143,8 @@ def write_pair_scoring(folder: Path, settings: PairScoring, *, max_length: int) 
     activation = activation_path(settings.activation)
     whole: JsonObject = {"model_type": "CrossEncoder", "activation_fn": activation}
     write_json(folder / WHOLE_MODEL, whole)
-    # Versions 4 and 5 read only config.json. A run folder has no such file here, so skip it.
+    # Versions 4 and 5 read only config.json. A run folder has no `config.json` at this point, so
+    # skip the file.
     if (folder / _CONFIG).is_file():
         fields = read_object(folder / _CONFIG, WeightsError)
         section: JsonObject = {"sentence_transformers": {"activation_fn": activation}}

@@ -4,8 +4,9 @@ transformers lacks some variants of flaxzoo but has equivalent ones:
 
 - A bias of zeros is equivalent to no bias.
 - Computed positions can be stored as a learned table.
-- A Transformer treats all D dimensions of its residual stream alike, so they can be permuted if
-  all arrays are, for example from interleaved sines and cosines to all sines before the cosines.
+- A Transformer treats all D dimensions of its residual stream alike, so the dimensions of all
+  arrays can be permuted, for example from interleaved sines and cosines to all sines before the
+  cosines.
 """
 
 import dataclasses
@@ -30,14 +31,13 @@ WITHIN = (
     *(f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("bias", "lora_b")),
     *("attention/output/lora_a", "down/lora_a", "output_bias"),
 )
-"""Path suffixes of arrays without an axis of size D. In all other arrays the last axis has this
-size.
+"""Path suffixes of arrays without an axis of size D. In all other arrays, the last axis has size D.
 """
 POSITIONS = "position_embedding/embedding"
 
 
 def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
-    """Rewrites a GPT as one with biases and learned positions.
+    """Rewrites a GPT as a GPT with biases and learned positions.
 
     Args:
       config: The configuration of the model.
@@ -57,7 +57,7 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
 
 
 def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDecoderConfig, Params]:
-    """Rewrites a model as one with attention and output biases and all sines before the cosines.
+    """Adds biases to attention and output, and puts all sines before the cosines.
 
     Args:
       config: The configuration of the model.
@@ -70,7 +70,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
     layout = config.position_layout
     if config.positions == "sinusoidal" and layout == "interleaved":
         layout = "halves"
-        # Permute the residual stream: even dimensions (sines) first, then odd ones (cosines).
+        # Permute the residual stream: even dimensions (sines) first, then odd dimensions (cosines).
         order = np.arange(config.d_model)
         order = np.concatenate([order[0::2], order[1::2]])
         for path, x in flat.items():

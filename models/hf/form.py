@@ -54,7 +54,7 @@ class Form(Generic[Config]):
     """Reads fields that do not fit a table row: removes them from the fields and completes the
     settings. Arguments: fields, settings, path for messages."""
     own_fields: Callable[[Config], JsonObject] | None = None
-    """The inverse for export: returns further fields for a configuration."""
+    """The inverse of `own_settings`, for export: returns further fields for a configuration."""
     generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def mapping(self) -> HFMapping[Config]:
@@ -124,7 +124,7 @@ class Form(Generic[Config]):
 
         Args:
           config: The configuration.
-          head: Its head, or the corresponding one in transformers.
+          head: The head of the model, or the corresponding head in transformers.
           fixed: Settings that families of this kind cannot vary; `allowed` overrides them.
           explicit: Values to write for settings that the configuration leaves at None.
 

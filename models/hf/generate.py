@@ -70,8 +70,8 @@ def generate(
       assistant_model: a pair (model, params): a smaller causal model with the same vocabulary, for
         speculative decoding without beams (`Draft`). Greedy tokens stay the same, and sampled
         tokens keep their distribution.
-      num_assistant_tokens: the number of tokens that it proposes at a time; constant. Defaults to
-        4.
+      num_assistant_tokens: the number of tokens that the assistant proposes at a time; constant.
+        Defaults to 4.
       **requested: `max_new_tokens` (default 20) or `max_length` (including the prompt);
         `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`; for
         encoder-decoders `decoder_start_token_id`, `forced_bos_token_id`, `min_length`,
@@ -232,7 +232,7 @@ def search_all(
     """Returns the `num_return_sequences` best hypotheses of each row.
 
     Raises:
-      UserError: the search finds fewer, or a row does not fit the model.
+      UserError: the search finds fewer hypotheses, or a row does not fit the model.
     """
     found = generator.search(rows, request, positions=positions)
     if (least := min(map(len, found))) < request.num_return_sequences:

@@ -105,10 +105,10 @@ NAMES = (_NAMES | FIELDS.ignored) - TOKENS
 ARGUMENTS = _NAMES | UNSUPPORTED_NAMES | TOKENS | SEQUENCES
 """Fields that affect the generated tokens."""
 EFFECTIVE = SEQUENCES | TOKENS | {field.hf for field in FIELDS.fields if isinstance(field, Field)}
-"""The fields of `ARGUMENTS` that support more than one value here."""
+"""The fields of `ARGUMENTS` for which flaxzoo supports more than one value."""
 
 GENERATION = "generation"
-"""The key in a run's `config.json` that holds the imported folder's generation settings."""
+"""The key of the imported folder's generation settings in a run's `config.json`."""
 
 NEW_TOKENS = 20
 """Default number of new tokens."""
@@ -125,8 +125,8 @@ def request_from_hf(
     """Converts generation settings to a request with the same meaning as in transformers.
 
     Args:
-      fields: settings by name; missing ones have transformers' defaults.
-      where: the file or function they come from, for messages.
+      fields: settings by name; missing settings have transformers' defaults.
+      where: the file or function with the settings, for messages.
       causal: whether the model is a causal language model; else it is an encoder-decoder.
       prompt_length: the number of prompt tokens, which `max_length` includes.
       longest: the number of positions of the model.
@@ -162,7 +162,7 @@ def _token_settings(fields: HFSettings, causal: bool) -> Settings:
     """Returns the special and the banned tokens of a request."""
     eos_ids = _token_ids(fields, "eos_token_id")
     tokens: Settings = {name: _token_id(fields, name) for name in TOKENS - {"eos_token_id"}}
-    # The forced end must be an end token, so that the text counts as finished.
+    # The forced end must be an end token, so that the text is finished.
     forced, first = tokens["forced_eos_token_id"], tokens["forced_bos_token_id"]
     if forced is not None and forced not in eos_ids:
         raise UserError(
@@ -315,7 +315,7 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
 
 
 def _token_ids(fields: HFSettings, name: str) -> tuple[int, ...]:
-    """Returns the tokens of a field that holds one id or a list; empty if it is missing."""
+    """Returns the tokens of a field with one id or a list of ids; empty if the field is missing."""
     value = fields.get(name, [])
     tokens = _ids(value if isinstance(value, list) else [value])
     if tokens is None:
@@ -324,7 +324,7 @@ def _token_ids(fields: HFSettings, name: str) -> tuple[int, ...]:
 
 
 def _token_id(fields: HFSettings, name: str) -> int | None:
-    """Returns the token of a field that holds one id, or a list of one; None if it is missing."""
+    """Returns the token of a field with one id, or a list of one id; None if it is missing."""
     tokens = _token_ids(fields, name)
     if name in fields and len(tokens) != 1:
         raise UserError(f"{name} {fields[name]!r} is not supported: only one token id")

@@ -20,7 +20,7 @@ from .tensors.read import Index, read_parameter
 from .tensors.safetensors_files import TensorFiles
 
 MAX_THREADS = 8
-"""Maximum number of copying threads; more would be limited by memory bandwidth."""
+"""Maximum number of copying threads; memory bandwidth would limit more threads."""
 
 
 def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
@@ -79,7 +79,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
 
         return jax.make_array_from_callback(target.shape, target.sharding, read_shard)
 
-    # Start with the largest, so that all threads finish at about the same time.
+    # Start with the largest parameter, so that all threads finish at about the same time.
     order = sorted(targets, key=lambda path: -targets[path].size)
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         params = dict(zip(order, pool.map(read, order), strict=True))

@@ -90,7 +90,7 @@ def mapping_of_type(model_type: object, source: str) -> AnyMapping:
 
     Args:
       model_type: The field of a `config.json`.
-      source: Its path, for messages.
+      source: The path of the file, for messages.
 
     Raises:
       WeightsError: No family has this model type.

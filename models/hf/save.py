@@ -21,9 +21,9 @@ from .sentence_embedding import EmbeddingSettings, write_embedding_settings
 from .sparse_encoder import SparseSettings, write_sparse_settings
 
 NOTE_ON_SEARCH = (
-    "flaxzoo divides the score of a translation by ((5 + n) / 6)^α, transformers by n^α, and "
-    "flaxzoo's translations are at most 50 tokens longer than their sources: so beam "
-    "search may choose another translation. Greedy search is."
+    "beam search in transformers may choose another translation: flaxzoo divides the score by "
+    "((5 + n) / 6)^α and limits a translation to 50 tokens more than its source, but transformers "
+    "divides the score by n^α; greedy search gives the same translation"
 )
 
 
@@ -81,7 +81,7 @@ def save(
       generation: Settings for `generation_config.json`, for example the `generation_arguments` of
         the folder that the model was loaded from.
       embedding: How the package sentence-transformers embeds a text. For a model with a tokenizer
-        and without a head or with a causal one, defaults to the mean of the hidden states.
+        and with a causal head or no head, defaults to the mean of the hidden states.
       scoring: How the package scores pairs of texts with a sequence classifier. If None, the files
         of a cross-encoder are omitted.
 
@@ -135,13 +135,13 @@ def check_vocabulary(
         require(
             size <= known,
             f"{name} has {size:,} tokens{what}, more than the {known:,} of its model: "
-            "give the model's own",
+            "give the tokenizer of the model",
         )
 
 
 def write_tokenizer(folder: Path, config: TransformerConfig, tokenizer: Vocabulary) -> str:
     """Writes the files of a model's tokenizer, with its chat template; returns a note."""
-    side = "left" if config.head in CAUSAL_HEADS else "right"  # unless its folder says so
+    side = "left" if config.head in CAUSAL_HEADS else "right"  # the default side
     return tokenizer.export(
         folder,
         closing=config.head == "seq2seq_lm",
@@ -238,5 +238,5 @@ def _special_tokens(tokenizer: Vocabulary, generates: bool, translates: bool) ->
         target = tokenizer.target.special_ids
         ids |= {"decoder_start_token_id": target.bos, "eos_token_id": target.eos}
     if generates and ids["pad_token_id"] is None:
-        ids["pad_token_id"] = ids["eos_token_id"]  # padding is masked, so any token will do
+        ids["pad_token_id"] = ids["eos_token_id"]  # every token can be the masked padding
     return ids

@@ -69,7 +69,7 @@ def write_weights(
     for name, group in zip(names, groups, strict=True):
         arrays = {tensor.name: in_precision(tensor.name, tensor.make(), dtype) for tensor in group}
         save_file(arrays, folder / name, metadata={"format": "pt"})
-        (folder / name).chmod(0o644)  # the library's 0600 would hide the file from the group
+        (folder / name).chmod(0o644)  # the library's mode 0600 would hide the file from the group
     if len(groups) > 1:
         # Several files need an index from tensors to files.
         weight_map: JsonObject = {
@@ -82,7 +82,7 @@ def write_weights(
 
 
 def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
-    """Merges both; special tokens that the model states must agree with the tokenizer's."""
+    """Merges the fields of both; special tokens of the model must equal the tokenizer's."""
     merged = dict(of_model)
     for name, value in of_tokenizer.items():
         known = merged.get(name)
@@ -108,7 +108,7 @@ def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
       WeightsError: A number exceeds the range of float16.
     """
     require(
-        # NaN is not beyond the range, so compare in this direction.
+        # NaN is allowed: every comparison with NaN is false, so negate the comparison.
         dtype != "float16" or not np.abs(x).max(initial=0) > np.finfo(np.float16).max,
         f"{name} has numbers beyond float16: choose bfloat16 or float32",
         WeightsError,

@@ -106,7 +106,7 @@ class Dense:
     bias: np.ndarray | None
     """b, float32 `[E]`."""
     activation: str
-    """The last part of its class name in torch; a key of `ACTIVATIONS`."""
+    """The last part of the activation's class name in torch; a key of `ACTIVATIONS`."""
 
     def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B E"]:
         """Returns the mapped vectors."""
@@ -169,8 +169,8 @@ class EmbeddingSettings:
 
     @property
     def compares_by_cosine(self) -> bool:
-        """Whether the cosine orders texts as the model's measure does."""
-        # Dot product and Euclidean distance order vectors of length 1 as the cosine does.
+        """Whether the cosine ranks texts in the same order as the model's own similarity."""
+        # For vectors of length 1, dot product, Euclidean distance and cosine give the same order.
         return self.similarity in (None, "cosine") or (
             self.has_length_1 and self.similarity in ("dot", "euclidean")
         )
@@ -192,11 +192,11 @@ class EmbeddingSettings:
         return self._first_prompt(*DOCUMENT_PROMPTS)
 
     def _first_prompt(self, *names: str) -> str:
-        # The package writes an empty prompt by default, so an empty prompt counts as absent.
+        # The package writes an empty prompt by default, so treat an empty prompt as absent.
         return next((name for name in names if self.prompts.get(name)), "")
 
     def width(self, d_model: int) -> int:
-        """Returns the number of dimensions of a vector, given that of a hidden state.
+        """Returns the number of dimensions of a vector, given the size of a hidden state.
 
         Raises:
           WeightsError: A layer expects another number of inputs.
@@ -206,8 +206,9 @@ class EmbeddingSettings:
             if isinstance(layer, Dense):
                 if layer.kernel.shape[0] != width:
                     raise WeightsError(
-                        f"pooling {' '.join(self.pooling)} gives {width} dimensions, the model's "
-                        f"Dense layer takes {layer.kernel.shape[0]}: pool as the model does"
+                        f"pooling {' '.join(self.pooling)} gives {width} dimensions, but the "
+                        f"model's Dense layer takes {layer.kernel.shape[0]}: use the pooling of "
+                        "the model"
                     )
                 width = layer.kernel.shape[1]
         return width if self.num_dimensions is None else min(width, self.num_dimensions)
@@ -245,9 +246,9 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         elif kind == "Normalize":
             read_settings(_NORMALIZE, folder / path / "config.json", optional=True)
             layers.append(Normalize())
-        elif kind != "Dropout":  # which does nothing outside training
+        elif kind != "Dropout":  # a Dropout module has an effect only in training
             raise WeightsError(f"{file}: the module {path} ({kind}) is not supported")
-    # The pooling modes: one field since version 6, a flag for each mode before.
+    # The pooling modes: one field since version 6, and before version 6 a flag for each mode.
     pooled = read_settings(_POOLING, folder / pooling_path / "config.json")
     stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
     stated = [stated] if isinstance(stated, str) else stated
@@ -308,7 +309,7 @@ def write_embedding_settings(
     if settings.similarity is not None:
         whole["similarity_fn_name"] = settings.similarity
     write_json(folder / WHOLE_MODEL, whole)
-    # Flags lose the order of modes, so write them only if the order is the usual one.
+    # Flags lose the order of modes, so write flags only if the modes have the default order.
     pooled: JsonObject = {"word_embedding_dimension": d_model}
     if settings.pooling == tuple(mode for mode in POOLING_MODES if mode in settings.pooling):
         pooled |= {key: mode in settings.pooling for mode, key in _KEYS.items()}
@@ -355,4 +356,4 @@ def _write_dense(folder: Path, layer: Dense) -> None:
     from safetensors.numpy import save_file  # imported late, so that `bench` runs without it
 
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
-    (folder / WHOLE).chmod(0o644)  # the library's 0600 would hide the file from the group
+    (folder / WHOLE).chmod(0o644)  # the library's mode 0600 would hide the file from the group

@@ -1,7 +1,7 @@
-"""The files that every folder of sentence-transformers has, whatever its model computes.
+"""The files that every folder of sentence-transformers has, for all kinds of models.
 
-`modules.json` lists the modules in order, each with a `config.json` in a subfolder. The first is
-the transformer, whose tokenizer has its options in `sentence_bert_config.json`.
+`modules.json` lists the modules in order, each with a `config.json` in a subfolder. The first
+module is the transformer; `sentence_bert_config.json` has the options of its tokenizer.
 `config_sentence_transformers.json` names the class of the model. Every setting is honored or
 rejected by name, because results would be wrong without it.
 
@@ -22,12 +22,12 @@ from .save_weights import write_json
 from .tensors.mapping import WeightsError
 
 IN_RUN = "sentence_transformers"
-"""The subfolder of a run folder that holds the imported files."""
+"""The subfolder of a run folder with the imported files."""
 MODULES = "modules.json"
 TRANSFORMER = "sentence_bert_config.json"
 WHOLE_MODEL = "config_sentence_transformers.json"
 Kind = Literal["SentenceTransformer", "CrossEncoder", "SparseEncoder"]
-"""A class of sentence-transformers whose folders are read."""
+"""A class of sentence-transformers whose folders flaxzoo reads."""
 ACTIVATIONS = {
     "Identity": lambda x: x,
     "Tanh": jnp.tanh,
@@ -119,7 +119,7 @@ def check_modules(file: Path, modules: list[tuple[str, str]], *kinds: str) -> No
     """Checks the classes of the first modules, and that the transformer is in this folder.
 
     Raises:
-      WeightsError: They are not.
+      WeightsError: A class is not supported, or the transformer is in another folder.
     """
     first = [kind for kind, _ in modules[: len(kinds)]]
     if first != list(kinds):
@@ -154,7 +154,7 @@ def activation_name(path: str, file: Path, field: str) -> str:
     """Returns the key in `ACTIVATIONS` of a class of torch.
 
     Raises:
-      WeightsError: It is another class.
+      WeightsError: `ACTIVATIONS` has no key for the class.
     """
     # Another package may define the same name differently.
     *package, name = path.split(".")

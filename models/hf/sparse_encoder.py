@@ -80,7 +80,7 @@ VectorSettings = EmbeddingSettings | SparseSettings
 
 
 def read_vector_settings(folder: Path) -> VectorSettings | None:
-    """Reads how the model of a folder computes vectors, or None if it does not say."""
+    """Returns how the model of a folder computes vectors, or None if the folder has no settings."""
     return read_sparse_settings(folder) or read_embedding_settings(folder)
 
 

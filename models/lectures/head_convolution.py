@@ -1,11 +1,12 @@
 """The convolution over tokens after the projections of attention (So et al. 2021, "Primer").
 
 Each head's queries, keys and values are convolved over the preceding tokens: with the taps w of a
-head and channel, out_t = w₀ x_t + w₁ x_{t−1} + w₂ x_{t−2} at width 3. Hidden tokens (padding) and
-tokens of other documents count as zeros. The taps are initialized to (1, 0, 0), the identity.
+head and channel, out_t = w₀ x_t + w₁ x_{t−1} + w₂ x_{t−2} at width 3. The convolution reads zeros
+in place of hidden tokens (padding) and of tokens of other documents. The taps are initialized to
+(1, 0, 0), the identity.
 
-Difference from the paper: the paper's code initializes the taps to 0.5 for the token itself and
-0.5 / 3 for the others.
+Difference from the paper: the paper's code initializes the taps to 0.5 for the token itself and 0.5
+/ 3 for the other tokens.
 """
 
 import flax.linen as nn
@@ -26,7 +27,8 @@ class EarlierTokens:
     real: Bool[Array, "B T"] | None
     """Whether each token may be read by later tokens, or None if all may."""
     readable: Bool[Array, "#B T w"] | None
-    """Whether a token may read the token 1, 2, … w before it, or None if it may read all real ones.
+    """Whether a token may read the token 1, 2, … w before it, or None if it may read all real
+    tokens.
     """
     are_beams: bool = struct.field(pytree_node=False)
     """Whether the T tokens continue T beams with separate histories, not one sequence."""
@@ -38,15 +40,16 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
     Args:
       mask: the keys that each token may attend to, not materialized.
       width: the number of taps.
-      cached: whether the tokens continue a cache. With a mask per query, the tokens are then
-        beams.
+      cached: whether the tokens continue a cache. If they do and the mask is per query, the tokens
+        are beams.
     """
     if mask.is_per_query and cached:
         return EarlierTokens(None, None, are_beams=True)
     length, lags = mask.num_queries, range(1, width)
     real = readable = None
     if mask.is_per_query:
-        # The diagonal `lag` below the main one says whether a token sees the token `lag` before it.
+        # The diagonal `lag` below the main diagonal states whether tokens attend to the token `lag`
+        # before.
         visible = jnp.asarray(mask.attention_mask) != 0  # [B, T, T]
         diagonals = [jnp.diagonal(visible, -lag, axis1=1, axis2=2) for lag in lags]  # [B, T - lag]
         readable = jnp.stack([_last(x, length) for x in diagonals], axis=-1)

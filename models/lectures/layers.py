@@ -15,7 +15,7 @@ from .positions import LecturePositions
 
 
 class ScaledSum(nn.Module):
-    """The sum of the residual stream and a sublayer's output, which a learned scalar multiplies."""
+    """The sum of the residual stream and a sublayer's output times a learned scalar."""
 
     execution: Execution
 

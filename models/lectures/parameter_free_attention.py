@@ -23,7 +23,9 @@ from ...data.common.fields import require_one_of
 from ..nn.typing import Array, Bool, Float
 
 HIDDEN = -1e30
-"""The score of a hidden key. It is finite, so that a query without keys does not give NaN."""
+"""The score of a hidden key. The score is finite, so that a query without keys does not give
+NaN.
+"""
 
 Similarity: TypeAlias = Callable[[Array, Array], Array]
 """Maps queries [..., Q, D] and keys [..., K, D] to scores [..., Q, K]."""
@@ -106,7 +108,8 @@ def similarity_weights(
         score = SIMILARITIES[score]
     scores = score(queries, keys)
     if mask is not None:
-        # Mask before the softmax: masked after it, the weights would sum to less than 1.
+        # Mask before the softmax: if the mask followed the softmax, weights would sum to less than
+        # 1.
         scores = jnp.where(mask, scores, HIDDEN)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -199,8 +202,8 @@ def kernel_regression(
     """Estimates a function at the queries from its values at the keys (Nadaraya and Watson).
 
     Each estimate is the average of all values, weighted by a Gaussian kernel of the distance
-    between each value's key and the query: `Σₖ softmaxₖ(-|q - k|² / 2h²) vₖ`. It is differentiable
-    in every argument, so a bandwidth, keys or values can be learned.
+    between each value's key and the query: `Σₖ softmaxₖ(-|q - k|² / 2h²) vₖ`. The estimate is
+    differentiable in every argument, so a bandwidth, keys or values can be learned.
 
     Example::
 
@@ -211,7 +214,7 @@ def kernel_regression(
       keys: K points with known values of the function.
       values: the value of the function at each key, of size V.
       bandwidth: standard deviation of the kernel, h, above 0. A small bandwidth gives the value of
-        the nearest key, a large one the mean of all values.
+        the nearest key, and a large bandwidth gives the mean of all values.
 
     Returns:
       An estimate for each query.

@@ -1,7 +1,7 @@
 """Kinds of positions from the lectures, and the places where position vectors are added.
 
 - counter, binary: 1, 2, 3, … in the last dimension; binary digits in the last dimensions.
-- appended_counter: embeddings of D - 1 dimensions, and 1, 2, 3, … as the last one.
+- appended_counter: embeddings of D - 1 dimensions, and 1, 2, 3, … as the last dimension.
 - table: vectors given by hand.
 - relative: Shaw et al. 2018, "Self-attention with relative position representations", section 3:
   learned vectors for each clipped distance, added to keys (equation 4) and to values (equation 3);
@@ -82,7 +82,7 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
         dimensions = np.arange(1, length + 1, dtype=np.float32)[:, None]
     else:
         dimensions = binary_positions(length, min(width, MOST_BITS))
-    # Counter and binary digits occupy the last dimensions; the others are 0.
+    # Counter and binary digits are in the last dimensions; the other dimensions are 0.
     return np.pad(dimensions, ((0, 0), (width - dimensions.shape[1], 0)))
 
 
@@ -93,7 +93,7 @@ class LecturePositions(Positions):
     place: PositionPlace = struct.field(pytree_node=False, default="input")
     """Where the vectors are added."""
     appended: bool = struct.field(pytree_node=False, default=False)
-    """Whether the last dimension of the vectors takes the place of that of the embeddings."""
+    """Whether the last dimension of the vectors replaces the last dimension of the embeddings."""
     distances: Float[Array, "#B #T S R"] | None = None
     """The clipped distance from each query to each key, one-hot over R distances."""
 
@@ -146,7 +146,7 @@ def make_lecture_positions(
         distances = clipped_distances(queries, keys, farthest, causal=causal)
         return LecturePositions(distances=distances.astype(execution.dtype), key_positions=written)
     if config.positions in ("table", "counter", "appended_counter", "binary"):
-        # The rows of a table are `max_length`. The other kinds are computed for longer inputs.
+        # A table has `max_length` rows. The other kinds can be computed for longer inputs.
         longer = 0 if config.positions == "table" else num_keys(length, cache)
         table = position_vectors(config, max(config.max_length, longer))
         shared = computed_positions(table, execution, position_ids)

@@ -71,14 +71,14 @@ class DecoderForm(Form[Config]):
     rotary_kinds: tuple[str, ...] = SCALINGS
     """The scalings of rotary frequencies that transformers supports for the family."""
     rope_base: float = 10_000.0
-    """The default base of transformers."""
+    """The rotary base that transformers assumes if a file states no base."""
     fractional: bool = False
     """Whether a part of each head may stay unrotated."""
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
         # `read_own_settings` and `take_rotary` remove the fields that they read. The table
-        # (`self.fields`) reads the others.
+        # (`self.fields`) reads the remaining fields.
         fields = dict(hf_config)
         max_length = self._default("max_position_embeddings", fields)
         settings = self.read_own_settings(fields, source)
@@ -145,7 +145,7 @@ class DecoderForm(Form[Config]):
         # transformers' default may be outside the vocabulary.
         if self.generation_defaults.get("pad_token_id", 0) >= config.vocab_size:
             fields["pad_token_id"] = None
-        # If the files state none, both rates default to 0.1.
+        # If the files state no rate, both rates default to 0.1.
         if head in CLASSIFIERS and config.classifier_dropout is not None:
             fields["classifier_dropout"] = config.classifier_dropout
         return fields
@@ -156,7 +156,7 @@ class DecoderForm(Form[Config]):
         return self.layer
 
     def layers_of(self, config: Config, part: str | tuple[str, ...]) -> tuple[int, ...] | None:
-        """Returns the layers that have a part, or None if all have it."""
+        """Returns the layers that have a part, or None if all layers have the part."""
         del config, part
         return None
 
@@ -237,7 +237,8 @@ def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[b
     """Removes `layer_types` from the fields and returns whether each layer has a window, or None.
 
     Raises:
-      WeightsError: Its length is not the number of layers, or a layer's type is unknown.
+      WeightsError: The length of the list is not the number of layers, or a layer's type is
+        unknown.
     """
     kinds = tuple[Literal["full_attention", "sliding_attention"], ...]
     types = typed_field(fields, "layer_types", None, source, kind=kinds)
@@ -246,8 +247,8 @@ def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[b
         return None
     require(
         len(types) == num_layers,
-        f"{source}: layer_types {types!r} is not supported: give one for each of {num_layers} "
-        "layers",
+        f"{source}: layer_types {types!r} is not supported: give one type for each of "
+        f"{num_layers} layers",
         WeightsError,
     )
     return [KINDS_OF_LAYERS[kind] for kind in types]
@@ -270,7 +271,7 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
         require(
             windowed is None or not any(windowed),
             f"{source}: layer_types has windows, but use_sliding_window and sliding_window "
-            "state none: make them agree",
+            "state no window: make the fields agree",
             WeightsError,
         )
         return

@@ -9,7 +9,7 @@ from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, size_fi
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the window; transformers defaults to 4,096, and null means none."""
+    """Reads the window; transformers defaults to 4,096, and null means no window."""
     del settings, source
     fields.setdefault("sliding_window", 4096)
 

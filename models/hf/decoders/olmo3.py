@@ -18,9 +18,9 @@ from .olmo2 import OUTPUT_NORMS, SIZES
 from .rotary import KINDS_OF_LAYERS, rotary_by_layers_to_hf, take_windowed_base
 
 WINDOW = 4096
-"""The window that transformers assumes if a file states none."""
+"""The window that transformers assumes if a file states no window."""
 BASE = 500_000.0
-"""The base of rotary positions that transformers assumes if a file states none."""
+"""The base of rotary positions that transformers assumes if a file states no base."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:

@@ -8,7 +8,7 @@ from ..generation_config import NAMES
 from .causal_decoder import NORMS, DecoderForm, size_fields
 
 PADDING = 32_000
-"""The padding and end token that transformers assumes if a file states none."""
+"""The padding token and the end token that transformers assumes if a file states no tokens."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:

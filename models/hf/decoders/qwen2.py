@@ -28,7 +28,7 @@ FORM = DecoderForm(
             num_key_value_heads=32,
             max_position_embeddings=32_768,
         ),
-        ignored=NAMES | {"use_mrope"},  # unused, in transformers as well
+        ignored=NAMES | {"use_mrope"},  # transformers does not use these fields either
     ),
     layer={**ATTENTION, **FEED_FORWARD, **NORMS},
     own_settings=take_late_windows,

@@ -57,7 +57,7 @@ class Qwen3MoeForm(DecoderForm[Qwen3MoeConfig]):
     def layers_of(
         self, config: Qwen3MoeConfig, part: str | tuple[str, ...]
     ) -> tuple[int, ...] | None:
-        """Returns the layers that have a part, or None if all have it."""
+        """Returns the layers that have a part, or None if all layers have the part."""
         kind = str(part).partition("/")[0]
         if not config.dense_layers or kind not in ("experts", "feed_forward"):
             return None

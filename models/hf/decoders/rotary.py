@@ -22,7 +22,7 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     Raises:
       WeightsError: Fields contradict each other, or one has a wrong type.
     """
-    # Merge the fields of all objects. If two of them state a value, both must be equal.
+    # Merge the fields of all objects. If two objects state a value, both values must be equal.
     rotary: JsonObject = {}
     for name in ("rope_parameters", "rope_scaling"):
         given = fields.pop(name, None)
@@ -69,7 +69,7 @@ def take_windowed_base(
         the object of layers without a window replaces it.
       local: The rotary fields of windowed layers that other fields state.
       source: The path of the file, for messages.
-      default_base: The base that transformers uses if the file states none.
+      default_base: The base that transformers uses if the file states no base.
 
     Raises:
       WeightsError: The windowed layers have another kind of rotation, or fields contradict.
@@ -120,7 +120,7 @@ def rotary_settings(
     settings: Settings = {"rope_base": rotary.pop("rope_theta")}
     if (fraction := rotary.pop("partial_rotary_factor", None)) is not None:
         settings["rope_fraction"] = fraction
-    if kind in ("default", "linear", "dynamic"):  # transformers does not read it
+    if kind in ("default", "linear", "dynamic"):  # transformers ignores this field
         rotary.pop("original_max_position_embeddings", None)
     if kind != "default":
         settings["rope_scaling"] = scaling_from_hf(kind, rotary, max_length, source)
@@ -146,7 +146,7 @@ _SCALING = {
     "short_factor": "short_factors",
     "long_factor": "long_factors",
 }
-"""Fields of a scaling in transformers, and their names here."""
+"""Fields of a scaling in transformers, and their names in flaxzoo."""
 
 
 def scaling_from_hf(
@@ -157,7 +157,7 @@ def scaling_from_hf(
     Raises:
       WeightsError: A field is unknown or missing.
     """
-    if kind == "yarn":  # whether the model was trained further; nothing reads it
+    if kind == "yarn":  # states whether the model was fine-tuned; has no effect
         rotary.pop("finetuned", None)
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(

@@ -47,7 +47,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     unrotated = tuple(i for i, x in enumerate(rotated) if not x)
     if unrotated != tuple(range(UNROTATED_EVERY - 1, num_layers, UNROTATED_EVERY)):
         settings["layers_without_positions"] = unrotated
-    # The window counts only if it is switched on.
+    # The window has an effect only if `use_sliding_window` is true.
     used, window = fields.pop("use_sliding_window", False), fields.pop("sliding_window", None)
     is_used = used is True and window is not None
     windowed = take_layer_types(fields, num_layers, source)
@@ -56,7 +56,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     require(
         not any(windowed) or is_used,
         f"{source}: layer_types has windows, but use_sliding_window and sliding_window state "
-        "none: make them agree",
+        "no window: make the fields agree",
         WeightsError,
     )
     set_windows(settings, window, windowed, source)

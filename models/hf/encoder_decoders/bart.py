@@ -79,7 +79,7 @@ def as_stored(config: BartConfig, tensors: Callable[[], TensorSource]) -> BartCo
 
 
 def as_bart(config: BartConfig, params: Params) -> tuple[BartConfig, Params]:
-    """Rewrites a model as one with biases in attention and output; missing ones become zeros."""
+    """Adds biases of zeros to attention and to the output, where a model has no biases."""
     equivalent = dataclasses.replace(
         config, attention_bias=True, output_bias=config.head == "seq2seq_lm"
     )

@@ -1,7 +1,8 @@
 """The Hugging Face form shared by BART, mBART, Marian and Pegasus.
 
-A family states its differences in a `BartForm`: fields, classes, positions, and where norms are. In
-transformers 5 an mBART differs from a BART, and a Pegasus from a Marian, only in its norms.
+A family states its differences in a `BartForm`: fields, classes, and the positions of tokens and
+norms. In transformers 5 an mBART differs from a BART, and a Pegasus from a Marian, only in its
+norms.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ SIZES = (
     Field("dropout", "dropout_rate", 0.1),
     Field("attention_dropout", "attention_dropout_rate", 0.0),
     Field("activation_dropout", "activation_dropout_rate", 0.0),
-    # Layer dropout only affects training, but fine-tuning here would not apply it.
+    # Layer dropout affects only training, but fine-tuning in flaxzoo would not apply layer dropout.
     FixedField("encoder_layerdrop", (0.0,)),
     FixedField("decoder_layerdrop", (0.0,)),
     FixedField("is_encoder_decoder", (True,)),
@@ -69,7 +70,7 @@ ALIASES = {
 }
 
 PREFIX = "model."
-# Parts of a layer: the path here, and the name in transformers.
+# Parts of a layer: the path in flaxzoo, and the name in transformers.
 LAYER = {
     "attention/query": "self_attn.q_proj",
     "attention/key": "self_attn.k_proj",
@@ -91,9 +92,9 @@ STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
 TABLES = ("decoder.embed_tokens", "encoder.embed_tokens")
 # Before transformers 5 source and target could share an embedding without a tied output.
 SEPARATE_NAMES = tuple((name, "shared") for name in TABLES)
-# safetensors keeps one name per tied tensor, alphabetically first, so accept any.
+# For tied tensors, safetensors keeps only the alphabetically first name, so accept every name.
 SHARED_NAMES = (("shared", TABLES[0]), TABLES)
-# Parts of heads whose names in transformers differ from a BERT's: the path here, and the name.
+# Parts of heads with other names than in a BERT: the path in flaxzoo, and the name in transformers.
 HEAD_MAPS = {
     "sequence_classification": {
         "pooler": "classification_head.dense",
@@ -116,14 +117,16 @@ def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField,
 class BartForm(Form[Config], Generic[Config]):
     """How one family differs from the others in the Hugging Face format.
 
-    `classes` has the class with logits, which have a bias, as "seq2seq_lm", and the class without
-    as "none".
+    In `classes`, "seq2seq_lm" is the class with logits (and their bias), and "none" is the class
+    without logits.
     """
 
     settings: Settings
     """Settings that a `config.json` does not contain."""
     learned_positions: bool
-    """Whether positions are learned and embeddings normalized; else positions are a constant."""
+    """Whether positions are learned and embeddings are normalized. If not, positions are a
+    constant.
+    """
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
@@ -149,8 +152,8 @@ class BartForm(Form[Config], Generic[Config]):
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`.
 
-        The ids of special tokens are left out, because they belong to the tokenizer, except the
-        ones that labels and answers depend on.
+        The ids of special tokens are left out, because they belong to the tokenizer, except for the
+        ids on which labels and answers depend.
         """
         decoder, halves = config.decoder, (config, config.decoder)
         fixed: dict[str, tuple[object, ...]] = {
@@ -185,7 +188,7 @@ class BartForm(Form[Config], Generic[Config]):
         source, target = (f"{prefix}{side}.embed_tokens" for side in STACKS)
         # Older files store a version number of the embeddings.
         ignored = [IgnoredTensor(f"{prefix}{side}.version") for side in STACKS]
-        # Embeddings: a shared one for source and target, or one for each.
+        # Embeddings: a shared table for source and target, or one table for each.
         if config.share_embeddings:
             tokens, legacy_names = shared, SHARED_NAMES
             rules = [*embedding("token_embedding", shared)]

@@ -85,9 +85,9 @@ CLASSES = {
 
 TOKENS = "shared.weight"
 OUTPUT_TENSOR = "lm_head.weight"
-# Older files store the shared table under some of these names, not always under the first.
+# Older files store the shared table under one or more of these names, not always the first.
 TABLE_NAMES = ("shared", "decoder.embed_tokens", "encoder.embed_tokens")
-# Parts of a layer of either half: the path here, and the name in transformers.
+# Parts of a layer of either half: the path in flaxzoo, and the name in transformers.
 SELF_ATTENTION = {
     "attention/query": "layer.0.SelfAttention.q",
     "attention/key": "layer.0.SelfAttention.k",
@@ -205,7 +205,8 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
 def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config:
     """Returns the configuration with a tied output unless the files have a different matrix for it.
 
-    transformers ties both unless the two tensors differ, regardless of `config.json`.
+    transformers ties the output to the embedding unless the two tensors differ, regardless of
+    `config.json`.
     """
     files = tensors()
     names = files.shapes().keys()
@@ -232,7 +233,7 @@ def config_to_hf(config: T5Config) -> JsonObject:
     check_exportable(
         config, {"scale_scores": (False,), "d_k": (None, d_head), "d_v": (None, d_head)}, "t5"
     )
-    # Write sizes that are None here as numbers.
+    # Write sizes as numbers, even if they are None in the configuration.
     explicit = dataclasses.replace(
         config,
         d_head=d_head,

@@ -112,7 +112,7 @@ class EncoderForm(Form[Config]):
     """Tensors of heads that published files contain although no class of transformers reads
     them."""
     classifier_rates: Mapping[str, Rate]
-    """The field with the dropout rate of the classifier's input, by head."""
+    """For each head, the field with the dropout rate of the classifier's input."""
 
     def mapping(self) -> HFMapping[Config]:
         """Returns the family's record."""
@@ -129,7 +129,7 @@ class EncoderForm(Form[Config]):
         own = self.read_own_settings(fields, source)
         settings = settings_from_hf(self.fields, fields, source) | own
         settings["head"] = head = self.read_head(hf_config, settings, source)
-        # `is_decoder` makes attention causal, which only the head causal_lm has here.
+        # `is_decoder` makes attention causal. In flaxzoo, only the head causal_lm is causal.
         is_decoder = bool(hf_config.get("is_decoder"))
         require(
             is_decoder == (head == "causal_lm"),
@@ -208,8 +208,8 @@ class EncoderForm(Form[Config]):
         if config.head_spec.has_token_logits:
             rules += self._token_rules(config)
             if not config.tie_output:
-                # transformers 4 has a single bias even if the matrix is not tied, and stores it
-                # under the name that it has with a tied matrix.
+                # transformers 4 has a single bias even if the matrix is not tied, and stores this
+                # bias under the same name as with a tied matrix.
                 logits = self.token_logits
                 older += ((f"{logits.matrix}.bias", logits.bias),)
         return TensorMapping(tuple(rules), tuple(self._ignored(config)), self.prefix, older)

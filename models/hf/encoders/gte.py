@@ -39,7 +39,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _output_rules(config: GteConfig, prefix: str) -> Sequence[TensorRule]:
-    """Returns the rules of the last map of the feed-forward layers, which alone has a bias."""
+    """Returns the rules of the last map of the feed-forward layers, the only map with a bias."""
     del config
     return linear("layers/feed_forward/down", f"{prefix}encoder.layer.{{i}}.mlp.down_proj")
 

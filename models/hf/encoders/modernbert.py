@@ -15,10 +15,12 @@ BASES = {
     "full_attention": ("position_base", "global_rope_theta", 160_000.0),
     "sliding_attention": ("windowed_position_base", "local_rope_theta", 10_000.0),
 }
-"""By kind of layer: the field here, the field of older files, and the default of transformers."""
+"""For each kind of layer: the field in flaxzoo, the field in older files, and the default of
+transformers.
+"""
 CLASSIFIER_RATE = "classifier_dropout", 0.0
 PAD_ID = 50283
-"""The padding id that transformers assumes if a file states none."""
+"""The padding id that transformers assumes if a file states no id."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
@@ -26,7 +28,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     window = typed_field(fields, "local_attention", 128, source)
     fields.pop("local_attention", None)
     settings["window"] = window // 2 + 1
-    # Older files state the distance between full layers, newer ones the kind of each layer.
+    # Older files state the distance between full layers; newer files state the kind of each layer.
     number = typed_field(fields, "num_hidden_layers", 22, source)
     every = typed_field(fields, "global_attn_every_n_layers", FULL_EVERY, source)
     fields.pop("global_attn_every_n_layers", None)

@@ -8,7 +8,7 @@ from .encoder_form import BERT_EMBEDDINGS, BERT_FIELDS
 from .roberta import roberta_form, take_offset
 
 OFFSET = 2
-"""The first used row of the positions, whatever the padding id is."""
+"""The first used row of the positions, for every padding id."""
 WITHOUT = ("type_vocab_size", "position_embedding_type", "add_cross_attention")
 """Fields of a BERT that an MPNet does not have."""
 

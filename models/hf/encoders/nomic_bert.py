@@ -56,7 +56,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         fields.setdefault("hidden_act", OLDER_ACTIVATIONS.get(str(older), older))
     if (base := fields.pop("rotary_emb_base", None)) is not None:
         fields["rope_theta"] = base
-    # The authors' files count the longest input in n_positions; a scaling begins at the trained
+    # In the authors' files, n_positions is the longest input; a scaling begins at the trained
     # length.
     longest = fields.get("n_positions")
     if (factor := fields.pop("rotary_scaling_factor", None)) is not None:

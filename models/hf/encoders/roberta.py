@@ -20,14 +20,14 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     require(
         not expectation(pad_id, NonNegativeInt),
         f"{source}: pad_token_id {pad_id!r} is not supported: RoBERTa counts its positions from "
-        "this id, so give the one that it was trained with (usually 1)",
+        "this id, so give the id of the model's training (usually 1)",
         WeightsError,
     )
     take_offset(fields, settings, cast(int, pad_id) + 1)
 
 
 def take_offset(fields: JsonObject, settings: Settings, offset: int) -> None:
-    """Sets the first used row of the positions; the rows before do not count in `max_length`."""
+    """Sets the first used row of the positions; `max_length` excludes the rows before it."""
     settings["position_offset"] = offset
     rows = fields.get("max_position_embeddings", 512)
     fields["max_position_embeddings"] = rows - offset if isinstance(rows, int) else rows
@@ -53,7 +53,7 @@ def roberta_form(
 
     Args:
       config: The configuration of the family.
-      model_type: Its name in `config.json`.
+      model_type: The name of the family in `config.json`.
       name: The prefix of the names of its classes in transformers.
       **differences: Further fields of the form, in place of RoBERTa's.
     """

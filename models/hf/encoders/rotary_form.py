@@ -59,7 +59,7 @@ def rotary_fields(**defaults: JsonValue) -> tuple[Field | FixedField, ...]:
 def rotary_form(
     config: type[Config], model_type: str, name: str, *, fields: ConfigMapping, **more: Any
 ) -> EncoderForm[Config]:
-    """Returns the form of an encoder with this block.
+    """Returns the form of an encoder with rotary positions and gated feed-forward layers.
 
     Args:
       config: The configuration of the family.

@@ -1,1 +1,1 @@
-"""The tensors of Hugging Face files: names, layouts, and the parameters that they hold."""
+"""The tensors of Hugging Face files: names, layouts, and the parameters that they store."""

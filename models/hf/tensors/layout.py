@@ -1,4 +1,4 @@
-"""How a tensor of a Hugging Face file holds parameters: transposed, concatenated, or by head."""
+"""How a tensor of a Hugging Face file stores parameters: transposed, concatenated, or by head."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a Hugging Face tensor holds one or several parameters, concatenated along its outputs.
+    """How a Hugging Face tensor stores one or several parameters, concatenated along its outputs.
 
     A parameter is `[*inputs, *outputs]`; the tensor is a matrix `[outputs, inputs]` with the axes
     of each side merged. A key kernel `[D, K, H]` of K grouped heads, for example, is the matrix
@@ -31,7 +31,7 @@ class Layout:
     each group of N / K query heads is followed by its key head and its value head (Falcon)."""
 
     def hf_shape(self, flax: Sequence[Shape]) -> Shape:
-        """Returns the shape of the tensor that holds parameters of the given shapes."""
+        """Returns the shape of the tensor that stores parameters of the given shapes."""
         inputs = math.prod(flax[0][: self.input_axes])
         outputs = sum(math.prod(shape[self.input_axes :]) for shape in flax)
         if self.flat:
@@ -39,7 +39,7 @@ class Layout:
         return (outputs, inputs) if self.transposed else (inputs, outputs)
 
     def split(self, tensor: np.ndarray, part: int, flax: Sequence[Shape]) -> np.ndarray:
-        """Returns one of the parameters that a tensor holds, without a copy if possible.
+        """Returns one of the parameters that a tensor stores, without a copy if possible.
 
         Args:
           tensor: A tensor of a Hugging Face file.
@@ -60,7 +60,7 @@ class Layout:
         return matrix[..., start : start + widths[part]].reshape(flax[part])
 
     def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the tensor that holds the given parameters."""
+        """Returns the tensor that stores the given parameters."""
         inputs = math.prod(params[0].shape[: self.input_axes])
         if self.by_head:
             # Each [inputs, N, H] to [K, heads of a group, H, inputs].
@@ -89,7 +89,7 @@ class ConvolutionLayout(Layout):
         return tensor.T
 
     def join(self, params: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the tensor that holds the kernel."""
+        """Returns the tensor that stores the kernel."""
         return params[0].T
 
 

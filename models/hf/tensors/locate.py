@@ -53,8 +53,8 @@ def locate(
         # Check that each tensor exists under one of its names and has the expected shape.
         names = []
         wanted_tensors = rule.tensors([flax[path] for path in rule.flax])
-        # A mapping may list far more tensors than the files have. Checking one more than that is
-        # enough to find a missing one.
+        # A mapping may list far more tensors than the files have. Checking one tensor more than the
+        # files have is enough to find a missing tensor.
         for wanted, expected in itertools.islice(wanted_tensors, len(shapes) + 1):
             name = mapping.find(wanted, shapes.keys())
             if name is None:
@@ -143,7 +143,7 @@ class _Mismatches:
         wrong = collections.Counter(pair for pair in self.sizes if pair[0] != pair[1])
         # The size that differs most often is probably wrong in the configuration.
         candidates = [pair for pair, _ in wrong.most_common()]
-        if not wrong:  # missing layers, or layers that nothing reads
+        if not wrong:  # missing layers, or unread layers
             for names, more in ((self.missing, False), (self.unread, True)):
                 layers = [int(x[1]) for name in names if (x := re.search(r"\.(\d+)\.", name))]
                 if layers:

@@ -21,7 +21,7 @@ class WeightsError(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class TensorRule:
-    """One or several parameters and the Hugging Face tensor that holds them."""
+    """One or several parameters, and the Hugging Face tensor that stores them."""
 
     flax: tuple[str, ...]
     """Paths of the parameters, such as `layers/attention/query/kernel`."""
@@ -31,7 +31,9 @@ class TensorRule:
     first: int = 0
     """The number `i` of the first stacked tensor: 1 if the first layer has none (ModernBERT)."""
     layers: tuple[int, ...] | None = None
-    """The stacked layers that have the tensor; in the others the parameter is 0. If None, all."""
+    """The stacked layers that have the tensor; in the other layers, the parameter is 0. If None,
+    all.
+    """
     inner: int = 1
     """Number of stacked tensors `{j}` for each `{i}` (the layers of a group in ALBERT)."""
 
@@ -63,11 +65,11 @@ class IgnoredTensor:
     hf: str
     """Name of the tensor; `*` matches any layer."""
     same_as: str | None = None
-    """The tensor that this one is tied to."""
+    """The tensor to which this tensor is tied."""
     value: Callable[[], np.ndarray] | None = None
     """Computes the values implied by the configuration."""
     exported: bool = False
-    """Whether exported files must contain it; it then has a `value`."""
+    """Whether exported files must contain the tensor; such a tensor has a `value`."""
     checked: bool = True
     """Whether the tensor in files must equal `value`; False for tensors that nothing reads."""
 
@@ -142,12 +144,12 @@ def layer_rules(
       flax: Path of the stack, such as `layers`.
       hf: Prefix of the tensors of one layer, such as `model.layers.{i}`.
       names: Hugging Face name of each part, such as `self_attn.q_proj` for `attention/query`. A
-        part that ends in `norm` is a norm; any other is a linear map; one that ends in
+        part that ends in `norm` is a norm; any other part is a linear map. A part that ends in
         `attention/output` reads heads. Several parts may form one linear map.
       layout: How linear maps are stored. Defaults to torch's Linear.
       output_layout: How linear maps that read heads are stored.
       linear_bias: Whether linear maps have biases.
-      attention_bias: The same for attention, if it differs.
+      attention_bias: Whether linear maps of attention have biases. Defaults to `linear_bias`.
       norm_bias: Whether norms have biases.
     """
     rules: list[TensorRule] = []

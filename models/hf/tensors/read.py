@@ -72,7 +72,7 @@ def read_parameter(
       index: A slice for each axis of the parameter.
 
     Raises:
-      WeightsError: A tensor does not hold floating-point numbers.
+      WeightsError: A tensor does not contain floating-point numbers.
     """
     rule = location.rule
     shapes = [flax[path] for path in rule.flax]
@@ -100,8 +100,8 @@ def read_parameter(
         tensor = tensors.read(name)
         if not jnp.issubdtype(tensor.dtype, jnp.floating):
             raise WeightsError(
-                f"{name} in {tensors.file_of(name)} holds {tensor.dtype}, not floating-point "
-                "numbers"
+                f"{name} in {tensors.file_of(name)} has the type {tensor.dtype}: "
+                "only floating-point numbers are supported"
             )
         view = rule.layout.split(tensor, location.part, shapes)[index]
         for block in blocks(view, tensors):
@@ -112,7 +112,8 @@ def read_parameter(
 def blocks(view: np.ndarray, tensors: TensorSource) -> Iterator[Index]:
     """Yields slices in file order, each small enough for the processor's cache.
 
-    This makes the copy of a transposed view five times as fast and keeps no tensor in memory.
+    With this order, the copy of a transposed view is five times as fast, and no tensor stays in
+    memory.
     """
     # The axis with the largest stride varies slowest in the file.
     axis = int(np.argmax(view.strides))

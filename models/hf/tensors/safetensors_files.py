@@ -80,7 +80,7 @@ class _File:
 
         self.path = path
         with _errors_of(path):
-            safe_open(path, framework="np")  # validates what the next lines rely on
+            safe_open(path, framework="np")  # validates the header that the next lines read
             with path.open("rb") as file:
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._start = 8 + int.from_bytes(self.memory[:8], "little")
@@ -98,7 +98,7 @@ class _File:
         if entry["dtype"] not in DTYPES:
             known = ", ".join(DTYPES)
             raise WeightsError(
-                f"{name} in {self.path} holds {entry['dtype']}, which is not supported: "
+                f"{name} in {self.path} has the type {entry['dtype']}, which is not supported: "
                 f"only {known}"
             )
         dtype, (start, end) = np.dtype(DTYPES[entry["dtype"]]), entry["data_offsets"]
@@ -147,7 +147,7 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
     # Check that every tensor is in the file that the index names.
     for name, file in wanted.items():
         if name not in files or files[name].path != folder / file:
-            raise WeightsError(f"{index} says that {name} is in {file}, but it is not there")
+            raise WeightsError(f"{index} says that {name} is in {file}, which lacks it")
     return files
 
 

@@ -239,7 +239,10 @@ def test_options_replace_what_the_folder_says(body, tmp_path, capsys, assert_clo
     ("options", "message"),
     [
         (["--prompt-name", "quary"], "prompt-name 'quary' is not a prompt of the model: did you"),
-        (["--pooling", "cls"], "pooling cls gives 16 dimensions, the model's Dense layer takes 32"),
+        (
+            ["--pooling", "cls"],
+            "pooling cls gives 16 dimensions, but the model's Dense layer takes 32",
+        ),
     ],
 )
 def test_wrong_options_are_one_line(prompted, capsys, options, message):

@@ -22,11 +22,13 @@ FOUR_NORMS: Parts = {
     "feed_forward_norm": "pre_feedforward_layernorm",
     "feed_forward_output_norm": "post_feedforward_layernorm",
 }
-"""The norms of a layer. Here `post_attention_layernorm` normalizes the output of attention."""
+"""The norms of a layer. In Gemma 2, `post_attention_layernorm` normalizes the output of
+attention.
+"""
 
 
 WINDOW = 4096
-"""The window that transformers assumes if a file states none."""
+"""The window that transformers assumes if a file states no window."""
 
 
 def take_windows(
@@ -39,7 +41,7 @@ def take_windows(
       settings: Receives `window` and `full_layers`.
       source: The path of the file, for messages.
       num_layers: The default of `num_hidden_layers`.
-      every: By default, one of this many layers attends to all tokens.
+      every: n, if every n-th layer attends to all tokens by default.
 
     Raises:
       WeightsError: A field has a wrong type or does not fit the layers.
@@ -57,7 +59,7 @@ def take_windows(
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the windows and caps; transformers has default caps, and null means none."""
+    """Reads the windows and caps; transformers has default caps, and null means no cap."""
     take_windows(fields, settings, source, num_layers=26, every=2)
     fields.setdefault("attn_logit_softcapping", 50.0)
     fields.setdefault("final_logit_softcapping", 30.0)

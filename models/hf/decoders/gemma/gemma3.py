@@ -21,7 +21,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     bidirectional = "use_bidirectional_attention"
     settings["causal"] = not typed_field(fields, bidirectional, None, source, kind=bool)
     fields.pop(bidirectional, None)
-    # Files state the width of a window with two sides, and it covers half of it on either side.
+    # For a window on both sides, files state the whole width: half of the width is on either side.
     if not settings["causal"] and "window" in settings:
         settings["window"] = settings["window"] // 2 + 1
     # The base of windowed layers is a separate field, or a nested object in newer files.

@@ -45,7 +45,8 @@ def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
         stated = ", ".join(f"{name} {value}" for name, value in zip(names, form, strict=True))
         raise WeightsError(f"{source}: {stated} contradict each other: correct one of them")
     settings["residual"] = RESIDUALS[form]
-    # The newer form has groups of query heads; the older form has one key/value head, or all.
+    # The newer form has groups of query heads. The older form has one key/value head, or one for
+    # each query head.
     num_heads = typed_field(fields, "num_attention_heads", 71, source)
     number = _take(fields, "num_kv_heads", None, source) or num_heads
     is_single = _take(fields, "multi_query", True, source) and not form[0]

@@ -52,7 +52,7 @@ class GPTForm(Form[Config]):
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
         fields = dict(hf_config)
-        # `own_settings` removes the fields that it reads; the table reads the others.
+        # `own_settings` removes the fields that it reads; the table reads the remaining fields.
         settings = self.read_own_settings(fields, source)
         settings |= settings_from_hf(self.fields, fields, source)
         head = self.read_head(hf_config, settings, source)

@@ -34,12 +34,12 @@ V2_ONLY = {
     "position_buckets": ("position_buckets", -1),
     "conv_kernel_size": ("convolution_size", 0),
 }
-"""Fields whose value is a positive number → the name here, and the number that means None."""
+"""For each field with a positive number: its name in flaxzoo, and the number that means None."""
 NORMS = {"none": False, "layer_norm": True}
 
 
 def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1_WIDTH) -> None:
-    """Reads the fields of version 1 that differ here; see `Form.own_settings`.
+    """Reads the fields of version 1 that need a conversion; see `Form.own_settings`.
 
     Args:
       fields: all fields.
@@ -75,7 +75,7 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
 
 
 def read_v2(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the fields of version 2 that differ here; see `Form.own_settings`."""
+    """Reads the fields of version 2 that need a conversion; see `Form.own_settings`."""
     heads = typed_field(fields, "num_attention_heads", 24, source)
     width = typed_field(fields, "hidden_size", V2_WIDTH, source)
     size = _take(fields, "attention_head_size", None, source, int)
@@ -83,7 +83,7 @@ def read_v2(fields: JsonObject, settings: Settings, source: str) -> None:
     _require(size is None or size * heads == width, "attention_head_size", size, supported)
     norm = _take(fields, "norm_rel_ebd", "none", source)
     _require(norm in NORMS, "norm_rel_ebd", norm, f"{source}: only {' or '.join(NORMS)}")
-    # Version 2 does not read the term "none" of small test models; version 1 would count it.
+    # Version 2 ignores the term "none" of small test models, which version 1 would count as a term.
     stated = fields.get("pos_att_type")
     if stated in ("none", ["none"]):
         fields["pos_att_type"] = None
