@@ -69,7 +69,8 @@ def score_policy(
         the lengths of the completions.
 
     Raises:
-        RunError: the rewards of the run are Python functions, which its folder does not contain.
+        RunError: the rewards of the run are Python functions, which the run folder does not
+          contain.
     """
     objective = cast(OnlineConfig, config.objective)
     examples = cast(PolicyExamples, split.examples)
@@ -79,7 +80,8 @@ def score_policy(
         "functions on its completions",
         error=RunError,
     )
-    # Open the reward models first, so that a missing one fails before any text is sampled.
+    # Open the reward models first, so that a missing model raises an error before texts are
+    # sampled.
     rewards = rewards_of(objective, open_model=RewardModel.of_run)
     number = examples.num_examples
     texts, lengths, ended = _completions(
@@ -88,7 +90,7 @@ def score_policy(
     prompts = [examples.prompts.prompt(0, index) for index in range(number)]
     each = rewards(prompts, texts)  # [number, F]
     total = weighted(each, rewards.weights) - objective.missing_end_penalty * ~np.asarray(ended)
-    # A completion that no reward function judges is NaN, and does not count.
+    # A completion without a reward has the reward NaN, and the means exclude this completion.
     reward = float(np.nanmean(total))
     return {
         "loss": -reward,
@@ -120,7 +122,7 @@ def _completions(
     ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
     part = config.batch_size // config.micro_batches
     size = rows_at_once(data.length, part, number)
-    # Decoding is faster with separate layers than with stacked ones.
+    # Decoding is faster with separate layers than with stacked layers.
     model, params = unstack_layers(model, params)
 
     @jax.jit

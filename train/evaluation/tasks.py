@@ -1,7 +1,8 @@
-"""Tasks that judge a model, in `flaxzoo evaluate` and in the evaluations of a run.
+"""Tasks that measure a model, in `flaxzoo evaluate` and in the evaluations of a run.
 
 A task is part of lm-evaluation-harness, a search in a collection, or a file of prompts with
-answers. All open the model through its folder. A run that trains passes its current parameters.
+answers. All tasks open the model through its folder. A run that trains passes its current
+parameters.
 """
 
 import dataclasses
@@ -61,7 +62,7 @@ class Judged:
 
 
 class Task(ABC):
-    """Tasks that are opened, so that all evaluations judge the same questions."""
+    """Opened tasks, which use the same questions in all evaluations."""
 
     @property
     @abstractmethod
@@ -70,7 +71,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, model: TransformerConfig) -> None:
-        """Raises UserError if a model cannot take part."""
+        """Raises UserError if the tasks cannot measure a model."""
 
     @abstractmethod
     def __call__(self, judged: Judged) -> Results:
@@ -184,7 +185,7 @@ class Answers(Task):
         require(
             model.head != "seq2seq_lm" or not self.settings.stop,
             f"stop {' '.join(self.settings.stop)} requires a causal language model, but the task "
-            f"{self.name} judges an encoder-decoder: leave it out",
+            f"{self.name} measures an encoder-decoder: leave stop out",
         )
 
     def __call__(self, judged: Judged) -> Results:
@@ -221,7 +222,7 @@ class Answers(Task):
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
         prompts = [record.context.opening for record in self.records]
-        # Greedy, as the texts of a causal language model.
+        # Decode greedily, as for a causal language model.
         found = translator(
             prompts,
             truncate=True,
@@ -241,7 +242,7 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
     """Opens the tasks of a run or a command.
 
     Args:
-        settings: The names of the tasks, and how they judge.
+        settings: The names and the settings of the tasks.
 
     Raises:
         UserError: A task is unknown, its data or a package is missing, or two tasks have one name.
@@ -283,16 +284,16 @@ def _remedy(cannot: str, name: str) -> tuple[str, str]:
 
 
 def _require_writer(model: TransformerConfig, name: str) -> None:
-    """Raises UserError if a model writes no text."""
+    """Raises UserError if a model cannot write texts."""
     heads: Container[str] = (*CAUSAL_HEADS, "seq2seq_lm")
     require_head(model, heads, *_remedy("writes no text", name))
 
 
 def _reference(row: JsonObject, location: str) -> str:
-    """Returns the answer of a record: its field `answer`, or what follows the prompt."""
+    """Returns the answer of a record: its field `answer`, or the text that follows the prompt."""
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    # A question that comes last is not its answer.
+    # The last message may be a question of the user, which is not an answer.
     answer = last if isinstance(last, dict) and last.get("role") == "assistant" else {}
     written = answer.get("content")
     for given in (row.get("answer"), row.get("completion"), written):

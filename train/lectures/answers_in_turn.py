@@ -11,7 +11,7 @@ def answer_in_turn(
     examples: Sequence[Mapping[str, str]],
     queries: Sequence[Mapping[str, str]],
 ) -> list[Mapping[str, str]]:
-    r"""Answers queries one by one, and appends each answer to the prompt of the next one.
+    r"""Answers queries one by one, and appends each answer to the prompt of the next query.
 
     Example::
 

@@ -19,7 +19,7 @@ from ..evaluation.predict import Predictor, token_length
 
 
 class Ensemble:
-    """Several models that decide together: the mean of the probabilities that each computes.
+    """Several models whose joint prediction is the mean of their probabilities.
 
     Unlike a mixture of experts, every model computes every answer.
 
@@ -33,7 +33,7 @@ class Ensemble:
         folders: the models: run folders, folders in the Hugging Face format, or names on the hub.
 
     Raises:
-        UserError: there are fewer than two.
+        UserError: there are fewer than two models.
     """
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
@@ -65,12 +65,12 @@ class Ensemble:
             require(
                 member.config.model.head == "sequence_classification" and target == "single_label",
                 f"{folder} must classify texts by one label, got the head "
-                f"{member.config.model.head!r} and the target {target!r}: leave it out",
+                f"{member.config.model.head!r} and the target {target!r}: leave {folder} out",
             )
             require(
                 member.config.model.labels == labels,
                 f"{folder} must have the labels {', '.join(labels)}, got "
-                f"{', '.join(member.config.model.labels)}: leave it out",
+                f"{', '.join(member.config.model.labels)}: leave {folder} out",
             )
         splits: list[Any] = [member.encode(path) for member in members]
         log(f"input: {splits[0].summary}")

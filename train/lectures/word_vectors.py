@@ -23,8 +23,8 @@ def read_word_vectors(
     """Reads word vectors from a text file: a word and its numbers in each line.
 
     Args:
-        path: the file, also compressed by gzip. word2vec's form has a first line with the numbers
-          of words and of dimensions, GloVe's has none.
+        path: the file, also compressed by gzip. A file of word2vec has a first line with the
+          numbers of words and of dimensions; a file of GloVe does not.
         words: the words to keep. If None, all.
 
     Returns:
@@ -71,18 +71,18 @@ class WithVectors(NamedTuple):
 def with_word_vectors(
     params: Params, tokenizer: Tokenizer, vectors: Mapping[str, np.ndarray]
 ) -> WithVectors:
-    """Replaces the embeddings of all tokens that have a word vector; the others stay.
+    """Replaces the embeddings of all tokens that have a word vector, and keeps other embeddings.
 
     Save the result with `train.save_run` and train it with `--init-from`;
     `--optimizer.frozen token_embedding` keeps the vectors.
 
     Args:
-        params: the parameters of a model, whose width is that of the vectors.
+        params: the parameters of a model, which is as wide as the vectors.
         tokenizer: its tokenizer. A mark of a blank before a token is not a part of the word.
         vectors: the vector of each word, from `read_word_vectors`.
 
     Raises:
-        UserError: the width of the vectors is not that of the embeddings.
+        UserError: the width of the vectors is not the width of the embeddings.
     """
     table = params["token_embedding"]["embedding"]
     width = len(next(iter(vectors.values()), ()))

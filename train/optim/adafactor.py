@@ -22,7 +22,7 @@ from .parameters import Leaf, axes_of_matrix, map_named, matrix_axes, num_stack_
 DECAY_EXPONENT = 0.8
 """beta2 of step t, counted from 1, is 1 - t^-0.8 (section 7.2)."""
 REGULARIZER = 1e-30
-"""Added to the squared gradient, ε₁ (section 8)."""
+"""ε₁, which is added to the squared gradient (section 8)."""
 SMALLEST_FACTORED = 128
 """Matrices with fewer rows or columns keep a full second moment, as in optax."""
 

@@ -6,13 +6,13 @@ beta2 0.999 a second moment changes by a thousandth per step, and bfloat16 has 8
 
 **8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a block of 64 to
 127 numbers along the last axis (32 to 256 for some sizes) has a float32 scale, its largest absolute
-value, and each number has an 8-bit code. In place of their table of codes, which is dense near
-zero, a fourth power is used: code k of a first moment means sign(k) · (|k| / 127)⁴ of the scale, k
-from -127 to 127; code k of a second moment means ((k + 1) / 256)⁴, k from 0 to 255. A second moment
-has no code for zero, because updates are divided by its root. Codes have the shape of the parameter
-and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so up to 2ⁿ shards have whole
-blocks. Vectors, small parameters, and parameters whose last axis does not divide into blocks
-keep float32.
+value, and each number has an 8-bit code. This module replaces the paper's table of codes, which is
+dense near zero, by a fourth power: code k of a first moment means sign(k) · (|k| / 127)⁴ of the
+scale, k from -127 to 127; code k of a second moment means ((k + 1) / 256)⁴, k from 0 to 255. A
+second moment has no code for zero, because updates are divided by its root. Codes have the shape of
+the parameter and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so up to 2ⁿ
+shards have whole blocks. Vectors, small parameters, and parameters whose last axis does not divide
+into blocks keep float32.
 
 The random bits depend only on the optimizer's step count, the parameter's name and the index of the
 number, so they are the same on any number of devices and in a resumed run.
@@ -59,10 +59,10 @@ def store_moments(
     Args:
         tx: an optimizer whose state is a NamedTuple with the step `count` and moments `mu`, `nu` or
           `ema`, trees of the parameters' shapes.
-        dtype: "bfloat16_stochastic" or "int8"; with others the optimizer is returned unchanged.
+        dtype: "bfloat16_stochastic" or "int8"; with other dtypes, returns the optimizer unchanged.
 
     Returns:
-        The optimizer. In its state an 8-bit moment is a `Blocks`.
+        The optimizer. In its state, an 8-bit moment is a `Blocks`.
     """
     if dtype not in ("bfloat16_stochastic", "int8"):
         return tx
@@ -123,7 +123,7 @@ def is_quantized(name: str, param: Leaf) -> bool:
 
 
 def num_blocks(size: int) -> int:
-    """Returns the number of blocks along a last axis, the largest sensible power of 2."""
+    """Returns the number of blocks along a last axis, a power of 2; see `SPLIT_ABOVE`."""
     blocks = 1
     while size % (2 * blocks) == 0 and size // blocks >= SPLIT_ABOVE:
         blocks *= 2
@@ -134,7 +134,7 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
     """Rounds each number at random to one of the two nearest codes.
 
     Args:
-        x: the numbers; not negative if not `signed`.
+        x: the numbers, which must not be negative unless `signed`.
         bits: uint32 of the same shape, uniform in [0, 2¹⁶).
         signed: whether codes have a sign, and a zero.
     """
@@ -147,8 +147,8 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
     root = jnp.sqrt(jnp.sqrt(share))
     below = jnp.clip(jnp.floor(root * 127), 0, 126) if signed else _below_without_zero(root)
     low, high = (_share(k, signed=signed) for k in (below, below + 1))
-    # A number below the smallest code of a second moment becomes that code, as updates are divided
-    # by its root.
+    # A number below the smallest code of a second moment becomes the smallest code, because updates
+    # are divided by the root of the moment.
     up = bits.reshape(parts.shape) < jnp.round((share - low) / (high - low) * 2**16)
     codes = below + up
     if signed:

@@ -1,9 +1,9 @@
 """Muon (Jordan et al. 2024): updates by the orthogonalized momentum of each matrix.
 
 Five Newton-Schulz iterations bring all singular values of the momentum near 1 (`optax.contrib`).
-The factor 0.2 · √max(inputs, outputs) gives the update about the root mean square of AdamW's, 0.2,
-so that learning rates and decay carry over (Liu et al. 2025, "Muon is scalable for LLM training",
-section 2.2).
+The factor 0.2 · √max(inputs, outputs) scales the update to about the root mean square of AdamW's
+update, 0.2, so that AdamW's learning rates and weight decay can be used (Liu et al. 2025, "Muon is
+scalable for LLM training", section 2.2).
 
 Muon updates the matrices inside layers, each layer and expert separately; a map to or from heads is
 one matrix `[D, N·H]`. Embeddings, output matrices and vectors get AdamW's update.
@@ -30,7 +30,7 @@ def is_orthogonalized(name: str, ndim: int) -> bool:
 def scale_by_muon(
     muon: optax.GradientTransformation, adam: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Scales matrices inside layers by `muon` to AdamW's length, and the rest by `adam`.
+    """Updates matrices inside layers by `muon`, at AdamW's length, and other parameters by `adam`.
 
     Args:
         muon: from `optax.contrib.scale_by_muon`, with `dimension_numbers`.

@@ -46,8 +46,9 @@ def make_optimizer(
     """Makes an optimizer: gradient clipping, an update rule, decay and per-parameter rates.
 
     AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the initial bias of its moments. BERT's
-    original optimizer did not, which makes its first step (1 - beta1) / √(1 - beta2) times as long,
-    3.2 for its betas. Mosbach et al. (2021) recommend the correction for fine-tuning.
+    original optimizer did not correct the bias, which makes its first step (1 - beta1) / √(1 -
+    beta2) times as long, 3.2 for its betas. Mosbach et al. (2021) recommend the correction for
+    fine-tuning.
 
     LAMB (You et al. 2020, algorithm 2) also corrects this bias. There are two differences from
     `optax.lamb`. Biases and norms have no decay and therefore no trust ratio, as in the published
@@ -56,15 +57,15 @@ def make_optimizer(
     Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All rules
     multiply decay by the learning rate.
 
-    A frozen parameter does not count in the clipped norm and gets no update and no decay; its
+    The clipped norm excludes frozen parameters. A frozen parameter gets no update and no decay; its
     moments are stored and stay 0.
 
     Args:
         config: hyper-parameters.
         steps: length of the run, for the schedule.
         model: the model's configuration, whose family names the parameters below and above the
-          layers, for `config.layer_decay`; if None, all families are consulted.
-        schedule_start: the steps before the schedule begins; see `make_schedule`.
+          layers, for `config.layer_decay`; if None, the names of all families apply.
+        schedule_start: the number of steps that precede the schedule; see `make_schedule`.
 
     Returns:
         The transformation; its `init` raises UserError if a pattern of `config.frozen` matches no
@@ -77,7 +78,7 @@ def make_optimizer(
     trained = functools.partial(trained_factors, patterns=config.frozen)
     rates = functools.partial(rate_factors, config=config, model=model)
     return optax.chain(
-        # Zero frozen gradients first, so that they do not count in the norm.
+        # Set frozen gradients to zero first, so that the norm excludes them.
         *([scale_by_factors(trained)] if frozen else []),
         optax.identity() if clip is None else optax.clip_by_global_norm(clip),
         optax.chain(
@@ -156,7 +157,7 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
         return optax.EmptyState()
 
     def scale(update: jax.Array, factor: np.ndarray) -> jax.Array:
-        # 0 · NaN and 0 · infinity are NaN, so a product would not zero them.
+        # 0 · NaN and 0 · infinity are NaN, so a product would not set such gradients to zero.
         return jnp.where(factor == 0, 0, update * factor) if np.any(factor != 1) else update
 
     def update(
@@ -207,7 +208,7 @@ def rate_factors(
 
     The factor is 1 for the head and all else above the stack, `layer_decay` for the top layer,
     `layer_decay`² for the layer below it, …, and `layer_decay`^(L + 1) for the embeddings. (ELECTRA
-    and BEiT also start at the head, Sun et al. 2019 at the top layer.)
+    and BEiT also start the decay at the head; Sun et al. 2019 start at the top layer.)
 
     Args:
         params: parameters or their shapes.
@@ -230,7 +231,7 @@ def rate_factors(
 
 
 def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[int]:
-    """Returns the exponents of `layer_decay`: one for each layer of a stack, else a single one."""
+    """Returns an exponent of `layer_decay` for each layer of a stack, else a single exponent."""
     part = name.split("/", 1)[0]
     if part == STACK:
         # Layer 0 is the lowest.
@@ -246,7 +247,7 @@ def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[i
 
 
 def _along_leading_axis(values: Sequence[float] | np.ndarray, name: str, param: Leaf) -> np.ndarray:
-    """Returns a value for each layer of a stack `[L, 1, …]`, or a single one `[]`."""
+    """Returns a value for each layer of a stack `[L, 1, …]`, or a single value `[]`."""
     shape = (-1, *(1,) * (len(param.shape) - 1)) if is_stacked(name) else ()
     return np.asarray(values, np.float32).reshape(shape)
 

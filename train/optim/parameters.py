@@ -27,10 +27,10 @@ Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(frozen=True)
 class MatrixAxes:
-    """The axes of an array that holds a matrix, or a stack of them."""
+    """The axes of an array that contains a matrix, or a stack of matrices."""
 
     stack: tuple[int, ...]
-    """Axes of layers and experts; each index along them has a separate matrix."""
+    """Axes of layers and experts; each index along these axes has a separate matrix."""
     inputs: tuple[int, ...]
     """Axes that are contracted with the input, such as `(N, H)` of attention's output map."""
     outputs: tuple[int, ...]
@@ -66,14 +66,14 @@ def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
         ndim: the number of its axes.
 
     Returns:
-        The axes; None for biases, scales of norms, and all else that is not a matrix.
+        The axes; None for biases, scales of norms, and other parameters that are not matrices.
     """
     first = num_stack_axes(name)
     if not is_decayed(name) or ndim < first + 2:
         return None
     parent, _, own = f"/{name}".rpartition("/")
-    # Either the input or the output is a single axis. It is the output for maps that read heads,
-    # such as attention's output `[…, N, H, D]`, and for the A of an adapter.
+    # Either the input or the output is a single axis. The output is a single axis for maps that
+    # read heads, such as attention's output `[…, N, H, D]`, and for the A of an adapter.
     reads_all = own == "lora_a" or (own == "kernel" and parent.endswith("/output"))
     cut = ndim - 1 if reads_all else first + 1
     axes = tuple(range(ndim))
@@ -84,7 +84,7 @@ def axes_of_matrix(name: str, ndim: int) -> MatrixAxes:
     """Returns the axes of a parameter that is a matrix; see `matrix_axes`.
 
     Raises:
-        ValueError: it is not a matrix.
+        ValueError: the parameter is not a matrix.
     """
     axes = matrix_axes(name, ndim)
     if axes is None:

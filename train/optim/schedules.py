@@ -23,9 +23,9 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     Args:
         config: peak, warm-up and kind.
         steps: length of the run, the last step of linear, cosine and wsd's decay.
-        start: the steps before the schedule begins, as in the last stage of an extended run.
-            Without a warm-up, the peak is at step `start`, so that a constant rate and a stage with
-            a linear decay equal wsd.
+        start: the number of steps that precede the schedule, as in the last stage of an extended
+            run. Without a warm-up, the peak is at step `start`, so that a constant rate and a stage
+            with a linear decay equal wsd.
 
     Raises:
         UserError: the warm-up is not shorter than the run, or inverse_sqrt has no warm-up.

@@ -39,7 +39,8 @@ def model_flops(config: TrainConfig) -> int:
     plain = dataclasses.replace(
         config,
         # Trace XLA's attention, because a kernel would hide its matmuls. A loop over blocks of
-        # experts would hide them too, because the router decides its length.
+        # experts would hide its matmuls too, because the router determines the number of
+        # iterations.
         execution=dataclasses.replace(
             config.execution, remat="none", attention="xla", experts="ragged"
         ),
@@ -49,7 +50,7 @@ def model_flops(config: TrainConfig) -> int:
 
 
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
-    """Returns random examples. A step takes as long as on real examples.
+    """Returns random examples. A step takes as long on synthetic examples as on real examples.
 
     Each example is one whole text without padding, and the loss covers every possible position.
     """

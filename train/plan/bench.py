@@ -76,7 +76,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
     """
     if jax.process_count() > 1:
         raise UserError(
-            f"bench requires a single process, got {jax.process_count()}: start it alone"
+            f"bench requires a single process, got {jax.process_count()}: start a single process"
         )
     trainer = compile_trainer(config, objective_of(config))
     devices = jax.local_devices()

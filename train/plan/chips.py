@@ -5,7 +5,8 @@ and so on) for peak compute, memory and interconnect bandwidth, ports and topolo
 your model" (jax-ml.github.io/scaling-book/tpus) for wraparound links and the network between
 slices; NVIDIA's data sheets of its GPUs, and of DGX A100, H100, H200 and B200 for the network
 adapters of a host (for L4, AWS g6.48xlarge). The usable memory of a TPU is the limit that its
-compiler states when it rejects a program. For a GPU it is the fraction that jax allocates.
+compiler states when it rejects a program. The usable memory of a GPU is the fraction that jax
+allocates.
 """
 
 import abc
@@ -48,7 +49,7 @@ class Chip(abc.ABC):
     package: ClassVar[str]
     """The module whose presence shows that the compiler is installed."""
     extra: ClassVar[str]
-    """The optional dependencies of flaxzoo that install it."""
+    """The optional dependencies of flaxzoo that install the compiler."""
     compiler: ClassVar[str]
     """The name of the compiler in messages."""
     rejects: ClassVar[bool]
@@ -85,7 +86,7 @@ class Chip(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Tpu(Chip):
-    """A TPU chip. Its `memory` is the usable memory."""
+    """A TPU chip. The field `memory` is the usable memory."""
 
     ring_multiple: int
     """An axis of the topology is a ring if its length is a multiple of this, otherwise a line."""

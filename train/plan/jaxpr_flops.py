@@ -1,9 +1,9 @@
 """Counts the FLOPs of the matmuls in a program before compilation.
 
-Each matmul counts 2 · m · n · k, times the number of iterations in the body of a scan. Attention
-counts every pair of query and key, including pairs that a causal or padding mask hides (as in
-appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked pairs computes less. All
-other operations of a transformer are a few parts in a thousand.
+A matmul has 2 · m · n · k FLOPs, and a matmul in the body of a scan is counted in each iteration.
+Attention counts every pair of query and key, including pairs that a causal or padding mask hides
+(as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked pairs computes less.
+All other operations of a transformer add a few thousandths of these FLOPs.
 """
 
 import math

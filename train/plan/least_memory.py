@@ -69,7 +69,7 @@ WAYS = {
     "AdamW, moments in 8 bits": {"optimizer": {"state_dtype": "int8"}},
     "LoRA of rank 8": {"lora": LoRAConfig(rank=8, frozen_dtype="bfloat16")},
 }
-"""Ways to train, by their settings."""
+"""Name of a way to train → the settings that replace fields of a run."""
 
 
 def trained_by(config: TrainConfig, way: str) -> TrainConfig:

@@ -20,8 +20,8 @@ ASSUMED_SIZES = {
     "characters": (256, "model.vocab_size"),
     "words": (30_000, "data.tokenizer.vocab_size"),
 }
-"""Kind of tokenizer → the assumed number of its tokens, which is known only from the text, and the
-option that sets another number."""
+"""Kind of tokenizer → the assumed number of tokens, and the option that sets another number. Only
+the text determines the real number."""
 EXAMPLES_PER_EPOCH = 1 << 20
 """Assumed number of examples of a run in epochs, for its learning rate and totals."""
 
@@ -34,7 +34,8 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         log: Called with a line for each assumption.
 
     Returns:
-        The configuration with a model that suits the data, in steps, without `init_from`.
+        The configuration with a model that suits the data, with durations in steps, without
+        `init_from`.
 
     Raises:
         UserError: The examples are longer than the model's maximum.

@@ -63,7 +63,7 @@ class Plan:
     attention: str = ""
     """Summary of the kernel that computes attention."""
     exchange: str = ""
-    """Summary of how gradients are exchanged, or empty if they are not."""
+    """Summary of the exchange of gradients; empty if devices exchange no gradients."""
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     temp_bytes: int | None = None
@@ -92,7 +92,7 @@ class Plan:
         """Returns whether the step fits into the memory of each device, or True if unknown.
 
         If the compiler rejects programs, its decision is final. The sum of all parts may slightly
-        overestimate a program that it accepts.
+        overestimate a program that the compiler accepts.
         """
         if self.out_of_memory is not None or topology.chip is None:
             return self.out_of_memory is None
@@ -104,7 +104,7 @@ class Plan:
         """Bytes at the peak, or None if the step does not fit."""
         if self.temp_bytes is None:
             return None
-        # Rollouts and updates take turns.
+        # Rollouts and updates take turns, so the larger of the two determines the peak.
         needed = max(self.temp_bytes + self.code_bytes, self.rollout_bytes or 0)
         return self.argument_bytes + needed
 
@@ -160,11 +160,11 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     """Compiles a run's train step for a topology and reads its memory, FLOPs and collectives.
 
     Args:
-        config: The run. Data are not needed, but the model must have its final vocabulary size.
+        config: The run. No data are read, but the model must have its final vocabulary size.
         topology: The devices, from `parse_topology`.
 
     Returns:
-        The plan. If the step needs too much memory, it has `out_of_memory`.
+        The plan. If the step needs too much memory, the plan has `out_of_memory`.
 
     Raises:
         UserError: Mesh, batch and parameters cannot be divided over the devices.
@@ -175,7 +175,7 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     if chip is not None and importlib.util.find_spec(chip.package) is None:
         raise RunError(
             f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', "
-            f"or do the arithmetic alone with --topology cpu:{topology.num_devices}"
+            f"or compute only FLOPs and bytes with --topology cpu:{topology.num_devices}"
         )
     # The worker reads the request from standard input, and prints one JSON object.
     request = {"topology": topology.name, "config": to_dict(config)}

@@ -91,7 +91,7 @@ def verdict(plan: Plan, topology: Topology) -> str:
         return _excess(plan.peak_bytes, limit)
     if plan.peak_bytes > limit:
         return (
-            "may not fit: the compiler accepts it, but all parts add up to "
+            "may not fit: the compiler accepts the step, but all parts add up to "
             f"{format_bytes(plan.peak_bytes)} of {format_bytes(limit)}"
         )
     return (
@@ -113,7 +113,7 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
         return
     if isinstance(chip, Gpu) and memory_fraction() <= DEFAULT_MEMORY_FRACTION:
         yield (
-            f"would help: {MEMORY_FRACTION}=0.92 in the environment, as jax takes "
+            f"would help: {MEMORY_FRACTION}=0.92 in the environment, because jax takes "
             f"{memory_fraction():.0%} of a GPU's {format_bytes(chip.memory)} (also for plan)"
         )
     # If the state fills half of the memory, shard it over more devices first.
@@ -183,7 +183,7 @@ def _work(plan: Plan) -> Iterator[str]:
         "backward pass in every layer; attention counts all pairs, masked ones too"
     )
     if plan.device_flops:
-        # Above 1, work is repeated. Below 1, kernels or frozen parameters save work.
+        # A ratio above 1 means repeated work. Below 1, kernels or frozen parameters save work.
         ratio = round(plan.device_flops * plan.num_devices / plan.model_flops, 2)
         why = ": recomputed or done on several" if ratio > 1 else ""
         if ratio < 1:
@@ -231,7 +231,7 @@ def _run(
     yield f"the run of {steps:,} steps"
     size = tokens * bytes_per_token / 1e9
     yield f"  tokens       {tokens:.3g}, {size:.3g} GB of text at {bytes_per_token:g} bytes each"
-    # GPT-3's training in steps of this size.
+    # Express the training of GPT-3 in steps of this size.
     by_tokens = GPT3_TOKENS / plan.tokens
     by_bytes = GPT3_BYTES / (plan.tokens * bytes_per_token)
     yield (

@@ -64,8 +64,9 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
     mesh = make_mesh(config.mesh, devices)
     if mesh.shape["data"] % topology.data_multiple:
         raise UserError(
-            f"mesh.data {mesh.shape['data']} over {topology.units} slices: only data is sharded "
-            f"over the slow network between slices: make it a multiple of {topology.units}"
+            f"mesh.data must be a multiple of the {topology.units} slices, because only data is "
+            f"sharded over the slow network between slices, got {mesh.shape['data']}: give a "
+            "multiple"
         )
     memory = None if topology.chip is None else topology.chip.usable_memory
     step = configured_step(config, objective_of(config), mesh, memory)
@@ -166,7 +167,7 @@ def _with_compiled_step(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        # Every candidate was too large; report the one with the smallest memory.
+        # Every candidate was too large; report the candidate that needs the least memory.
         smallest = step.candidates[-1]
         return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
     memory = executable.memory_analysis()

@@ -17,13 +17,14 @@ from ..config import Recipe, TrainConfig
 from . import decoders, encoders
 
 FILES = (*FAMILIES, "post_training", "reinforcement", "embedding")
-"""The sources of recipes, in the order of `flaxzoo list`. Some families have no file here."""
+"""The sources of recipes, in the order of `flaxzoo list`. Some families have no file in this
+folder."""
 
 
 class _Recipes(Mapping[str, Recipe]):
     """Maps every recipe's name to the recipe, from the `RECIPES` of each file.
 
-    A look-up imports files until one has the recipe. Iteration imports all files.
+    A look-up imports files until a file has the recipe. Iteration imports all files.
     """
 
     def __getitem__(self, name: str) -> Recipe:
@@ -51,7 +52,8 @@ def _recipes_of(file: str) -> Mapping[str, Recipe]:
 
 RECIPES: Mapping[str, Recipe] = _Recipes()
 """Recipe name → recipe. A family has the `RECIPES` of its file in this folder or, without a file,
-one recipe for all of its sizes. Post-training and reinforcement learning have files here."""
+one recipe for all of its sizes. Post-training and reinforcement learning have files in this
+folder."""
 
 
 def recipe(name: str, preset: str | None = None) -> TrainConfig:

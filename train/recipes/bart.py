@@ -45,7 +45,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=BartConfig(
-                # Grows to the size of the tokenizer.
+                # The vocabulary grows to the size of the tokenizer.
                 vocab_size=1,
                 max_length=128,
                 num_layers=3,
@@ -73,7 +73,7 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train bart --preset bart-base --data.source 'text:books/*.txt#block'\n"
             "The vocabulary is trained on the text, and determines the size of the embedding.\n"
-            "flaxzoo train text-to-text --preset bart-base trains it on pairs of texts."
+            "flaxzoo train text-to-text --preset bart-base trains a BART on pairs of texts."
         ),
         config=_of_size("bart-base"),
         of_preset=_of_size,

@@ -24,14 +24,14 @@ from .encoders import of_size, quickstart_optimizer
 def _small(dropout_rate: float) -> BertConfig:
     """Returns a BERT for two CPU cores: a quarter of BERT-mini, with a smaller vocabulary."""
     return BertConfig(
-        # Grows to the size of the tokenizer.
+        # The vocabulary grows to the size of the tokenizer.
         vocab_size=1,
         max_length=256,
         num_layers=4,
         d_model=128,
         num_heads=4,
         dropout_rate=dropout_rate,
-        # About 1 / √D.
+        # The standard deviation is about 1 / √D.
         init_std=0.08,
     )
 
@@ -127,7 +127,7 @@ def _reviews(
     """Returns the settings of a word-level classifier of reviews made from templates."""
     return TrainConfig(
         model=make_config(
-            # Grows to the size of the tokenizer.
+            # The vocabulary grows to the size of the tokenizer.
             vocab_size=1,
             max_length=64,
             num_layers=num_layers,
@@ -223,8 +223,8 @@ RECIPES: dict[str, Recipe] = {
             "With books: --data.source 'tfds:wikipedia/20230601.en#text + text:books/*.txt'\n"
             "Pretraining as lectures describe it: 512 tokens from a random position, or two halves "
             "from two parts of the text. 256 · 512 · 1,000,000 tokens are 39.7 times the 3.3 "
-            "billion words of Wikipedia and BooksCorpus; Devlin et al. 2019 print 40 epochs, some "
-            "lectures 50."
+            "billion words of Wikipedia and BooksCorpus; Devlin et al. 2019 state 40 epochs, and "
+            "some lectures 50."
         ),
         config=_one_phase(),
     ),
@@ -245,8 +245,9 @@ RECIPES: dict[str, Recipe] = {
         summary="Classify reviews by a bag of words: embeddings and global max-pooling.",
         details=(
             "Run: flaxzoo train reviews-bag\n"
-            "No attention and no positions: the order of the words changes nothing. The built-in "
-            "reviews have a part whose label depends on their order alone (accuracy_order)."
+            "The model has neither attention nor positions, so the order of the words changes "
+            "nothing. In a part of the built-in reviews, the label depends only on the order of "
+            "the words (accuracy_order)."
         ),
         config=_reviews(0, "none", "max"),
     ),
@@ -273,7 +274,7 @@ RECIPES: dict[str, Recipe] = {
         summary="Classify reviews by transformer blocks with positions, and the mean over words.",
         details=(
             "Run: flaxzoo train reviews\n"
-            "Or, blind to the order of words: flaxzoo train reviews --model.positions none"
+            "Without the order of the words: flaxzoo train reviews --model.positions none"
         ),
         config=_reviews(2, "learned", "mean"),
     ),

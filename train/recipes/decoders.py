@@ -29,7 +29,7 @@ def of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            # 3e-4 is the rate of LLaMA-7B, whose width is 4,096; wider models need a smaller one.
+            # 3e-4 is the rate of LLaMA-7B, whose width is 4,096; wider models need a smaller rate.
             peak_learning_rate=round(3e-4 * 4096 / model.d_model, 6),
             warmup_steps=500,
         ),

@@ -39,18 +39,19 @@ RECIPES: dict[str, Recipe] = {
         summary="A small ELECTRA on Python's documentation: it finds the tokens of a generator.",
         details=(
             "Run: flaxzoo train electra-quickstart\n"
-            "The generator has a quarter of the width. flaxzoo export writes the discriminator."
+            "The generator has a quarter of the discriminator's width. flaxzoo export writes the "
+            "discriminator."
         ),
         config=TrainConfig(
             model=ElectraConfig(
-                # Grows to the size of the tokenizer.
+                # The vocabulary grows to the size of the tokenizer.
                 vocab_size=1,
                 max_length=256,
                 num_layers=4,
                 d_model=128,
                 num_heads=4,
                 dropout_rate=0.0,
-                # About 1 / √D.
+                # The standard deviation is about 1 / √D.
                 init_std=0.08,
             ),
             data=PretrainingData(

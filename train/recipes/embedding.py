@@ -14,7 +14,7 @@ from ..optimizer_config import OptimizerConfig
 
 EMBED = TrainConfig(
     model=BertConfig(
-        # Grows to the size of the tokenizer.
+        # The vocabulary grows to the size of the tokenizer.
         vocab_size=1,
         max_length=128,
         num_layers=2,
@@ -22,7 +22,7 @@ EMBED = TrainConfig(
         num_heads=4,
         dropout_rate=0.0,
         head="none",
-        # About 1 / √D.
+        # The standard deviation is about 1 / √D.
         init_std=0.08,
     ),
     data=EmbeddingData(
@@ -108,8 +108,8 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train rerank --init-from sentence-transformers/all-MiniLM-L6-v2 "
             "--data.source jsonl:pairs.jsonl\n"
-            "Each line has a query and a positive, and perhaps negatives, or documents with "
-            "scores.\n"
+            "Each line has a query, and either a positive and optionally negatives, or documents "
+            "with scores.\n"
             "Four documents of other queries, which BM25 finds, are negatives as well. Without "
             "options, a small model learns to match numbers in English and French. flaxzoo predict "
             "and models.PairScorer use the run, and flaxzoo export writes it for CrossEncoder."
@@ -124,9 +124,10 @@ RECIPES: dict[str, Recipe] = {
             "jsonl:pairs.jsonl\n"
             "The data have the same format as in the recipe embed. The last lines compare "
             "nDCG@10 and the "
-            "numbers of weights above 0 before and after. Without options it trains a small model "
-            "from scratch on Python's documentation, in a few minutes on two cores. flaxzoo embed "
-            "and flaxzoo evaluate use the run, and flaxzoo export writes it for SparseEncoder."
+            "numbers of weights above 0 before and after. Without options, the recipe trains a "
+            "small model from scratch on Python's documentation, in a few minutes on two cores. "
+            "flaxzoo embed and flaxzoo evaluate use the run, and flaxzoo export writes it for "
+            "SparseEncoder."
         ),
         config=SPLADE,
         of_model=splade_of_model,
@@ -136,10 +137,10 @@ RECIPES: dict[str, Recipe] = {
         details=(
             "Run: flaxzoo train embed --init-from sentence-transformers/all-MiniLM-L6-v2 "
             "--data.source jsonl:pairs.jsonl\n"
-            "Without options it trains a small model from scratch on Python's documentation, in a "
-            "few minutes on two cores.\n"
+            "Without options, the recipe trains a small model from scratch on Python's "
+            "documentation, in a few minutes on two cores.\n"
             "Each line has an anchor and a positive, such as a question and its answer, and "
-            "perhaps negatives; the other positives of a batch are negatives as well. flaxzoo "
+            "optionally negatives; the other positives of a batch are negatives as well. flaxzoo "
             "embed uses the run, and flaxzoo export writes it for sentence-transformers."
         ),
         config=EMBED,

@@ -28,7 +28,7 @@ def of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            # 1e-4 is the rate of BERT-base, whose width is 768; wider models need a smaller one.
+            # 1e-4 is the rate of BERT-base, whose width is 768; wider models need a smaller rate.
             peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
             schedule="linear",
             final_fraction=0.0,
@@ -65,7 +65,8 @@ def recipe_of_family(family: str) -> Recipe:
         details=(
             f"Run: flaxzoo train {family} --preset {smallest} --data.source "
             "'text:books/*.txt#sentences'\n"
-            "Masked tokens. The vocabulary is trained on the text, and the size of the embedding "
+            "The model learns masked tokens. The vocabulary is trained on the text, and the size "
+            "of the embedding "
             "follows\n"
             "from it. The learning rate is 1e-4 at a width of 768 and larger in proportion for "
             "narrower\n"

@@ -24,7 +24,7 @@ def _of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            # 6e-4 is the rate of the smallest size; wider models need a smaller one.
+            # 6e-4 is the rate of the smallest size; wider models need a smaller rate.
             peak_learning_rate=round(6e-4 * 768 / model.d_model, 6),
             warmup_steps=500,
         ),
@@ -67,7 +67,7 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
 
 
 _QUICKSTART_MODEL: Settings = {
-    # Grows to the size of the tokenizer.
+    # The vocabulary grows to the size of the tokenizer.
     "vocab_size": 1,
     "max_length": 128,
     "num_layers": 4,
@@ -96,7 +96,7 @@ QUICKSTART = TrainConfig(
 # far longer. Sixteen examples and a query have up to 204 characters.
 IN_CONTEXT = TrainConfig(
     model=LectureGPTConfig(
-        # Grows to the size of the tokenizer.
+        # The vocabulary grows to the size of the tokenizer.
         vocab_size=1,
         max_length=208,
         num_layers=2,
@@ -105,7 +105,7 @@ IN_CONTEXT = TrainConfig(
         dropout_rate=0.0,
         activation="relu",
         positions="rotary",
-        # About 1 / √D.
+        # The standard deviation is about 1 / √D.
         init_std=0.1,
         head_convolution=3,
     ),
@@ -142,9 +142,9 @@ RECIPES: dict[str, Recipe] = {
         "(Primer).",
         details=(
             "Run: flaxzoo train primer-quickstart\n"
-            "The two that matter most (So et al. 2021): squared ReLU, and a convolution over three"
-            " tokens after the projections of attention. Everything else is as in `quickstart`, "
-            "the steps and the sizes too.\n"
+            "The recipe has the two most important changes (So et al. 2021): squared ReLU, and a "
+            "convolution over three tokens after the projections of attention. All other settings, "
+            "including steps and sizes, are those of `quickstart`.\n"
             "Expect a validation loss about 0.3 nats per token below that of `quickstart`."
         ),
         config=dataclasses.replace(
@@ -165,7 +165,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=GPTConfig(
-                # Grows to the size of the tokenizer.
+                # The vocabulary grows to the size of the tokenizer.
                 vocab_size=1,
                 max_length=64,
                 num_layers=4,
@@ -197,8 +197,8 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train in-context\n"
             "     flaxzoo evaluate runs/in-context --shots 0 1 4 16 --data "
             "builtin:patterns#copy,reverse,count\n"
-            "It learns random tasks from examples alone, and is tested on tasks that it "
-            "has never seen: accuracy increases with the number of examples in the prompt."
+            "The model learns random tasks from examples alone, and is tested on tasks that it has "
+            "never seen: accuracy increases with the number of examples in the prompt."
         ),
         config=IN_CONTEXT,
     ),
@@ -239,7 +239,7 @@ RECIPES: dict[str, Recipe] = {
         config=_published("gpt3-13b", 1e-4, 1024),
     ),
     "gpt3-175b": Recipe(
-        summary="GPT-3 175B: 1,536 sequences of 2,048 tokens, 3.1 million.",
+        summary="GPT-3 175B: 1,536 sequences of 2,048 tokens, or 3.1 million tokens.",
         details=(
             "Run: flaxzoo train gpt3-175b --mesh.fsdp 512 --micro-batches 3 --execution.remat full"
         ),

@@ -9,7 +9,7 @@ from .encoders import quickstart_optimizer, recipe_of_family
 
 RECIPES: dict[str, Recipe] = {
     "modernbert-quickstart": Recipe(
-        summary="A small ModernBERT on Python's documentation: packed rows, 30 % of the tokens.",
+        summary="A small ModernBERT on Python's documentation: packed rows, 30 % masked tokens.",
         details=(
             "Run: flaxzoo train modernbert-quickstart\n"
             "Rows contain several documents without padding, which do not attend to each other "
@@ -17,7 +17,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=ModernBertConfig(
-                # Grows to the size of the tokenizer.
+                # The vocabulary grows to the size of the tokenizer.
                 vocab_size=1,
                 max_length=256,
                 num_layers=4,
@@ -25,7 +25,7 @@ RECIPES: dict[str, Recipe] = {
                 num_heads=4,
                 d_ff=192,
                 window=17,
-                # About 1 / √D.
+                # The standard deviation is about 1 / √D.
                 init_std=0.08,
             ),
             data=PretrainingData(

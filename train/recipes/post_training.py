@@ -106,7 +106,7 @@ RECIPES: dict[str, Recipe] = {
         summary="Supervised fine-tuning of a GPT: it learns the answers to instructions.",
         details=(
             "Run: flaxzoo train sft --data.source jsonl:alpaca.train.jsonl.gz\n"
-            "It starts from the run runs/quickstart, which flaxzoo train quickstart makes; "
+            "The recipe starts from the run runs/quickstart, which flaxzoo train quickstart makes; "
             "--init-from names another model, of any size. flaxzoo chat runs/sft talks to the "
             "result. The records are distinguished by their keys: messages, prompt and completion, "
             "instruction and output …"
@@ -118,9 +118,9 @@ RECIPES: dict[str, Recipe] = {
         summary="A small GPT that calls a tool for arithmetic: no download, minutes on two cores.",
         details=(
             "Run: flaxzoo train calculations\n"
-            "Talk to it with flaxzoo chat runs/calculations --tools arithmetic. Asked for a "
-            "product it writes a call, reads the result, and repeats it. Without the tool its "
-            "answers are wrong."
+            "Talk to the model with flaxzoo chat runs/calculations --tools arithmetic. Asked for a "
+            "product, the model writes a call, reads the result, and repeats the result. Without "
+            "the tool, the model's answers are wrong."
         ),
         config=CALCULATIONS,
     ),
@@ -128,7 +128,8 @@ RECIPES: dict[str, Recipe] = {
         summary="A reward model that learns from preferences which of two answers is better.",
         details=(
             "Run: flaxzoo train reward --data.source jsonl:hh.train.jsonl.gz\n"
-            "It starts from the run runs/sft and replaces the head of the language model with a "
+            "The recipe starts from the run runs/sft and replaces the head of the language model "
+            "with a "
             "head of a single number."
         ),
         config=REWARD,
@@ -138,7 +139,8 @@ RECIPES: dict[str, Recipe] = {
         summary="Direct preference optimization: a language model learns from preferences.",
         details=(
             "Run: flaxzoo train dpo --data.source jsonl:hh.train.jsonl.gz\n"
-            "It starts from the run runs/sft, which is also the reference model of the loss."
+            "The recipe starts from the run runs/sft, which is also the reference model of the "
+            "loss."
         ),
         config=DPO,
         of_model=of_any_size(DPO),

@@ -17,7 +17,7 @@ from .post_training import of_any_size
 
 _CHARACTERS = TokenizerConfig(kind="characters")
 _MODEL = GPTConfig(
-    # Grows to the size of the tokenizer.
+    # The vocabulary grows to the size of the tokenizer.
     vocab_size=1,
     max_length=32,
     num_layers=2,
@@ -25,7 +25,7 @@ _MODEL = GPTConfig(
     num_heads=4,
     dropout_rate=0.0,
     positions="rotary",
-    # About 1 / √D.
+    # The standard deviation is about 1 / √D.
     init_std=0.1,
 )
 
@@ -69,7 +69,8 @@ PPO = dataclasses.replace(
 )
 
 _BEGINS = (
-    "It starts from the run runs/sums (flaxzoo train sums), whose model is right about half of\n"
+    "The recipe starts from the run runs/sums (flaxzoo train sums), whose model is right about "
+    "half of\n"
     "the time. --init-from names another model, of any size. --data.source names the prompts,\n"
     "JSON lines with prompt or messages, and with the fields that rewards read, such as answer.\n"
     "The validation loss is the negated mean reward."

@@ -14,7 +14,7 @@ from ..optimizer_config import OptimizerConfig
 
 # A small T5 1.1, which two CPU cores train in minutes.
 _SMALL = T5Config(
-    # Grows to the size of the tokenizer.
+    # The vocabulary grows to the size of the tokenizer.
     vocab_size=1,
     max_length=128,
     num_layers=3,
@@ -92,8 +92,9 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train t5-quickstart\n"
             "Expect a validation loss of about 3.71 nats per token of the targets. The text, and "
             "therefore the vocabulary, differs between Python versions.\n"
-            "A run that starts from this one keeps its vocabulary: for other languages, train on "
-            "their text (--data.source), with --data.noise-density 0.5 if the run is short.\n"
+            "A run that starts from runs/t5-quickstart keeps its vocabulary. For other languages, "
+            "train on text in these languages (--data.source), with --data.noise-density 0.5 if "
+            "the run is short.\n"
             "Gaps in a text are marked by <extra_id_0>, <extra_id_1>, …:\n"
             "echo 'The for <extra_id_0> is used to' | flaxzoo translate runs/t5-quickstart --input"
             " -"
@@ -123,7 +124,7 @@ RECIPES: dict[str, Recipe] = {
             "guide). Defaults to numbers that are spelled out in English and French. "
             "Lower --data.target-length if targets are shorter than their sources. flaxzoo "
             "evaluate prints exact matches, ROUGE, BLEU and chrF.\n"
-            "--preset has the published sizes of T5, mT5, BART, mBART and the Transformer."
+            "--preset takes the published sizes of T5, mT5, BART, mBART and the Transformer."
         ),
         config=_TEXT_TO_TEXT,
         of_model=_text_to_text,

@@ -99,7 +99,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
-                # Grows to the size of the tokenizer.
+                # The vocabulary grows to the size of the tokenizer.
                 vocab_size=1,
                 max_length=128,
                 num_layers=2,
@@ -126,8 +126,8 @@ RECIPES: dict[str, Recipe] = {
     "multi30k-en-de": Recipe(
         summary="The tiny Transformer of Multi30k: descriptions of pictures, English to German.",
         details=(
-            'The sizes of Wu et al. 2021, "Good for misconceived reasons", section 4.2; a shorter '
-            "run.\n"
+            'The model has the sizes of Wu et al. 2021, "Good for misconceived reasons", section '
+            "4.2, but the run is shorter.\n"
             "Run: flaxzoo train multi30k-en-de --data.source pairs:train.en.gz,train.de.gz \\\n"
             "--data.validation pairs:val.en.gz,val.de.gz\n"
             "Expect 36.8 BLEU on the validation pairs with the mean of 5 checkpoints and a beam of "
@@ -136,7 +136,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
-                # Grows to the size of the tokenizer.
+                # The vocabulary grows to the size of the tokenizer.
                 vocab_size=1,
                 max_length=256,
                 num_layers=4,
@@ -200,7 +200,7 @@ RECIPES: dict[str, Recipe] = {
     "wmt14-en-fr-big": Recipe(
         summary="The big Transformer on WMT 2014 English to French as published: 300,000 steps.",
         details=(
-            "Its dropout rate is 0.1; the big model for German has 0.3 (section 6.1).\n"
+            "The dropout rate is 0.1; the big model for German has the rate 0.3 (section 6.1).\n"
             "Run: flaxzoo train wmt14-en-fr-big, then flaxzoo average runs/wmt14-en-fr-big --last "
             "20"
         ),

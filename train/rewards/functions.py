@@ -1,10 +1,10 @@
 """Rewards that are functions of texts, and a table of the rewards that have names.
 
 A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
-each completion, or None for a completion that it does not judge. All arguments are lists of the
-same length. `fields` are the other fields of the prompts' records, such as `answer`, and
-`contexts`, the prompts before encoding (conversations in dialogues). A function may omit arguments
-that it does not use.
+each completion, or None for a completion without a reward. All arguments are lists of the same
+length. `fields` are the other fields of the prompts' records, such as `answer`, and `contexts`, the
+prompts before encoding (conversations in dialogues). A function may omit arguments that it does not
+use.
 """
 
 import inspect
@@ -59,7 +59,7 @@ def arithmetic(
 def _equal(
     completions: Sequence[str], answer: Sequence[object], read: Callable[[str], object]
 ) -> list[float | None]:
-    """Returns 1 for a completion that is read as its answer, else 0, or None without an answer."""
+    """Returns 1 if `read` returns the same for completion and answer, else 0; None if no answer."""
     return [
         None if right is None else float(read(completion) == read(str(right)))
         for completion, right in zip(completions, answer, strict=True)
@@ -68,7 +68,7 @@ def _equal(
 
 def _last_number(text: str) -> float:
     found = _NUMBER.findall(_THOUSANDS.sub("", text))
-    # NaN equals nothing, so a text without a number is never right.
+    # NaN is not equal to any number, so a text without a number is never right.
     return float(found[-1]) if found else math.nan
 
 
@@ -181,8 +181,8 @@ def rewards_of(
         open_model: opens the reward model in a folder.
 
     Raises:
-        UserError: the rewards are empty, one is unknown, or the number of weights differs from the
-          number of rewards.
+        UserError: the rewards are empty, a reward is unknown, or the number of weights differs from
+          the number of rewards.
     """
     pairs: list[tuple[str, RewardFunction]] = []
     models: list[RewardFunction] = []
@@ -202,8 +202,8 @@ def rewards_of(
     weights = settings.reward_weights or (1.0,) * len(pairs)
     require(
         len(weights) == len(pairs),
-        f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: "
-        "give one for each",
+        f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: give a "
+        "weight for each reward",
     )
     # Name each column of the metrics.
     functions: dict[str, RewardFunction] = {}
@@ -229,7 +229,7 @@ class Rewards:
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
     ) -> NDArray[np.float32]:
-        """Returns the rewards float32 `[R, F]` of R completions by F functions, NaN if not judged.
+        """Returns the rewards float32 `[R, F]` of R completions by F functions; NaN is no reward.
 
         Raises:
             UserError: a record lacks a field that a function needs, or a function returns
@@ -257,7 +257,7 @@ class Rewards:
 
 
 def weighted(rewards: NDArray[np.float32], weights: Sequence[float]) -> NDArray[np.float32]:
-    """Returns the weighted sum of rewards `[R, F]` per completion, NaN if no function judges it."""
+    """Returns the weighted sum of the rewards `[R, F]` of each completion; NaN without a reward."""
     total = np.nansum(rewards * np.asarray(weights, np.float32), axis=1)
     return np.where(np.isnan(rewards).all(axis=1), np.float32(np.nan), total)
 
@@ -290,6 +290,6 @@ def _checked(name: str, values: object, number: int) -> NDArray[np.float32]:
         require(
             value is None or is_number,
             f"the reward {name} returned {value!r}: return a finite number, or None for a "
-            "completion that it does not judge",
+            "completion without a reward",
         )
     return np.asarray([math.nan if value is None else value for value in listed], np.float32)

@@ -1,4 +1,4 @@
-"""An index of texts, which are found by the cosines of their vectors with a query's."""
+"""An index of texts, in which a search finds the texts with the largest cosines with a query."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,8 +103,8 @@ class SearchIndex:
 
         Raises:
             FileNotFoundError: `run` is not a model, or does not have the checkpoint.
-            UserError: `documents` is empty, the model does not embed texts, or `folder` holds
-              something.
+            UserError: `documents` is empty, the model does not embed texts, or `folder` is not
+              empty.
         """
         named = documents if isinstance(documents, Mapping) else _numbered(documents)
         require(named, "documents must not be empty: give at least one text")
@@ -199,7 +199,7 @@ class SearchIndex:
         """Finds the documents whose vectors have the largest cosines with each query.
 
         Args:
-            queries: the queries. They have the model's prompt `query` before them, if it has one.
+            queries: the queries. The model's prompt `query`, if any, precedes each query.
             top_k: the number of documents to find.
             reranker: a cross-encoder that scores the first `candidates` documents again. If None,
               documents are ordered by cosine.

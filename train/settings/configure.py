@@ -1,8 +1,8 @@
 """The configuration of a recipe or a run with settings that replace its fields.
 
-A setting is a field with dots for nested ones: `optimizer.peak_learning_rate`. Python, files and
-the command line give settings, and all three are read here. This file imports only what is needed
-to describe a run, because `flaxzoo bench` runs on machines that have only jax, flax and optax.
+A setting is a field with dots for nested fields: `optimizer.peak_learning_rate`. This module reads
+the settings that Python, files and the command line give. This file imports only what is needed to
+describe a run, because `flaxzoo bench` runs on machines that have only jax, flax and optax.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ OPTIONAL: dict[str, Callable[[], Any]] = {
         RotaryScaling, kind="llama3", factor=8.0, original_length=8192
     ),
 }
-"""Nested configurations that default to None. Giving any option of one creates it."""
+"""Nested configurations that default to None. Any option of a nested configuration creates this
+configuration."""
 
 OBJECTIVE = "objective.kind"
 """The setting that chooses the objective."""
@@ -54,8 +55,8 @@ def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig
         name: A recipe such as `quickstart`, or a family such as `gpt`.
         preset: A published size of the family, such as `gpt2-large`. Recipes of post-training
             accept the sizes of all families. Other recipes have a fixed size.
-        settings: Values of fields by name, with dots for nested fields. They are the options of
-            `flaxzoo train` with underscores, and have the same checks.
+        settings: Values of fields by name, with dots for nested fields. Settings are the options of
+          `flaxzoo train` with underscores, and have the same checks.
 
     Raises:
         UserError: The recipe, the preset or a setting is unknown (the message names the closest
@@ -84,7 +85,7 @@ def named_recipe(name: str) -> Recipe:
     """Returns a recipe, or the configuration of a run folder as a recipe.
 
     Raises:
-        UserError: The name is neither.
+        UserError: The name is neither a recipe nor a run folder.
     """
     folder = Path(name).expanduser()
     # A recipe takes precedence over a folder of the same name.
@@ -122,8 +123,8 @@ def starting_config(
 
     Args:
         name: A recipe or a run folder.
-        given: All settings. The preset, the model to start from and the objective determine which
-            other fields there are, and their defaults.
+        given: All settings. The preset, the model to start from and the objective determine the
+          other fields and their defaults.
         command: The command; only `train` downloads the model to start from.
         run: The folder of the run, which may exist.
         opens: Whether the model to start from may be opened.
@@ -161,7 +162,7 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
 
 
 def _sized(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Drops the recipe's vocabulary size if the settings choose a kind that determines its size.
+    """Removes the recipe's vocabulary size if the text determines the size of the vocabulary.
 
     Raises:
         UserError: Settings name an existing vocabulary and also settings for training one.
@@ -171,8 +172,8 @@ def _sized(given: Mapping[str, Any]) -> Mapping[str, Any]:
     for option in (kind, size, "data.tokenizer.lowercase"):
         require(
             not (is_named and option in given),
-            f"{option} requires a vocabulary to train, but data.tokenizer.path names an "
-            f"existing one: leave one of them out",
+            f"{option} requires a vocabulary to train, but data.tokenizer.path names an existing "
+            "vocabulary: leave one of these options out",
         )
     if given.get(kind) in ("characters", "words") and size not in given:
         return {**given, size: None}
@@ -202,7 +203,7 @@ def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Con
 
 
 def _config_for(name: str, init_from: str, command: str, run: Path | None) -> TrainConfig | None:
-    """Returns the recipe for a run that starts from a model, or None if neither is available.
+    """Returns the recipe for a run that starts from a model, or None if the model is not available.
 
     `plan` and `bench` download nothing.
     """

@@ -119,7 +119,7 @@ def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | N
 def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
     """Returns the fields of `config` that differ from `base` and are settings."""
     stated, usual = flatten(to_dict(config)), flatten(to_dict(base))
-    # These follow from other settings.
+    # These fields follow from other settings.
     implied = ("data.kind", OBJECTIVE, *DERIVED)
     # A file describes a single stage.
     implied += tuple(x for x in stated if x.partition(".")[0] in INTERNAL)

@@ -16,13 +16,14 @@ from .ranking import DEPTH, ranking_scores, retrieval_scores
 def vector_scores(
     evaluation: Evaluation, split: DataSplit, *, by_dot: bool = False
 ) -> dict[str, Any]:
-    """Returns the scores of the vectors that an evaluation kept, or nothing if it kept none.
+    """Returns the scores of the vectors that an evaluation kept; empty without vectors.
 
     Pairs without scores are evaluated as a search: for each different anchor, all different
     documents of the split are ranked by cosine, and the positives of the anchor are the
-    relevant ones. For scored pairs the cosines are compared with the scores. For texts with labels
-    `label_accuracy` is how often the nearest other text has the same label. For several data sets,
-    the scores are computed for each, such as `qa_ndcg@10`, and then averaged.
+    relevant ones. For scored pairs the cosines are compared with the scores. For texts with labels,
+    `label_accuracy` is the fraction of texts whose nearest other text has the same label. For
+    several data sets, the scores are computed for each data set, such as `qa_ndcg@10`, and then
+    averaged.
 
     Args:
         evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
@@ -66,7 +67,7 @@ def _scores_of(
         if len(np.unique(cosines(*pairs))) == 1:
             return {"spearman": 0.0, "pearson": 0.0}
         return similarity_scores(*pairs, examples.scores)
-    # Each different text counts once, and absent documents (-1) do not.
+    # Keep each different text once, and leave out absent documents (-1).
     queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
     distinct, first_query = np.unique(queries, return_index=True)
     stored, first = np.unique(numbers, return_index=True)
@@ -82,7 +83,7 @@ def _scores_of(
 
 
 def label_scores(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Returns `label_accuracy`, how often the text with the largest cosine has the same label.
+    """Returns `label_accuracy`: the fraction of texts whose nearest text has the same label.
 
     Args:
         vectors: float `[N, D]`, at least two.
@@ -92,6 +93,6 @@ def label_scores(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         return {}
     units = normalized(vectors)
     first, second = nearest(units, units, 2)[1].T
-    # An equal vector may precede the text itself.
+    # Another text with an equal vector may come before the text itself.
     other = np.where(first == np.arange(len(labels)), second, first)
     return {"label_accuracy": float(np.mean(labels[other] == labels))}

@@ -25,7 +25,7 @@ class MTEBEncoder:
     """A model that embeds texts, in the form that `mteb.evaluate` takes.
 
     Queries and documents have the model's prompts before them, as in `evaluate_retrieval`. Other
-    texts have its default prompt, if any. Vectors are compared by cosine.
+    texts have the model's default prompt, if any. Vectors are compared by cosine.
 
     Example::
 
@@ -65,8 +65,9 @@ class MTEBEncoder:
 
         Args:
             inputs: batches of texts under the key `text`.
-            prompt_type: `query` or `document` of mteb's `PromptType`. If None, the default prompt.
-            **_: the task, which does not matter.
+            prompt_type: `query` or `document` of mteb's `PromptType`. If None, texts have the
+              default prompt.
+            **_: the task, which is ignored.
         """
         settings = self._embedder.settings
         kind = getattr(prompt_type, "value", None)
@@ -75,9 +76,9 @@ class MTEBEncoder:
         return self._embedder(texts, self._log, prompt_name=prompts.get(str(kind)))
 
     def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Returns the cosine of each vector `[N, D]` with each other one `[M, D]`: `[N, M]`.
+        """Returns the cosines `[N, M]` of vectors `[N, D]` with other vectors `[M, D]`.
 
-        A single vector `[D]` has no dimension in the result.
+        A single vector `[D]` adds no dimension to the result.
         """
         return normalized(first) @ normalized(second).T
 

@@ -12,7 +12,7 @@ from ....models.nn.typing import Array, Float, Int
 BLOCK = 16_384
 """The largest number of documents on the device at once."""
 FLOATS = 1024 * BLOCK
-"""The largest number of their dimensions, as sparse vectors are wide."""
+"""The largest number of floats of these documents, because sparse vectors are wide."""
 QUERIES = 256
 """The number of queries that are compared with a block at once."""
 
@@ -84,7 +84,7 @@ def _merge(
     scores = jnp.dot(queries, block.T, precision="highest")
     scores = jnp.where(jnp.arange(block.shape[0]) < number, scores, -jnp.inf)
     found, rows = jax.lax.top_k(scores, min(best[0].shape[1], block.shape[0]))
-    # `top_k` takes the first of equal scores, so earlier documents precede.
+    # `top_k` takes the first of equal scores, so put earlier documents first.
     scores = jnp.concatenate([best[0], found], axis=1)
     indices = jnp.concatenate([best[1], rows + start], axis=1)
     scores, chosen = jax.lax.top_k(scores, best[0].shape[1])

@@ -60,7 +60,7 @@ def pair_classification_scores(
     Args:
         first: float `[N, D]`.
         second: float `[N, D]`.
-        labels: 1 for a similar pair, 0 for another, `[N]`.
+        labels: 1 for a similar pair, 0 for another pair, `[N]`.
 
     Returns:
         `accuracy` at the threshold that maximizes it (`accuracy_threshold`), `f1`, `precision`,
@@ -88,7 +88,8 @@ def pair_classification_scores(
     # A rounded midpoint must not include the next group.
     thresholds = np.where(middle == lower, ranked[last], middle)
     hits, taken = positive.cumsum()[last], last + 1
-    # For the accuracy, the first threshold is above all scores, so that no pair counts as similar.
+    # For the accuracy, the first threshold is above all scores, so that no pair is predicted as
+    # similar.
     correct = np.append(0, 2 * hits - taken) + (~positive).sum()
     above = np.nextafter(ranked[0], np.float32(np.inf))
     # F1 = 2 · hits / (predicted positives + true positives), at each threshold.
@@ -113,7 +114,8 @@ def triplet_scores(
     """Scores triplets of vectors, three arrays float `[N, D]`, as TripletEvaluator does.
 
     Returns:
-        `accuracy`: how often the positive has a larger cosine with the anchor than the negative.
+        `accuracy`: the fraction of triplets whose positive has a larger cosine with the anchor than
+          the negative.
 
     Raises:
         UserError: the shapes differ.

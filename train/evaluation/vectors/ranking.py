@@ -54,22 +54,23 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
     Returns:
         Means over the queries: `ndcg@10`, `mrr@10`, `map@100`, and for k = 1, 3, 5, 10
         `accuracy@k` (whether one of the first k documents is relevant), `precision@k` and
-        `recall@k`. nDCG counts each relevant document as 1; if some gain is not 1,
-        `graded_ndcg@10` takes the gains, as trec_eval and BEIR do.
+        `recall@k`. nDCG uses the gain 1 for each relevant document; if some gain is not 1,
+        `graded_ndcg@10` uses the given gains, as trec_eval and BEIR do.
 
     Raises:
         UserError: the numbers of queries differ, or a query has no relevant document.
     """
     require(
         len(ranked) == len(relevant),
-        f"relevant has {len(relevant):,} queries, the rankings {len(ranked):,}: give one for each",
+        f"relevant has {len(relevant):,} queries, but ranked has {len(ranked):,}: give a ranking "
+        "for each query",
     )
     # Sorted gains of each query's relevant documents, padded with 0.
     sorted_gains = [sorted((x for x in one.values() if x > 0), reverse=True) for one in relevant]
     numbers = np.array([len(gains) for gains in sorted_gains])
     require(
         len(numbers) and numbers.min() > 0,
-        "each query must have a relevant document: leave out the queries without one",
+        "each query must have a relevant document: leave out queries without a relevant document",
     )
     ideal = _padded(sorted_gains)
     gains = _padded(
@@ -114,7 +115,7 @@ def reranking_scores(
 ) -> dict[str, float]:
     """Scores the order of documents by their scores, as RerankingEvaluator does.
 
-    A query whose documents are all relevant, or all irrelevant, does not count.
+    Queries whose documents are all relevant, or all irrelevant, are left out.
 
     Args:
         scores: for each query, the scores of its documents, float `[N_i]`.
@@ -131,10 +132,15 @@ def reranking_scores(
 
     pairs = [(np.asarray(r, bool), np.asarray(s)) for r, s in zip(relevant, scores, strict=True)]
     for i, (labels, values) in enumerate(pairs):
-        problem = f"query {i} has {len(values)} scores and {len(labels)} labels: give one for each"
+        problem = (
+            f"query {i} has {len(values)} scores and {len(labels)} labels: give a score and a "
+            "label for each document"
+        )
         require(len(values) == len(labels), problem)
     counted = [(labels, values) for labels, values in pairs if labels.any() and not labels.all()]
-    require(counted, "no query has a relevant and an irrelevant document: give at least one")
+    require(
+        counted, "no query has a relevant and an irrelevant document: give at least one such query"
+    )
     # [Q, 10]: whether the documents at the first ten ranks are relevant.
     first = _padded([labels[np.argsort(-x, kind="stable")] for labels, x in counted])[:, :10] > 0
     return {

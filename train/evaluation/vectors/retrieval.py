@@ -19,7 +19,7 @@ from .ranking import DEPTH, ranking_scores
 AT_ONCE = 16_384
 """The largest number of documents whose vectors are in memory at once."""
 FLOATS = 1024 * AT_ONCE
-"""The largest number of their dimensions, as sparse vectors are wide."""
+"""The largest number of floats of these vectors, because sparse vectors are wide."""
 
 RERANKED = 20
 """The number of documents of BM25 that a cross-encoder ranks again."""
@@ -45,7 +45,7 @@ def evaluate_retrieval(
           name on the hub.
         source: a name such as `beir:scifact` (see `data.read_retrieval`), or the collection.
         step: the checkpoint. Defaults to the newest.
-        loaded: the model in the folder and its parameters. If None, they are loaded.
+        loaded: the model in the folder and its parameters. If None, this function loads them.
         log: called with lines that describe the data.
 
     Returns:
@@ -125,7 +125,7 @@ def _reranked(
     scorer: PairScorer, queries: Sequence[str], documents: Sequence[str], log: LogFn
 ) -> np.ndarray:
     """Returns the first documents of BM25 for each query, ranked by a cross-encoder."""
-    first = bm25(queries, documents, RERANKED)[1]  # [Q, K], and −1 where fewer are found
+    first = bm25(queries, documents, RERANKED)[1]  # [Q, K], and −1 if BM25 finds fewer documents
     # Score all pairs in one call. A place without a document has the score -inf and comes last.
     rows, columns = np.nonzero(first >= 0)
     found = zip(rows.tolist(), first[rows, columns].tolist(), strict=True)
@@ -139,7 +139,7 @@ def _reranked(
 def embedded(
     embedder: TextEmbedder, documents: Sequence[str], log: LogFn = print
 ) -> Iterator[np.ndarray]:
-    """Yields `comparable` vectors of documents in order: float32 `[N, D]`, some at a time."""
+    """Yields `comparable` vectors of documents in order, in blocks float32 `[N, D]`."""
     prompt = embedder.settings.document_prompt
     size = min(AT_ONCE, max(1, FLOATS // embedder.width))
     for start in range(0, len(documents), size):
@@ -150,7 +150,10 @@ def embedded(
 
 
 def _indices(collection: RetrievalData, ids: Sequence[str]) -> list[dict[int, float | int]]:
-    """Returns the relevant documents of each query by index; unknown ones follow the last."""
+    """Returns the relevant documents of each query by index.
+
+    Unknown documents have indices after the last document.
+    """
     index_of = {id: i for i, id in enumerate(ids)}
     return [
         {

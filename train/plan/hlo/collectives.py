@@ -49,8 +49,8 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
         group = first_group(instruction.attributes, num_devices)
         if len(group) == 1:
             continue
-        # A gather that overlaps with other work is printed once per part, in fusions with that
-        # work, all with the same channel. Different collectives may also share a channel (all
+        # A gather that overlaps with other work is printed in several parts, in fusions with this
+        # work. All parts have the same channel. Different collectives may also share a channel (all
         # collectives of a `shard_map` use channel 1), but differ in kind, size or source line.
         channel, source = (x.search(instruction.attributes) for x in (_CHANNEL, _SOURCE))
         key = f"line {index}"

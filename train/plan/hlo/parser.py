@@ -2,7 +2,7 @@
 
 The text of a compiled module (`compiled.as_text()`) is the program of one device. A scan over
 layers becomes a `while`, whose condition determines the number of runs. XLA's cost analysis counts
-its body only once.
+the body of a `while` only once.
 """
 
 import dataclasses
@@ -158,8 +158,9 @@ class HloProgram:
     def trip_count(self, loop: Instruction) -> int:
         """Returns how often a `while` runs its body.
 
-        The number comes from the compiler's annotation, if any. Otherwise it is the loop's limit,
-        taken as the largest integer in the condition, divided by the step of the counter.
+        The number comes from the compiler's annotation, if any. Without an annotation, the number
+        is the limit of the loop divided by the step of the counter. The limit is the largest
+        integer in the condition.
         """
         if noted := _TRIP_COUNT.search(loop.attributes):
             return int(noted[1])
@@ -169,7 +170,7 @@ class HloProgram:
         return -(-max(limits, default=1) // self._loop_step(loop, condition))
 
     def _loop_step(self, loop: Instruction, condition: Computation) -> int:
-        """Returns the increment of the counter per run, for example 2 if unrolled once."""
+        """Returns the increment of the loop's counter per run, for example 2 if unrolled once."""
         body = self.computations[loop.attribute("body")]
         # The condition reads the counter from the loop's state by its index.
         read = next((x for x in condition.values() if x.opcode == "get-tuple-element"), None)
