@@ -26,6 +26,8 @@ Work = TypeVar("Work")
 """The work of a task: what its worker reads."""
 Event = TypeVar("Event")
 """The events of a task: what its worker sends."""
+IDLE_TIME = 1.0
+"""Seconds without work after which the engine compiles a further program."""
 STOP_TIME = 1.0
 """Seconds within which the step of the engine must end, when the server ends."""
 
@@ -70,8 +72,11 @@ class Worker(Protocol[Work, Event]):
         """Drops all tasks, after an error."""
         ...
 
-    def warm_up(self) -> None:
-        """Compiles the programs of the most common shapes, and logs them."""
+    def warm_up(self) -> Sequence[Callable[[], None]]:
+        """Compiles the programs of the most common shapes, and logs them.
+
+        Returns functions that compile further programs, which the engine calls while it is idle.
+        """
         ...
 
 
@@ -208,11 +213,11 @@ class Engine:
         """Whether new jobs are refused."""
         self.failed = False
         """Whether the engine's thread has ended with an error."""
+        self._later: collections.deque[Callable[[], None]] = collections.deque()
+        """Functions that compile further programs."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[AnyJob, Posted[Any]]]] = {}
-        self._tasks: dict[AnyWorker, set[Task[Any, Any]]] = {
-            worker: set() for worker in self.workers
-        }
+        self._tasks: dict[AnyWorker, set[Task[Any, Any]]] = {one: set() for one in self.workers}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -316,7 +321,7 @@ class Engine:
         """Runs until `stop`."""
         try:
             for worker in self.workers:
-                worker.warm_up()
+                self._later.extend(worker.warm_up())
             self.ready.set()
             # Take messages, run one step of each worker that has work, then send the events.
             while self._receive():
@@ -348,16 +353,21 @@ class Engine:
         """Takes all messages, and waits for one if no worker has work. Returns False to stop."""
         # Wait until the first worker has work, or without a limit if all workers are idle.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
-        deadline = None if not waits else time.monotonic() + min(waits)
+        compiles = not waits and bool(self._later)
+        wait = min(waits, default=IDLE_TIME if compiles else None)
+        deadline = None if wait is None else time.monotonic() + wait
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 message = self._inbox.get(block=left != 0, timeout=left)
             except queue.Empty:
+                if compiles:
+                    self._later.popleft()()
                 return True
             if message is None:
                 return False
             message()
+            compiles = False
             deadline = time.monotonic()  # take the other messages, but do not wait any more
 
     def _step(self, worker: AnyWorker) -> None:

@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import functools
+import itertools
 import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -178,28 +180,42 @@ class GenerationWorker:
         if ended:
             self.cancel(task)
 
-    def warm_up(self) -> None:
-        """Compiles the programs of short texts, or all programs; logs which programs remain."""
+    def warm_up(self) -> list[Callable[[], None]]:
+        """Compiles the programs of one short text, or all programs; logs which programs remain.
+
+        Returns:
+            Functions that compile the programs of several short texts.
+        """
         batch, settings = self.batch, self._settings
         longest, samplings = max(1, settings.warm_up_length), PLAIN
         if settings.warm_up_all:
             longest, samplings = self.generator.max_length, every_sampling()
-        rows = ", ".join(map(str, batch.row_numbers))
-        lengths = batch.cache_lengths
+        lengths, sizes = batch.cache_lengths, batch.row_numbers
         # A cache holds the context and at least one new token.
         if not settings.warm_up_all:
             lengths = lengths[: 1 + sum(length <= longest for length in lengths)]
-        for length in lengths:
+
+        def compile_rows(size: int, length: int) -> None:
             begun = time.monotonic()
-            batch.compile(length, samplings, longest)
-            seconds = time.monotonic() - begun
-            self._log(f"generation: {rows} rows × {length} tokens compiled in {seconds:.1f} s")
+            if size == sizes[0]:
+                batch.compile_reading(length, samplings, longest)
+            batch.compile_rows(size, length, samplings)
+            what = f"generation: rows {size} × {length} tokens"
+            self._log(f"{what} compiled in {time.monotonic() - begun:.1f} s")
+
+        every = [functools.partial(compile_rows, *one) for one in itertools.product(sizes, lengths)]
+        first = len(every if settings.warm_up_all else lengths)
+        for function in every[:first]:
+            function()
         if not settings.warm_up_all:
+            further = ", ".join(map(str, sizes[1:])) or "no further"
             self._log(
-                f"generation: prompts of more than {longest} tokens, texts of more than "
-                f"{lengths[-1]}, top_k, top_p, min_p, penalties, logit_bias and logprobs "
-                "compile at first use; --warm-up-all compiles them now"
+                f"generation: {further} rows compile while the server is idle; prompts of more "
+                f"than {longest} tokens, texts of more than {lengths[-1]}, top_k, top_p, min_p, "
+                "penalties, logit_bias and logprobs compile at first use; --warm-up-all compiles "
+                "all of them before the first request"
             )
+        return every[first:]
 
 
 ScoringTask: TypeAlias = Task[list[int], list[TokenAlternatives]]
@@ -231,12 +247,13 @@ class ScoringWorker:
         """Removes all prompts."""
         self._waiting.clear()
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> tuple[()]:
         """Compiles the program of each length, if all programs are compiled."""
         longest = self._generator.max_length if self._settings.warm_up_all else 0
         for length in dict.fromkeys(read_length(n, longest) for n in range(1, longest + 1)):
             self._generator.token_scores([0] * length, MOST_ALTERNATIVES)
             self._log(f"scoring: prompts of {length} tokens compiled")
+        return ()
 
     def step(self) -> None:
         """Scores one prompt."""

@@ -175,36 +175,46 @@ class OpenBatch(ContinuousBatch):
             self._running = self._start()
         return written
 
-    def compile(self, length: int, samplings: Sequence[TextSampling], longest: int) -> None:
-        """Compiles the programs of caches of a length.
+    def compile_reading(self, length: int, samplings: Sequence[TextSampling], longest: int) -> None:
+        """Compiles the programs that read contexts into caches of a length.
 
         Args:
           length: one of `cache_lengths`.
           samplings: settings of texts, whose switches select the programs.
           longest: the number of tokens of the longest context.
         """
-        reader, slot = self._reader, length - self._reader.step
-        texts = [OpenText(0, [0], {0}, None, 1, words=text_key(0), sampling=x) for x in samplings]
+        texts = [_placeholder(sampling) for sampling in samplings]
         # The first choice of a text, after its context was read in pieces.
         for logits in self._read_all(length, longest):
             for text in texts:
                 past, sampling = self._settings([text])
                 choose_first(logits, past, sampling=sampling)
-        for size in self.row_numbers:
-            rows: Context = reader.empty(size, slot)
-            # A shorter row is copied into the rows, and shorter rows are lengthened.
-            for other in self.cache_lengths[: self.cache_lengths.index(length) + 1]:
-                rows = enter_rows(rows, jnp.int32(0), reader.empty(1, other - reader.step))
-                reader.with_space(reader.empty(size, other - reader.step), slot)
-            for other in self.row_numbers:
-                take_rows(rows, np.zeros(other, np.int32))
-            for text in texts:
-                self._texts = [text] * size
-                past, _ = self._settings([text] * size)
-                self._state, self._has_changed = RowStates(rows, past.count, past), True
-                self._renew()
-                self._start()
-                rows = self._state.context
+
+    def compile_rows(self, size: int, length: int, samplings: Sequence[TextSampling]) -> None:
+        """Compiles the programs of a number of rows. No text may wait or grow.
+
+        Args:
+          size: one of `row_numbers`.
+          length: one of `cache_lengths`.
+          samplings: settings of texts, whose switches select the programs.
+        """
+        reader, slot = self._reader, length - self._reader.step
+        rows: Context = reader.empty(size, slot)
+        # A shorter row is copied into the rows, and shorter rows are lengthened.
+        for other in self.cache_lengths[: self.cache_lengths.index(length) + 1]:
+            rows = enter_rows(rows, jnp.int32(0), reader.empty(1, other - reader.step))
+            reader.with_space(reader.empty(size, other - reader.step), slot)
+        # The number of rows grows or shrinks.
+        for other in self.row_numbers[: self.row_numbers.index(size) + 1]:
+            take_rows(rows, np.zeros(other, np.int32))
+            take_rows(reader.empty(other, slot), np.zeros(size, np.int32))
+        for text in map(_placeholder, samplings):
+            self._texts = [text] * size
+            past, _ = self._settings([text] * size)
+            self._state, self._has_changed = RowStates(rows, past.count, past), True
+            self._renew()
+            self._start()
+            rows = self._state.context
         self.clear()
 
     def _read_all(self, length: int, longest: int) -> Iterator[Float[Array, "1 V"]]:
@@ -372,3 +382,8 @@ class OpenBatch(ContinuousBatch):
         """Returns the history and the settings of rows; None for rows without a text."""
         history = row_history(texts, self._config.vocab_size, self._banned.prefix_length)
         return history, row_sampling(texts, self._config.vocab_size, self._banned)
+
+
+def _placeholder(sampling: TextSampling) -> OpenText:
+    """Returns a text of one token, to compile programs with."""
+    return OpenText(0, [0], {0}, None, 1, words=text_key(0), sampling=sampling)

@@ -196,7 +196,9 @@ def test_nothing_is_compiled_after_the_warm_up(tiny):
     assert len(samplings) == len(every_sampling()) / 2 == 6
     with compiling() as found:
         for length in batch.cache_lengths:
-            batch.compile(length, samplings, LENGTH)
+            batch.compile_reading(length, samplings, LENGTH)
+            for size in batch.row_numbers:
+                batch.compile_rows(size, length, samplings)
     assert len(found) > 12
     assert not batch.is_busy
     with compiling() as found:

@@ -48,7 +48,7 @@ class Worker:
         self.tasks.clear()
 
     def warm_up(self):
-        pass
+        return ()
 
     def step(self):
         task = self.tasks.pop(0)
@@ -318,13 +318,36 @@ def test_an_engine_that_fails_ends_its_jobs_and_the_server(capsys, monkeypatch):
 def test_the_end_does_not_wait_for_a_long_step(monkeypatch):
     monkeypatch.setattr(engine_module, "STOP_TIME", 0.05)
     worker = Worker()
-    monkeypatch.setattr(worker, "warm_up", worker.may.wait)
+    monkeypatch.setattr(worker, "warm_up", lambda: [worker.may.wait()])
     engine = Engine(Limits(), [worker])
     engine.start()
     assert not engine.stop()
     worker.may.set()
     while not engine.stop():
         pass
+
+
+def test_further_programs_are_compiled_while_the_engine_is_idle(monkeypatch):
+    monkeypatch.setattr(engine_module, "IDLE_TIME", 0.01)
+    compiled, done = [], threading.Event()
+
+    async def run():
+        worker = Worker()
+        further = [lambda: compiled.append(worker.wait), done.set]
+        monkeypatch.setattr(worker, "warm_up", lambda: further)
+        engine = Engine(Limits(), [worker])
+        # The engine is not idle while a task waits.
+        async with engine.submit(worker, ["a"], tokens=1) as job:
+            engine.start()
+            assert not await asyncio.to_thread(done.wait, 0.1)
+            assert compiled == []
+            worker.may.set()
+            assert [event async for _, event in job] == ["a"]
+        assert await asyncio.to_thread(done.wait, 5)
+        assert engine.stop()
+
+    asyncio.run(run())
+    assert compiled == [None]
 
 
 def test_a_server_that_ends_refuses_requests():

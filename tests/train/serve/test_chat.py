@@ -55,7 +55,7 @@ class Writer:
         pass
 
     def warm_up(self):
-        pass
+        return ()
 
     def step(self):
         task = self.tasks.pop()

@@ -17,8 +17,9 @@ class RowSettings(Checked):
     batch_wait: NonNegative = 0.003
     """Seconds that a text waits for other texts before it is embedded, scored or classified."""
     warm_up_length: NonNegativeInt = 64
-    """Programs for texts of at most this many tokens are compiled before the first request; 0
-    compiles the fewest programs. A longer text compiles a program when it arrives."""
+    """Programs for texts of at most this many tokens are compiled before the first request, or for
+    several generated texts while the server is idle; 0 compiles the fewest programs. A longer text
+    compiles a program when it arrives."""
     warm_up_all: bool = False
     """Compile the programs for texts of any length and for all settings of requests before the
     first request. By default, the log lists the programs that compile at first use."""

@@ -126,7 +126,7 @@ class RowWorker:
         for task, result in zip(batch, found, strict=True):
             task.send(result, last=True)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> tuple[()]:
         """Compiles the programs of short batches."""
         for num_rows, length in self._shapes:
             start = time.perf_counter()
@@ -137,6 +137,7 @@ class RowWorker:
             longest = max((length for _, length in self._shapes), default=0)
             what = f"texts of more than {longest} tokens compile" if longest else "compiles"
             self._log(f"{self._name}: {what} at first use; --warm-up-all compiles more now")
+        return ()
 
     def _window(self) -> Iterator[tuple[RowTask, int]]:
         """Yields the oldest tasks of one group and their padded lengths, up to `batch_tokens`.
