@@ -65,8 +65,8 @@ class Way:
     dtype: DTypeLike | None
     """The compute dtype, used to gather linear maps; None for the dtype of the parameters."""
     micro_batches: int
-    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, in
-    which they are computed. Sums over several micro-batches have the dtype of the parameters."""
+    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, the
+    dtype of their computation. Sums over several micro-batches have the dtype of the parameters."""
 
 
 def compute_dtype(

@@ -26,7 +26,7 @@ this fraction of a device's memory. Activations need the remaining memory."""
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """A way in which the devices of a mesh exchange gradients."""
+    """The method that the devices of a mesh use to exchange gradients."""
 
     wrap: Callable[[GradientFn], GradientFn] | None = None
     """Wraps the function that sums gradients over the rows of a batch, so that it also sums over

@@ -26,7 +26,8 @@ Rows = tuple[Batch, Array]
 RunFn = Callable[[Params, Params | None, Rows], Outputs]
 """`run(params, frozen, rows)` computes the outputs of examples, arrays `[B, …]`."""
 OUTPUTS = "outputs_of_batch"
-"""The scope in which a loss compares the outputs of a batch, which devices then exchange."""
+"""The name of the scope of a loss that compares the outputs of a batch. Devices exchange these
+outputs."""
 
 
 def cached_gradient(

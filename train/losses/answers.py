@@ -48,8 +48,8 @@ def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> di
     Args:
         ratio: ρ, of tokens or of answers.
         advantages: A, an array with as many axes as `ratio`.
-        low: the relative decrease of ρ at which clipping begins.
-        high: the relative increase of ρ at which clipping begins.
+        low: the largest relative decrease of ρ without clipping.
+        high: the largest relative increase of ρ without clipping.
     """
     clipped = jnp.clip(ratio, 1 - low, 1 + high)
     # The clipped product is the minimum only if the ratio has moved in the rewarded direction.

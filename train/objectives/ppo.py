@@ -1,7 +1,8 @@
 """Proximal policy optimization (PPO), with a learned value function.
 
 A value head predicts the future reward at each token. An advantage is the difference between the
-reward and the predicted reward. All formulas are those of TRL 1.12, the last version with PPO.
+reward and the predicted reward. All formulas are the formulas of TRL 1.12, the last version with
+PPO.
 """
 
 import dataclasses
@@ -209,7 +210,8 @@ def ppo_targets(
         log_probs: log-probabilities of the labels under the old policy, in nats.
         values: the values of the old policy.
         loss_mask: 1 where the label belongs to the answer; 0 at the last position of each row.
-        reference_log_probs: log-probabilities under the reference. If None, there is no divergence.
+        reference_log_probs: log-probabilities under the reference. If None, rewards include no
+          divergence.
         settings: β, γ, λ, and whether token rewards are first scaled to variance 1.
 
     Returns:

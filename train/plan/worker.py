@@ -167,7 +167,7 @@ def _with_compiled_step(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        # Every candidate was too large; report the candidate that needs the least memory.
+        # Every candidate was too large; report the candidate that needs the smallest memory.
         smallest = step.candidates[-1]
         return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
     memory = executable.memory_analysis()

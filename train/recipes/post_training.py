@@ -1,4 +1,4 @@
-"""Recipes of post-training, most of which start from the run of another recipe."""
+"""Recipes of post-training; most of these recipes start from the run of another recipe."""
 
 import dataclasses
 from collections.abc import Callable

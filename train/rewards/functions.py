@@ -229,7 +229,7 @@ class Rewards:
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
     ) -> NDArray[np.float32]:
-        """Returns the rewards float32 `[R, F]` of R completions by F functions; NaN is no reward.
+        """Returns the rewards float32 `[R, F]` of R completions by F functions, or NaN.
 
         Raises:
             UserError: a record lacks a field that a function needs, or a function returns

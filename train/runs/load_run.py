@@ -87,7 +87,7 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
 
     A published model has the settings of a preset of its size, whether the folder is in the Hugging
     Face format or an imported run. A run that flaxzoo trained has the settings of the recipe,
-    except the precision and the rematerialization of its own training.
+    except the precision and the rematerialization, which are those of the trained run.
 
     Args:
         name: A recipe that trains models of any family.

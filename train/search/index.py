@@ -1,4 +1,4 @@
-"""An index of texts, in which a search finds the texts with the largest cosines with a query."""
+"""An index of texts that finds the texts whose vectors are nearest to the vector of a query."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

@@ -79,7 +79,7 @@ class Access:
         """
         if self.key is None:
             # A page of another site may reach this server by DNS rebinding. Such a page sends the
-            # name of its own host.
+            # name of the site's host.
             host = request.headers.get("host", "")
             if _LOOPBACK_HOST.fullmatch(host) is None:
                 message = f"the host {host[:100]!r} requires a key: give --api-key-file"

@@ -158,7 +158,7 @@ class GenerationWorker:
             self._due = now + max(STREAM_INTERVAL, interval)
         for written in every:
             task = self._tasks.get(written.text)
-            # A step may give a text two tokens, of which the first ended the text.
+            # A step may give a text two tokens; the first token may end the text.
             if task is not None:
                 try:
                     self._send(task, written, sends=sends)

@@ -124,7 +124,7 @@ def gist(
         vectors: the vectors of the batch, and the guide's vectors of the same texts.
         real: missing texts are not candidates.
         temperature: divides the similarities.
-        margin: the least difference between the guide's similarities of the pair and of a
+        margin: the smallest difference between the guide's similarities of the pair and of a
           candidate.
         margin_strategy: whether `margin` is a difference, or relative to the pair's similarity.
         contrast_anchors: whether other anchors are candidates.

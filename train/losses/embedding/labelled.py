@@ -29,7 +29,7 @@ def batch_all_triplet(
         distances: the distance between each pair of texts, [B, B].
         labels: the label of each text.
         real: whether each text is real; other texts form no triplets.
-        margin: the least difference between the distances of a negative and of the positive.
+        margin: the smallest difference between the distances of a negative and of the positive.
     """
     positive, negative = _relations(labels, real)
 

@@ -94,7 +94,7 @@ def triplet(
     Args:
         vectors: the vectors of the batch.
         distance: d.
-        margin: the least difference between the distances of a negative and of the positive p.
+        margin: the smallest difference between the distances of a negative and of the positive p.
     """
     # [B, 1, D] and [B, C, D] to [B, C].
     d = DISTANCES[distance](vectors.anchors[:, None], vectors.documents)

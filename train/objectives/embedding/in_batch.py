@@ -90,7 +90,7 @@ class GISTConfig(EmbeddingObjective):
     temperature: Positive = 0.01
     """Divides the cosine similarities."""
     margin: NonNegative = 0.0
-    """The least difference between the guide's similarities of a pair and of a negative."""
+    """The smallest difference between the guide's similarities of a pair and of a negative."""
     margin_strategy: Literal["absolute", "relative"] = "absolute"
     """Whether `margin` is a difference, or relative to the similarity of the pair."""
     contrast_anchors: bool = True

@@ -36,7 +36,7 @@ class BatchAllTripletConfig(LabelledTextsConfig):
     kind = "batch_all_triplet"
 
     margin: NonNegative = 5.0
-    """The least difference between the distances of texts with other labels and with the same
+    """The smallest difference between the distances of texts with other labels and with the same
     label."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, ""]:

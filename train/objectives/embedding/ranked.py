@@ -30,7 +30,7 @@ class TripletConfig(EmbeddingObjective):
     num_documents = (2, math.inf)
 
     margin: NonNegative = 5.0
-    """The least difference between the distances of a negative and of the positive."""
+    """The smallest difference between the distances of a negative and of the positive."""
     distance: Distance = "euclidean"
     """The distance of two vectors; cosine is 1 - cos."""
 

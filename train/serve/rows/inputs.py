@@ -16,7 +16,7 @@ def as_list(given: Sequence[Any], name: str, most: int) -> list[Any]:
         most: the maximum number of texts of a request.
 
     Raises:
-        ApiError: there is no text, or there are too many.
+        ApiError: the field has no text, or too many texts.
     """
     texts = [given] if isinstance(given, str) else list(given)
     if not texts:
