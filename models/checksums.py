@@ -95,7 +95,7 @@ def _read(checkpoint: Path) -> Checksums | str:
         return f"{CHECKSUMS_FILE} is not JSON"
     except OSError as error:
         return f"{CHECKSUMS_FILE} cannot be read ({error.strerror})"
-    # A checkpoint may come from elsewhere, so check the types before they are used.
+    # A checkpoint may be untrusted, so check the types of its fields before they are used.
     lists = content.values() if isinstance(content, dict) else [None]
     if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
         return f"{CHECKSUMS_FILE} is not an object of file names and checksums"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import jax
 
 Settings: TypeAlias = dict[str, Any]
-"""Fields of a configuration by name. They are checked when the configuration is made."""
+"""Fields of a configuration by name. The constructor of the configuration checks the fields."""
 
 PositionKind: TypeAlias = Literal["learned", "sinusoidal", "rotary", "buckets", "alibi", "none"]
 """The kinds of positions; see `models.nn.positions`."""
@@ -232,7 +232,7 @@ class TransformerConfig(Checked):
 
     @property
     def adds_positions(self) -> bool:
-        """Whether positions are vectors that are added."""
+        """Whether positions are vectors that are added to embeddings."""
         return self.positions in ("learned", "sinusoidal")
 
     @property
@@ -274,7 +274,7 @@ class TransformerConfig(Checked):
     """Names of the labels, in order of their ids."""
     head_transform: ClassVar[bool] = False
     """Whether every head begins with the transform of the head for masked words: a linear map, an
-    activation and a norm. Such a model has no pooler (ModernBERT)."""
+    activation and a norm. A model with this transform has no pooler (ModernBERT)."""
     transform_bias: ClassVar[bool] = True
     """Whether the linear map of the transform of a head has a bias."""
     num_token_types: ClassVar[int] = 0

@@ -69,7 +69,7 @@ VARIANTS = {
     "lecture_bert": "lectures",
     "lecture_transformer": "lectures",
 }
-"""Families with options that no published model uses. They have no presets."""
+"""Families with options that no published model uses. These families have no presets."""
 
 AxisRules = Mapping[str, tuple[str | None, ...]]
 """Maps a pattern of parameter paths (a regular expression for the whole path) to the logical axis

@@ -117,11 +117,13 @@ def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
     except UserError as error:
         own, writer = version("flaxzoo"), fields.get("flaxzoo")
         if writer is None:
-            remedy = f"the version that wrote it is not stated (this is {own}): restore it"
+            remedy = f"its flaxzoo version is not stated (this version is {own}): restore it"
         elif writer == own:
-            remedy = f"it was written by this version, {own}: restore it"
+            remedy = f"this version, {own}, wrote the file: restore it"
         else:
-            remedy = f"it was written by flaxzoo {writer} (this is {own}): use flaxzoo {writer}"
+            remedy = (
+                f"flaxzoo {writer} wrote the file (this version is {own}): use flaxzoo {writer}"
+            )
         raise UserError(f"{Path(folder) / CONFIG_FILE}: {error}; {remedy}") from error
 
 

@@ -23,7 +23,7 @@ def export_forward(model: nn.Module) -> bytes:
     """Returns a model's forward pass, without dropout, as a serialized program.
 
     Args:
-      model: The module of the model. Its parameters are arguments of the program.
+      model: The module of the model. The parameters are arguments of the program.
 
     Returns:
       The bytes that `jax.export.deserialize` reads. The program takes a flat dict of

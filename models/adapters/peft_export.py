@@ -164,7 +164,8 @@ def _adapter_of(
         factors.append((part, a.swapaxes(1, 2), b))
     first = factors[0][1]
     rank = first.shape[1]
-    # If the parts share one A, the rank stays. Otherwise each part has a separate block of ranks.
+    # If the parts share one A, the rank stays. If the parts have separate A, each part has a
+    # separate block of ranks.
     if len(factors) == len(parts) and all(np.array_equal(a, first) for _, a, _ in factors):
         a, blocks = first, [slice(0, rank)] * len(parts)
     else:

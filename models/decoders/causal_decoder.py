@@ -114,8 +114,8 @@ class CausalDecoderConfig(CausalLMConfig):
     # family makes the property a field.
 
     windowed_rope_base: ClassVar[float | None] = None
-    """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`. This base is
-    never scaled.
+    """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`. The base of
+    windowed layers is never scaled.
     """
     norm_kind: ClassVar[NormKind] = "rms"
     """How the residual stream is normalized."""

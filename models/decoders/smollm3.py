@@ -1,7 +1,8 @@
 """SmolLM3: a Llama whose every fourth layer has no positions.
 
 Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner"; Yang et al. 2025, "Rope
-to nope and back again: a new hybrid attention strategy". The other layers have rotary positions.
+to nope and back again: a new hybrid attention strategy". The layers with positions have rotary
+positions.
 """
 
 import dataclasses

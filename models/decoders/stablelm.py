@@ -46,8 +46,8 @@ class StableLMConfig(CausalDecoderConfig):
     normalize_heads: bool = False
     """Whether each head of queries and keys is normalized before it is rotated."""
     parallel_residual: bool = False
-    """Whether both sublayers read the same normalized residual stream. If not, the sublayers run in
-    sequence.
+    """Whether both sublayers read the same normalized residual stream. If False, the sublayers run
+    in sequence.
     """
 
     def __post_init__(self) -> None:

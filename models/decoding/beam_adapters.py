@@ -68,7 +68,7 @@ class EncoderDecoderBeams:
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
         """Reads the rows, with `num_tokens` slots in the cache for each beam."""
         config, number = self.model.config, rows.ids.shape[0]
-        # One slot for the start token, which all beams share.
+        # Add one slot for the start token, which all beams share.
         slots = num_beams * num_tokens + 1
         cache = init_cache(config, self.model.execution, number, slots, num_beams=num_beams)
         output = self.model.apply(

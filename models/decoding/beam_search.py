@@ -2,9 +2,9 @@
 
 - Length penalty, and early stopping when no beam can win: Wu et al. 2016, "Google's neural machine
   translation system", equation 14; Vaswani et al. 2017, section 6.1.
-- Each step considers the best 2 K continuations of a row's K beams (with one end token). Those of
-  the best K continuations that end become finished hypotheses. The best K continuations that do not
-  end are the next beams (as in transformers).
+- Each step considers the best 2 K continuations of a row's K beams (with one end token). If one of
+  the best K continuations ends, it becomes a finished hypothesis. The best K continuations that do
+  not end are the next beams (as in transformers).
 
 The result of a row does not depend on the other rows. The K beams of a row share one cache. Tokens
 stay in the slots where they were written, and each beam has a mask of the slots that it sees. When

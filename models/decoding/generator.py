@@ -54,7 +54,8 @@ class Generator:
       model: a causal language model or an encoder-decoder.
       params: its parameters.
       draft: a smaller model with the same vocabulary, which proposes tokens to `stream`
-        (`models.Draft`). The distribution of tokens, and greedy tokens, do not change.
+        (`models.Draft`). A draft model changes neither greedy tokens nor the distribution of
+        sampled tokens.
 
     Raises:
       UserError: the model does not generate text, or the draft model does not fit.
@@ -140,7 +141,8 @@ class Generator:
         """Returns a batch of a few rows that continues many prompts.
 
         Rows advance in lockstep if every prompt has a row or the model is a mixture of experts.
-        Otherwise, the next prompt takes the row of a text that has ended.
+        If the rows do not advance in lockstep, the next prompt gets the row of a text that has
+        ended.
 
         The tokens of a prompt depend only on the prompt and its key. Iterate over the batch, and
         call its `stop` with the index of a prompt whose text has ended.
@@ -199,7 +201,7 @@ class Generator:
         Raises:
           UserError: the model is an encoder-decoder.
         """
-        require_head(self.config, CAUSAL_HEADS, "is not sampled", "search it with num_beams")
+        require_head(self.config, CAUSAL_HEADS, "is not sampled", "use beam search (num_beams)")
         return OpenBatch(
             self._model,
             self._params,
@@ -242,7 +244,7 @@ class Generator:
             request.num_beams == 1,
             f"num_beams {request.num_beams} requires Generator.search",
         )
-        require_head(self.config, CAUSAL_HEADS, "is not sampled", "search it with num_beams")
+        require_head(self.config, CAUSAL_HEADS, "is not sampled", "use beam search (num_beams)")
         require(
             prompts and all(len(prompt) for prompt in prompts),
             "every prompt needs at least one token: begin with the bos token",
@@ -299,7 +301,7 @@ class Generator:
         first = request.decoder_start_token_id
         start = [] if first is None else [first]
         written = [start or row for row in rows] + [()] * (number - len(rows))
-        # One compiled search for all rows.
+        # Run one compiled search for all rows.
         finished = run(
             model,
             self._params,

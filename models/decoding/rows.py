@@ -114,7 +114,7 @@ class RowCaches:
         """Runs a model on the next T tokens of each row; returns the last logits.
 
         A token beyond the model's last position is hidden and gets the last position, which avoids
-        NaN. Its logits are meaningless.
+        NaN. The logits of such a token are meaningless.
         """
 
         def one(

@@ -282,7 +282,8 @@ def most_probable(
 
 def checked(tokens: Int[Array, "*rows"], logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
     """Returns the tokens, with `NO_TOKEN` where the logits are NaN or infinite."""
-    # Such tokens would be meaningless. Single logits may be -inf, so check only the maximum.
+    # Tokens of NaN or infinite logits would be meaningless. Single logits may be -inf, so check
+    # only the maximum.
     return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NO_TOKEN)
 
 

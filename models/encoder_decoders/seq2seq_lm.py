@@ -67,7 +67,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     execution: Execution = Execution()
 
     skip_padding: ClassVar[bool] = True
-    """Whether default positions count only real tokens. If not, positions also count padding."""
+    """Whether default positions count only real tokens. If False, positions also count padding."""
 
     if TYPE_CHECKING:  # `setup` makes these; Flax would treat a declaration as an argument
         encoder: Stack[Config] = dataclasses.field(init=False)

@@ -182,7 +182,7 @@ class T5Stack(Stack[T5Config]):
         """Maps embeddings to the normalized output of the last layer; continues the cache."""
         # Layers take the initialization of kernels that read the residual stream from `init_std`.
         c, e = dataclasses.replace(self.config, init_std=self.config.input_init_std), self.execution
-        # One table of biases serves all layers of this half.
+        # All layers of this half share one table of biases.
         positions = make_positions(
             c,
             e,

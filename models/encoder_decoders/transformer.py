@@ -90,7 +90,7 @@ class EncoderDecoderConfig(TransformerConfig):
     scale_embedding: bool = True
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
-    """Whether source and target share one embedding matrix. If not, the source has a separate
+    """Whether source and target share one embedding matrix. If False, the source has a separate
     matrix.
     """
     source_vocab_size: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -4,9 +4,9 @@ Variations D are left out: they differ from base only in dropout and label smoot
 run settings.
 
 Section 5.1 names a vocabulary of about 37,000 tokens. The printed parameter counts are larger; a
-vocabulary of 41,100 tokens gives these counts. Two counts are exceptions. Neither vocabulary gives
-the count of "big". For learned positions, the table prints no count, and the paper does not state
-the number of positions.
+vocabulary of 41,100 tokens gives these counts. Two counts are exceptions. Neither 37,000 nor 41,100
+tokens give the printed count of "big". For learned positions, the table prints no count, and the
+paper does not state the number of positions.
 """
 
 from typing import NamedTuple

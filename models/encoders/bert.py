@@ -1,8 +1,8 @@
 """BERT: a bidirectional encoder, trained to predict masked words and next sentences.
 
 - Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for language
-  understanding", section 3. BERT has token types, exact GELU, and a pooler over the first token. It
-  normalizes the embeddings and each residual sum.
+  understanding", section 3. BERT has token types, exact GELU, and a pooler over the first token.
+  BERT normalizes the embeddings and each residual sum.
 - Small sizes: Turc et al. 2019, "Well-read students learn better", table 1.
 - An embedder with the vocabulary of XLM-R: Wang et al. 2024, "Multilingual E5 text embeddings".
 """

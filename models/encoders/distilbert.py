@@ -1,7 +1,7 @@
 """DistilBERT: half the layers of a BERT, without token types.
 
-Sanh et al. 2019, "DistilBERT, a distilled version of BERT". Its classifiers pool the first token
-with relu instead of tanh, and a model without a head has no pooler.
+Sanh et al. 2019, "DistilBERT, a distilled version of BERT". The classifiers of DistilBERT pool the
+first token with relu instead of tanh, and a model without a head has no pooler.
 """
 
 import dataclasses

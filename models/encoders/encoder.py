@@ -90,8 +90,8 @@ class EncoderConfig(TransformerConfig):
     """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
     answering."""
     tie_output: bool = True
-    """Whether heads that predict tokens use the embedding as the vocabulary matrix. If not, these
-    heads have a separate matrix.
+    """Whether heads that predict tokens use the embedding as the vocabulary matrix. If False, heads
+    that predict tokens have a separate matrix.
     """
     pooling: Literal["cls", "mean", "max"] = "cls"
     """The vector that sequence classification reads. cls: the first token, after the pooler. mean,
@@ -119,7 +119,7 @@ class EncoderConfig(TransformerConfig):
     classifier_drops_twice: ClassVar[bool] = False
     """Whether sequence classification has dropout before the pooler too (RoBERTa, ELECTRA)."""
     skips_padding: ClassVar[bool] = False
-    """Whether default positions count only real tokens (RoBERTa). If not, positions count
+    """Whether default positions count only real tokens (RoBERTa). If False, positions count
     columns.
     """
     head_activation: ClassVar[Activation | None] = None

@@ -4,8 +4,8 @@
 - Labels of sequences, labels of tokens, answers and choices: section 4 of the same paper.
 
 Classifiers apply dropout to their input, as in the authors' code: the pooled output, or the hidden
-states in token classification. The other heads have no dropout, except question answering if the
-configuration sets a rate (DistilBERT).
+states in token classification. Heads that are not classifiers have no dropout, except question
+answering if the configuration sets a rate (DistilBERT).
 """
 
 from typing import Any

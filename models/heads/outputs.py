@@ -18,8 +18,8 @@ AttentionWeights: TypeAlias = Array | tuple[Array, ...] | None
 class Projection:
     """Hidden states and the vocabulary matrix, whose product is the logits.
 
-    Only `logits()` computes the product. A training loss computes the cross-entropy in chunks, so
-    that `[B, T, V]` is never materialized.
+    Only `logits()` computes the product of hidden states and vocabulary matrix. A training loss
+    computes the cross-entropy in chunks, so that `[B, T, V]` is never materialized.
     """
 
     hidden: Float[Array, "B T D"]

@@ -42,7 +42,7 @@ _WHOLE = whole_model_fields(
     Field("activation_fn", "activation", None, kind=str),
     FixedField("prompts", ({}, {"query": "", "document": ""})),
     FixedField("default_prompt_name", (None,)),
-    # This field has no effect, because scores are always float32 in flaxzoo.
+    # `keep_in_fp32_modules` has no effect, because scores are always float32 in flaxzoo.
     Field("keep_in_fp32_modules", "float32_modules", None),
 )
 _CLASS = "sentence_transformers.base.modules.transformer.Transformer"

@@ -303,7 +303,7 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
     number: Any = fields.get("max_new_tokens")
     if number is not None:
         return number
-    # `max_length` includes the prompt. Its default is limited by the model's positions.
+    # `max_length` includes the prompt. The number of positions of the model limits the default.
     default = NEW_TOKENS + prompt_length
     total: Any = fields.get("max_length", min(default, longest or default))
     require(

@@ -163,7 +163,9 @@ class EmbeddingSettings:
         if not name:
             return ""
         if name not in self.prompts:
-            known = suggest(name, list(self.prompts)) if self.prompts else "the model has none"
+            known = (
+                suggest(name, list(self.prompts)) if self.prompts else "the model has no prompts"
+            )
             raise WeightsError(f"prompt-name {name!r} is not a prompt of the model: {known}")
         return self.prompts[name]
 

@@ -40,8 +40,8 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
     Args:
       mask: the keys that each token may attend to, not materialized.
       width: the number of taps.
-      cached: whether the tokens continue a cache. If they do and the mask is per query, the tokens
-        are beams.
+      cached: whether the tokens continue a cache. If True and the mask is per query, the tokens are
+        beams.
     """
     if mask.is_per_query and cached:
         return EarlierTokens(None, None, are_beams=True)

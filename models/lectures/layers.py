@@ -51,8 +51,9 @@ class LectureLayer(Layer[Config]):
     ) -> Float[Array, "B T D"]:
         """Returns x + scalar · y, after dropout of y.
 
-        With `config.residual_scalar` the scalar is learned. Its initial value is 1, the plain sum.
-        The value 0 removes the sublayer. Without `config.add_residual`, returns y after dropout.
+        With `config.residual_scalar` the scalar is learned. The initial value of the scalar is 1,
+        which gives the plain sum. A scalar of 0 removes the sublayer. Without
+        `config.add_residual`, returns y after dropout.
         """
         options = cast(LectureOptions, self.config)
         if not options.add_residual:

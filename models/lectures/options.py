@@ -113,7 +113,7 @@ class LectureOptions(_Base):
             f"max_length {self.max_length} has more positions than {self.d_model} binary "
             "digits: raise d_model or choose other positions",
         )
-        # Only the kind "table" has given vectors, one for each position.
+        # Only the positions "table" read `position_table`, which has one vector for each position.
         rows = self.max_length * self.position_dim if kind == "table" else 0
         given = len(self.position_table or ())
         require(

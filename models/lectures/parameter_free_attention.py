@@ -6,9 +6,9 @@
   analysis". Each estimate is the average of all known values, weighted by a kernel of the distance
   between each value's key and the query.
 
-Both are soft look-ups: scores of all pairs, a softmax over the keys, and a weighted average of the
-values.
-Learned attention (`models.nn.attention`) adds a linear map for each of queries, keys and values.
+Both functions are soft look-ups: they compute scores of all pairs, a softmax over the keys, and a
+weighted average of the values. Learned attention (`models.nn.attention`) adds a linear map for each
+of queries, keys and values.
 """
 
 from collections.abc import Callable

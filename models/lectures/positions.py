@@ -139,14 +139,15 @@ def make_lecture_positions(
     init_std: float = 0.02,
 ) -> LecturePositions:
     """Returns the positions of tokens, of any kind; see `make_positions` for the arguments."""
-    # These distances enter the scores and the values of every layer.
+    # Relative distances change the scores and the values of every layer.
     if config.positions == "relative":
         queries, keys, written = query_and_key_positions(position_ids, length, cache)
         farthest = config.position_distance or 16
         distances = clipped_distances(queries, keys, farthest, causal=causal)
         return LecturePositions(distances=distances.astype(execution.dtype), key_positions=written)
     if config.positions in ("table", "counter", "appended_counter", "binary"):
-        # A table has `max_length` rows. The other kinds can be computed for longer inputs.
+        # A table has `max_length` rows. Positions without a table can be computed for longer
+        # inputs.
         longer = 0 if config.positions == "table" else num_keys(length, cache)
         table = position_vectors(config, max(config.max_length, longer))
         shared = computed_positions(table, execution, position_ids)

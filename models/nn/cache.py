@@ -105,7 +105,7 @@ def init_cache(
       execution: whether layers are stacked, and the precision.
       batch_size: the number of sequences, B.
       length: the number of slots, S.
-      spare: the number of tokens kept beyond a window. This number of tokens can be removed
+      spare: the number of tokens kept beyond a window. At most `spare` tokens can be removed
         (`Cache`). If `spare` equals `length`, every layer keeps all slots.
       num_beams: the number of beams whose tokens are written side by side, with a mask
         `[B, num_beams, S]`. Windows are multiplied by `num_beams`.
@@ -152,7 +152,7 @@ def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, le
     # Take the shapes and static fields of a larger cache, and pad every array to its shape.
     larger = jax.eval_shape(lambda: init_cache(config, execution, rows, length, spare=cache.spare))
     larger = dataclasses.replace(larger, cross=cache.cross)
-    # Only layers that have not wrapped around grow, so tokens keep their slots.
+    # Only rings that have not wrapped around grow, so tokens keep their slots.
     arrays = [
         jax.lax.pad(
             x,
@@ -338,9 +338,9 @@ def _write_to_one(
 ) -> tuple[Array, Array]:
     """Writes into the slots of one row, or of one key/value head.
 
-    For the products of attention, XLA's CPU backend removes an axis of size 1. It fuses this
-    reshape with the write, and then copies each whole array four times per token. XLA does not fuse
-    across the branch of a condition, so write inside a branch.
+    For the products of attention, XLA's CPU backend removes an axis of size 1. The backend fuses
+    this reshape with the write, and then copies each whole array four times per token. XLA does not
+    fuse across the branch of a condition, so write inside a branch.
     """
 
     def write_in_branch(

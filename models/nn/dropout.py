@@ -152,7 +152,7 @@ def kept_elements(
       places: the indices of the rows and columns. Columns form groups: each group has `GROUP`
         consecutive columns and starts at a multiple of `GROUP`. If None, indices count from 0.
     """
-    # One counter serves four columns: 8 counters for each group of 32 columns.
+    # Four columns share a counter, so each group of 32 columns has 8 counters.
     shape = num_rows, -(-num_columns // GROUP) * ROWS
     row, number = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
     if places is not None:
@@ -177,9 +177,9 @@ def kept_elements(
 
 def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
     """Returns whether the elements are kept, from words `[…, R, C / 32, 8]`."""
-    # Use bytes up to the barrier, and flatten the axes of attention weights. Without both, the TPU
-    # compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of layers with 1,024
-    # tokens, if the dropout masks are kept for the backward pass.
+    # Use bytes up to the barrier, and flatten the axes of attention weights. Without bytes and
+    # flattening, the TPU compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of
+    # layers with 1,024 tokens, if the dropout masks are kept for the backward pass.
     lead = first.shape[:-2]
     flat = (-1,) if len(lead) > 2 else lead
     words = (x.reshape(*flat, *x.shape[-2:]) for x in (first, second))

@@ -7,7 +7,7 @@
 - Zoph et al. 2022, "ST-MoE", section 3.2: the loss of the router's logits (z-loss).
 - Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities normalized over the k experts.
 
-There are three executions. `blocked` sorts the tokens by expert and multiplies blocks of tokens,
+Experts have three executions. `blocked` sorts the tokens by expert and multiplies blocks of tokens,
 with operations that every platform supports. `ragged` computes the same result by
 `jax.lax.ragged_dot`, which is efficient on TPUs and dense elsewhere. `capacity` gives each expert a
 fixed number of tokens of each sequence, and drops the remaining tokens.
@@ -47,7 +47,7 @@ class RouterStatistics:
     """Sums over the real tokens of each sequence, for one layer, or `[L, …]` for a stack."""
 
     assigned: Float[Array, "*L B E"]
-    """How many times each expert was chosen. It has no gradient."""
+    """How many times each expert was chosen; this count has no gradient."""
     probability: Float[Array, "*L B E"]
     """The sum of each expert's router probability."""
     squared_log_normalizer: Float[Array, "*L B"]
@@ -109,8 +109,8 @@ def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
 def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
     """Returns the balance loss over the tokens of all layers and sequences together.
 
-    This is the loss of transformers (`router_aux_loss_coef`). It depends on the other sequences of
-    the batch, so use it for comparison and `balance_loss` for training.
+    transformers computes the same loss (`router_aux_loss_coef`). The loss depends on the other
+    sequences of the batch, so use this function for comparison and `balance_loss` for training.
     """
     tokens = jnp.maximum(jnp.sum(statistics.tokens), 1)
     assigned, probability = (

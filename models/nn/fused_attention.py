@@ -332,8 +332,8 @@ KERNELS: dict[str, Callable[..., Array]] = {
 class FusedAttention(nn.Module):
     """softmax(Q Kᵀ) V, computed by a kernel.
 
-    It has no parameters. The kernel is a module, so that distributed training can find and shard
-    it: the compiler cannot partition a kernel.
+    The module has no parameters. The kernel is a module, so that distributed training can find and
+    shard it: the compiler cannot partition a kernel.
 
     Attributes:
       kernel: one of `KERNELS`.

@@ -59,7 +59,8 @@ class Linear(nn.Module):
             flat = None if bias is None else bias.reshape(-1)
             y = affine(x.reshape(*batch, -1), kernel, flat)
             return y.reshape(*batch, *self.features)
-        # Otherwise the kernel keeps its axes: [*batch, *inputs] times [*inputs, *features].
+        # With stacked layers, the kernel keeps its axes: [*batch, *inputs] times [*inputs,
+        # *features].
         y = jnp.tensordot(x, kernel, axes=self.num_input_axes)
         return y if bias is None else y + bias
 

@@ -88,9 +88,9 @@ class AttentionMask:
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """If given, a query attends only to keys at a distance below `window`. In causal order, these
-    are the last `window` keys, including the query's own key. Otherwise, these are up to `window` -
-    1 keys on either side.
+    """If given, a query attends only to keys at a distance below `window`. A causal window has the
+    last `window` keys, including the query's own key. A window without causal order has up to
+    `window` - 1 keys on either side.
     """
     start: Int[Array, ""] | int = 0
     """The index of the first query among the keys."""

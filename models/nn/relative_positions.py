@@ -32,7 +32,7 @@ def relative_buckets(
       num_buckets: number of buckets. If `bidirectional`, half of the buckets are for keys after the
         query.
       max_distance: larger distances share the last bucket.
-      bidirectional: whether queries attend to later keys. If not, later keys have bucket 0.
+      bidirectional: whether queries attend to later keys. If False, later keys have bucket 0.
     """
     offset = jnp.zeros_like(distance)
     if bidirectional:
@@ -109,9 +109,9 @@ def by_distance(products: Float[Array, "... T R"]) -> Float[Array, "... T T"]:
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
     """Returns the slope of each head (Press et al. 2022, section 3).
 
-    If N is a power of two, the slopes are 2^(-8/N), 2^(-16/N) …, 2^-8. Otherwise, as in the
-    authors' code, they are the slopes for the next lower power of two, followed by every second
-    slope for twice that number.
+    If N is a power of two, the slopes are 2^(-8/N), 2^(-16/N) …, 2^-8. For other N, as in the
+    authors' code, the slopes for the next lower power of two are followed by every second slope for
+    twice that number.
     """
     lower = 2 ** math.floor(math.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)

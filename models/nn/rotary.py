@@ -64,7 +64,7 @@ def rotary_positions(
 
     Args:
       position_ids: the position of each token.
-      size: R, the number of rotated dimensions of a head. If it is odd, R + 1 dimensions are
+      size: R, the number of rotated dimensions of a head. If R is odd, R + 1 dimensions are
         rotated, as in transformers, and the exponents of the wavelengths are 2i/R.
       base: the base of the wavelengths.
       scaling: the scaling of the frequencies.

@@ -196,7 +196,7 @@ class LayerContext:
     """Scales of norms that only some layers have (ModernBERT)."""
 
     def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
-        """Returns whether a layer has an attention window. Its index may be traced."""
+        """Returns whether a layer, whose index may be traced, has an attention window."""
         flags = self.windowed_layers
         # Return a static answer if all layers agree, so that only one mask is compiled.
         if self.windowed_mask is None or len(set(flags)) == 1:
@@ -324,7 +324,7 @@ def _of_all_layers(
     """Returns the factors of all heads. Raises UserError for a wrong shape."""
     if head_mask is None:
         return None
-    # One factor for each head of each layer; [N] is the same for all layers.
+    # Each head of each layer has a factor; a mask [N] is the same for all layers.
     shape = len(config.layer_order), config.num_heads
     require(
         head_mask.shape in (shape, shape[1:]),

@@ -219,7 +219,8 @@ def draw_attention(
     """Draws attention weights as a PNG: a row for each query, a column for each key.
 
     By default, there is one panel per layer with the mean over heads, or with the given head. If
-    only a layer is given, there is one panel per head. If both are given, there is one panel.
+    only a layer is given, there is one panel per head. If a layer and a head are given, there is
+    one panel.
 
     Raises:
         UserError: the layer or head does not exist.

@@ -85,7 +85,7 @@ class OpenBatch(ContinuousBatch):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a text waits or grows."""
+        """Whether a text waits for a row or is being generated."""
         return bool(self._waiting or self._reading or any(self._texts))
 
     @property
@@ -152,7 +152,7 @@ class OpenBatch(ContinuousBatch):
     def step(self) -> list[Written]:
         """Returns the tokens of the last call of all rows, and starts the next call.
 
-        Before a call, it reads at most one large piece of contexts.
+        Before a call, the batch reads at most one large piece of contexts.
 
         Raises:
           UserError: the logits are NaN or infinite.

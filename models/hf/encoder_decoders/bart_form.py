@@ -124,7 +124,7 @@ class BartForm(Form[Config], Generic[Config]):
     settings: Settings
     """Settings that a `config.json` does not contain."""
     learned_positions: bool
-    """Whether positions are learned and embeddings are normalized. If not, positions are a
+    """Whether positions are learned and embeddings are normalized. If False, positions are a
     constant.
     """
 
@@ -137,7 +137,7 @@ class BartForm(Form[Config], Generic[Config]):
         settings.setdefault("share_embeddings", True)
         settings["share_embeddings"] &= settings.setdefault("tie_output", True)
         head = self.read_head(fields, settings, source)
-        # Labels and answers depend on two special tokens, whose default is 2.
+        # Heads for labels and answers read the ids of two special tokens, which default to 2.
         if head not in ("none", "seq2seq_lm"):
             settings["head"] = head
             settings["start_id"] = typed_field(fields, "decoder_start_token_id", 2, source)

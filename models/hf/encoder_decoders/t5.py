@@ -119,7 +119,7 @@ def _feed_forward(index: int, *, gated: bool) -> dict[str, str]:
 
 def tensor_mapping(config: T5Config) -> TensorMapping:
     """Returns the tensors of a model."""
-    # One table for both halves, which files may repeat.
+    # Both halves share one table, which files may repeat.
     rules = [*embedding("token_embedding", "shared")]
     ignored = [
         IgnoredTensor("encoder.embed_tokens.weight", same_as=TOKENS),

@@ -37,7 +37,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         windowed = [i % every != 0 for i in range(number)]
     if windowed != [i % FULL_EVERY != 0 for i in range(number)]:
         settings["full_layers"] = tuple(i for i, x in enumerate(windowed) if not x)
-    # One base for each kind of layer; scaled frequencies are not supported.
+    # Each kind of layer has one rotary base; scaled frequencies are not supported.
     given, scaling = fields.pop("rope_parameters", None) or {}, fields.pop("rope_scaling", None)
     if not isinstance(given, dict) or given.keys() - BASES.keys():
         raise WeightsError(

@@ -50,7 +50,7 @@ class TensorRule:
 
     def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
         """Yields name and shape of each tensor, given the shapes of the parameters."""
-        # One tensor per layer and expert: leave out the stacked axes.
+        # Each layer and expert has a separate tensor: leave out the stacked axes.
         shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
         for index in self.indices(flax):
             numbers = dict(zip("ie", index, strict=False))

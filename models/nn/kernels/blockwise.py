@@ -192,7 +192,7 @@ class _Blocks(NamedTuple):
     def drop(self, i: Array, j: Array) -> Callable[[Array], Array]:
         """Returns the function that drops weights of two blocks, or gradients of these weights.
 
-        Both are of shape `[B, K, G, t, s]`.
+        Weights and gradients have the shape `[B, K, G, t, s]`.
         """
         if self.dropped is None:
             return lambda weights: weights

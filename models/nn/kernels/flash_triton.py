@@ -115,7 +115,7 @@ def key_order(block_k: int) -> Int[Array, " {block_k}"]:
 
     A thread has the scores of indices that differ in bit 3 (value 8) and, in a block of more than
     64 keys, in the highest bit. These two bits of an index therefore select one of the four keys
-    that share a draw. The other bits are the index of the draw.
+    that share a draw. The remaining bits of an index are the index of the draw.
     """
     place, half = jnp.arange(block_k, dtype=jnp.int32), block_k // 2
     upper, place = jax.lax.div(place, half), jax.lax.rem(place, half)
@@ -167,7 +167,7 @@ class _Tile:
         if key is None:
             return None
         count = self.spec.block_k // (GROUP // ROWS)
-        # One draw for each query and four keys.
+        # Draw once for each query and four keys.
         number = jax.lax.div(self.first_key, GROUP // ROWS) + jnp.arange(count, dtype=jnp.int32)
         query, number = jnp.broadcast_arrays(*self.outer(self.queries, number))
         words = threefry(key, (query.astype(jnp.uint32), number.astype(jnp.uint32)))

@@ -79,8 +79,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self.progress = Progress()
         """Shows how many requests are done."""
         self.in_chats = False
-        """Whether texts are written by a chat template. If so, names of control tokens in the texts
-        are encoded as control tokens.
+        """Whether texts are written by a chat template. In such texts, names of control tokens are
+        encoded as control tokens.
         """
 
     @classmethod

@@ -1,8 +1,8 @@
 """Accuracy on local data by the number of examples in the prompt (Brown et al. 2020, figure 1.2).
 
 If answers are labels, each label is scored after the prompt, and the most probable label is the
-answer. Other answers are right if greedy decoding generates them, followed by the text that ends an
-answer.
+answer. An answer that is not a label is right if greedy decoding generates it, followed by the text
+that ends an answer.
 """
 
 import dataclasses

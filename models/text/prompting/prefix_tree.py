@@ -68,7 +68,8 @@ class Layout:
 
         Args:
             requests: sorted by their inputs, so that common prefixes are adjacent.
-            base: the length of the prefix that all requests share. This prefix is not laid out.
+            base: the length of the prefix that all requests share. The layout does not contain this
+              prefix.
         """
         before: tuple[int, ...] = ()
         path: list[int] = []  # the index of each token of `before` after the prefix
@@ -175,7 +176,7 @@ class _Node:
         ]
 
     def close(self, capacity: int) -> None:
-        """Computes the sums and the cheapest way; call it for all children first."""
+        """Computes the token counts and the cheapest way, after the children have been computed."""
         self.total = self.depth + sum(child.total - self.depth for child in self.children)
         self.unscored = min(
             [*(child.unscored for child in self.children), *(r.first for r in self.requests)]

@@ -145,7 +145,7 @@ def _folders_of_python() -> list[str]:
         str(sysconfig.get_config_var("LIBDIR")),
         *("/lib", "/lib64", "/usr/lib", "/usr/lib64"),
     }
-    # Leave out a folder inside another one, which is visible with the outer folder.
+    # Leave out a folder inside another folder, because the outer folder makes it visible.
     real = sorted({os.path.realpath(name) for name in names if os.path.isdir(name)})
     return [
         folder

@@ -54,8 +54,9 @@ class Tool:
     parameters: Mapping[str, str | Mapping[str, Any]]
     """A description or a JSON schema of each argument; all are required."""
     run: Callable[..., object]
-    """The function, called with the arguments by name. Its result is converted to text, and an
-    exception to `{"error": …}`."""
+    """The function, called with the arguments by name. The result of the function is converted to
+    text, and an exception to `{"error": …}`.
+    """
 
     @property
     def schema(self) -> dict[str, Any]:
