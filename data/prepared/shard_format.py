@@ -54,8 +54,8 @@ class Settings:
       length: The target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, by the hash of each.
-      keep: The name and fingerprint of the selector of documents; empty without a selector. format:
-        The version of the record format.
+      keep: The name and fingerprint of the selector of documents; empty without a selector.
+      format: The version of the record format.
       selector: The selector itself, which is not written.
     """
 

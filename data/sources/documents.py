@@ -79,7 +79,7 @@ class Documents(Sequence[str]):
         return len(self.records) if self.indices is None else len(self.indices)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Returns a document, or a list of them for a slice."""
+        """Returns a document, or a list of documents for a slice."""
         if isinstance(index, slice):
             return self.read(range(len(self))[index])
         return self.read([range(len(self))[index]])[0]

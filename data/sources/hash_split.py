@@ -51,8 +51,8 @@ class HashSplit:
         require(
             len(ordered) > 1,
             f"source {name!r} has {counted(len(ordered), 'different text')}, but a division "
-            f"into splits requires two: add documents (text:GLOB#block or #line makes "
-            f"several of a file), or "
+            f"into splits requires two: add documents (text:GLOB#block or #line divides a "
+            f"file), or "
             "set validation_fraction 0 and name a separate source for validation",
             DataError,
         )

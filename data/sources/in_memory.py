@@ -1,8 +1,8 @@
 """Examples in memory, which can be used in place of a source name.
 
-A run's ``config.json`` records their number, a hash and their fields, but not the examples:
-``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or to evaluate it on the same
-examples, pass them again; different examples have a different hash.
+A run's ``config.json`` records the number, a hash and the fields of the examples, but not the
+examples: ``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or to evaluate it on
+the same examples, pass the examples again; different examples have a different hash.
 """
 
 import json
@@ -64,8 +64,8 @@ class Examples(str):
         problem = f"the examples must be a list, got a {type(examples).__name__}"
         require(is_list, problem, DataError)
         rows = tuple(_row(example, f"examples[{i}]") for i, example in enumerate(examples))
-        require(rows, "the list of examples is empty: give at least one", DataError)
-        # All examples must have the form of the first one.
+        require(rows, "the list of examples is empty: give at least one example", DataError)
+        # All examples must have the form of the first example.
         kinds = [type(row).__name__ for row in rows]
         other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
         problem = f"examples[{other}] is a {kinds[other]}, examples[0] a {kinds[0]}"
@@ -101,7 +101,7 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
     Args:
       name: The examples, or their description.
       usual: The default fields, if ``name`` has none. A field with a ``?`` is read only if some
-        example has it; then all must have it.
+        example has it; then all examples must have it.
     """
     part = split_conditions(name, name)[0].partition("#")[2]
     if part:
@@ -127,7 +127,7 @@ def read_memory(
     Args:
       name: The examples.
       fields: The fields to read.
-      conditions: Examples that do not satisfy them are left out.
+      conditions: The conditions; examples that do not satisfy them are left out.
       left_out: Counts the examples that are left out.
 
     Raises:
@@ -143,7 +143,7 @@ def read_memory(
     form = ", ".join(f"{field!r}: …" for field in named)
     for i, row in enumerate(name.rows):
         location = f"examples[{i}]"
-        # `of` made a pair of texts a dict, which only translation reads.
+        # `of` converted a pair of texts to a dict, which only translation reads.
         is_pair = isinstance(row, dict) and row.keys() == {*PAIR} and row.keys().isdisjoint(fields)
         if not isinstance(row, dict) and len(named) == 1 and not conditions:
             yield location, (row,)

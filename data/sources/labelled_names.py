@@ -101,8 +101,8 @@ def parse_labelled(
     Args:
       name: For example ``tsv:cola.train.tsv#2,4``; or examples in memory.
       forms: The kinds that can be read, with the default fields of each.
-      like: A source of the same run. If it has the same kind, its fields are the default; fields
-        of a published data set count as named only for that data set.
+      like: A source of the same run. If it has the same kind, its fields are the default; fields of
+        a published data set count as the user's only for that data set.
 
     Raises:
       DataError: The kind is not in ``forms``, or nothing follows it.

@@ -25,7 +25,7 @@ def read_fields(
     Args:
       source: A source of the kind ``tsv``, ``csv``, ``jsonl``, ``parquet``, ``arrow``,
         ``corpora`` or ``memory``.
-      roles: The roles of its fields, if it is a table.
+      roles: The roles of its fields, if the source is a table.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
     Yields:
@@ -70,7 +70,7 @@ def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
 
 
 def _read_corpora(source: LabelledSource) -> Iterator[Record]:
-    """Reads the label and the text of each document, or only the text if that is the field."""
+    """Reads the label and the text of each document, or only the text if it is the only field."""
     for label, corpora in parse_corpora(source.location, source.name):
         for corpus in corpora:
             # A published corpus contributes its whole training split.
@@ -110,7 +110,7 @@ def read_objects(
     Args:
       lines: The lines.
       fields: The fields to read.
-      conditions: Records that do not satisfy them are left out.
+      conditions: The conditions; records that do not satisfy them are left out.
       left_out: Counts the records that are left out.
       unread: Collects the names of fields that are present but not read.
 

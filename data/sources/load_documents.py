@@ -52,12 +52,12 @@ def load_documents(
       cache_dir: The folder of cached data. Defaults to ``default_cache_dir()``.
 
     Returns:
-      The documents. Local documents have an order that depends only on the texts; all others keep
-      the order of the source.
+      The documents. Local documents have an order that depends only on the texts; all other
+      documents keep the order of the source.
 
     Raises:
       DataError: The source has an error (see ``read_documents``), has only one document and
-        needs two, or is published and can be neither found here nor downloaded.
+        needs two, or is published and neither on this machine nor available for download.
     """
     check_value("validation_fraction", validation_fraction, Rate)
     name = as_source(source)
@@ -84,7 +84,7 @@ def load_documents(
 
 
 def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
-    """Loads all of a local source, or the validation split of a published one.
+    """Loads all of a local source, or the validation split of a published source.
 
     Args:
       source: A source name, or several joined, see ``source_names``; or the documents.
@@ -142,7 +142,7 @@ def _load_local(
     note = left_out_note(left_out)
     if split == "validation":
         note = _large_part(digests, division, fraction, local)
-    # With several sources the limit depends on all of them, so the key contains it.
+    # With several sources the limit depends on all sources, so the key contains the limit.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for one in texts:
         if isinstance(one, NumberedTexts):

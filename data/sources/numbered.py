@@ -1,8 +1,8 @@
 """Texts of sources that are read in place, without a copy in the cache.
 
 Rows of columns are read by number. The files of an object store are read forward, so access in
-order reads them once. The cache has only the number and the digest of each text, for the division
-into splits.
+order reads each file once. The cache has only the number and the digest of each text, for the
+division into splits.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class StreamedRecords:
     """The documents of a source that can only be read forward; see ``documents.Records``."""
 
     def __init__(self, source: Source, number: int) -> None:
-        """Starts before the first document.
+        """Creates the records, positioned before the first document.
 
         Args:
           source: The source.
@@ -47,7 +47,7 @@ class StreamedRecords:
         return self._number
 
     def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
-        """Reads several documents at once; an earlier document starts from the beginning."""
+        """Reads several documents at once; an earlier document needs a new start of the source."""
         found: dict[int, str] = {}
         for key in sorted({*record_keys}):
             if key < self._next:
@@ -82,7 +82,7 @@ class NumberedTexts:
         """Returns the documents of a split, in the order of the source."""
         held_out = _below(self.digests, division.limit)
         chosen = held_out == (split == "validation")
-        # Documents have an order, so the hash covers it.
+        # Documents have an order, so the hash covers the order.
         hasher = hashlib.blake2b(f"numbered {_FORMAT}".encode(), digest_size=16)
         hasher.update(self.digests[chosen].tobytes())
         mark = "-sentences" if self.source.lines_are_sentences else ""
@@ -103,7 +103,7 @@ def is_read_in_place(source: Source) -> bool:
 
 
 def numbered(source: Source, cache: Path, split: str | None = None) -> NumberedTexts:
-    """Numbers the texts of a source, from the cache if it has not changed.
+    """Returns the numbered texts of a source, from the cache if the source has not changed.
 
     Args:
       source: A source that is read in place.
@@ -173,7 +173,7 @@ def _cached(
 
 
 def _below(digests: np.ndarray, limit: bytes) -> np.ndarray:
-    """Returns which digests are below a limit, bool [n]; none if it is empty."""
+    """Returns which digests are below a limit, bool [n]; none if the limit is empty."""
     if not limit:
         return np.zeros(len(digests), bool)
     # A digest is a number of 16 bytes, the first byte being the most significant.

@@ -124,7 +124,7 @@ class ParallelText:
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """All target texts; the n-th translates the n-th source text."""
+        """All target texts; the n-th target text translates the n-th source text."""
         return tuple(pair.target for pair in self)
 
 
@@ -134,9 +134,9 @@ def open_parallel(
     """Opens a source of sentence pairs.
 
     Args:
-      source: A source name, several names joined by ``+`` (none of them built in), or the pairs
+      source: A source name, several names joined by ``+`` (but no built-in source), or the pairs
         themselves.
-      which: A split or the whole. Local sources, and published sources without a validation
+      which: A split, or the whole source. Local sources, and published sources without a validation
         split, are divided together by the hash of each source text.
       validation_fraction: The fraction of the divided pairs for validation, in [0, 1).
       like: The name of the run's source. If ``source`` names no fields, it gets the fields of the

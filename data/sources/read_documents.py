@@ -26,7 +26,7 @@ def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[
     Documents of only white space are left out.
 
     Args:
-      source: A source of any kind but ``tfds`` and ``prepared``; of ``hf`` the training split.
+      source: A source of any kind but ``tfds`` and ``prepared``; ``hf`` reads the training split.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
     Yields:
@@ -108,7 +108,7 @@ _READERS: dict[str, Callable[[Source, LeftOut | None], Iterator[str]]] = {
 
 
 def rows_of(source: Source) -> Rows:
-    """Returns the rows of a source of columns; of a Hugging Face data set the training split.
+    """Returns the rows of a source of columns; a Hugging Face data set has its training split.
 
     Raises:
       DataError: No file matches, or the data set cannot be opened.
@@ -138,7 +138,7 @@ def json_rows(
 
     Args:
       lines: The lines.
-      conditions: Objects that do not satisfy them are left out.
+      conditions: The conditions; objects that do not satisfy them are left out.
       left_out: Counts the objects that are left out.
 
     Raises:

@@ -24,8 +24,8 @@ r"""Sources of text, and the syntax of their names.
                            before a kind joins sources: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-``parse_name`` defines the syntax for all kinds of data. ``read_documents`` reads the sources that
-are not divided when they are published, and ``load_documents`` reads all of them.
+``parse_name`` defines the syntax for all kinds of data. ``read_documents`` reads local sources, and
+``load_documents`` reads all sources of documents.
 """
 
 import math
@@ -74,7 +74,7 @@ _NESTED = re.compile(r"[-+\w.]+\s*\*\s*\(")
 _NEXT_TERM = re.compile(rf"\s*\+\s*(?=[-+\w.]+\s*\*\s*{_KINDS})|\s\+\s+(?={_KINDS})")
 # The kinds whose records have fields to filter on.
 _FILTERED = ("tsv", "csv", "jsonl", *FILE_KINDS, "tfds", "hf")
-# The kinds whose location is all of the name after the colon; it may contain a #.
+# The kinds whose location is all of the name after the colon; this location may contain a #.
 _WITHOUT_PART = ("prepared", "corpora")
 
 
@@ -84,7 +84,7 @@ class ParsedName(NamedTuple):
     Attributes:
       kind: The kind.
       location: The glob, the folder, or the name of published or built-in data.
-      part: The unit, field or fields after the ``#``; empty if there is none.
+      part: The unit, field or fields after the ``#``; empty without a ``#``.
       conditions: The conditions that a record must satisfy to be read.
     """
 
@@ -110,7 +110,7 @@ def parse_name(name: str, forms: Mapping[str, str]) -> ParsedName:
     location, mark, part = rest, "", ""
     if kind not in _WITHOUT_PART:
         rest, conditions = split_conditions(rest, name)
-        # The last # starts the part; earlier ones belong to the glob.
+        # The last # starts the part; earlier # signs belong to the glob.
         location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     complete = location and bool(mark) == bool(part)
     require(complete, f"source {name!r} is incomplete: write {forms[kind]}", DataError)
@@ -128,7 +128,7 @@ def check_kind(name: str, forms: Mapping[str, str]) -> str:
 
     Raises:
       DataError: The kind is not in ``forms``. The message shows all forms, or for a misspelled kind
-          the similar ones.
+        the similar forms.
     """
     require_unmixed(name, "this kind of data")
     kind, colon, _ = name.partition(":")
@@ -286,7 +286,7 @@ def parse_source(name: str) -> Source:
 
 
 def input_files(name: str) -> list[Source]:
-    """Splits a source into its files, in order; a built-in text counts as one file.
+    """Splits a source into its files, in order; a built-in text is one file.
 
     Raises:
       DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.

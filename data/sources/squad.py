@@ -139,7 +139,7 @@ def unanswered(record: Record) -> SpanExample:
 
 
 def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> Answer:
-    """Returns an answer; strips it and sets its position if the passage has it there."""
+    """Returns a stripped answer, with its position if the passage has the answer there."""
     stripped = text.strip()
     # Do not search for the text elsewhere: the answer could be another occurrence.
     if isinstance(start, int) and start >= 0 and stripped and passage.startswith(text, start):
@@ -148,7 +148,7 @@ def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> 
 
 
 def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
-    """Groups questions by article; a passage in several articles belongs to the first one."""
+    """Groups questions by article; a passage in several articles belongs to the first article."""
     # Equal passages must be in one group, or validation would see training passages.
     first_title: dict[str, str] = {}
     groups = (first_title.setdefault(e.passage, e.title or e.passage) for e in examples)
@@ -156,7 +156,7 @@ def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
 
 
 def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:
-    """Yields the questions of a file in the format of SQuAD; an empty file has none."""
+    """Yields the questions of a file in the format of SQuAD; an empty file has no questions."""
     if not any(line.strip() for _, _, line in lines):
         return
     file = lines[0][0]

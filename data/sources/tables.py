@@ -112,7 +112,7 @@ class _Columns:
     Attributes:
       indices: The column index of each field, or the indices of a list.
       header: Whether the first line contains column names instead of values.
-      note: A line for the log if this was inferred.
+      note: A line for the log if the columns or the header were inferred.
     """
 
     indices: list[int | list[int]]
@@ -152,7 +152,7 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
     """Returns the names of all columns, from the first line of the first file.
 
     Raises:
-      DataError: A file is missing, all are empty, or the first line has no names.
+      DataError: A file is missing, all files are empty, or the first line has no names.
     """
     first, _ = next(_tables(source), (None, None))
     if first is None:
@@ -226,7 +226,7 @@ def _csv_rows(path: File) -> Iterator[_Row]:
 def _check_width(row: _Row, first: _Row) -> None:
     if len(row.cells) != len(first.cells):
         raise DataError(
-            f"{row.location} has {counted(len(row.cells), 'column')}, the first "
+            f"{row.location} has {counted(len(row.cells), 'column')}, and the first line has "
             f"{len(first.cells)}: separate the columns by one tab each, or by commas with double "
             "quotes around a cell that has a comma"
         )
@@ -267,7 +267,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
 
 
 def _check_separator(first: _Row, source: LabelledSource) -> None:
-    """Rejects a comma-separated file with tabs, or the reverse, which is read as one column."""
+    """Rejects a file with the separators of the other kind, which has only one column."""
     (line,) = first.cells if len(first.cells) == 1 else ("",)
     other, mark = ("csv", ",") if source.kind == "tsv" else ("tsv", "\t")
     require(
@@ -294,7 +294,7 @@ def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRol
 
 def _column(field: str, first: _Row) -> int:
     """Returns the index of the column of a field, from 0."""
-    # Digits always mean the number of a column, and other text its name in the first line.
+    # Digits always mean the number of a column, and other text is its name in the first line.
     numbers = map(str, range(1, len(first.cells) + 1))
     columns = list(numbers) if field.isdecimal() else first.cells
     require_one_of(f"the column of {first.location}", field, columns, error=DataError)

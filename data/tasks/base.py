@@ -48,9 +48,9 @@ class DataConfig(Checked, ABC):
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field,
     parquet:GLOB#field, arrow:GLOB#field, tfds:NAME/CONFIG#field or hf:NAME/CONFIG#field, or several
     of them, joined by " + ". A GLOB may be a URL, such as `gs://bucket/*.jsonl`. `0.7*SOURCE +
-    0.3*SOURCE` mixes sources of documents or conversations. For next-token prediction also
+    0.3*SOURCE` mixes sources of documents or conversations. Next-token prediction also reads
     prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless random tasks.
-    For labeled examples tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python, a
+    Labeled examples are in tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python, a
     list of examples is also accepted."""
     validation: SourceField | None = None
     """A source to validate on. By default, part of `source` is held out."""
@@ -89,14 +89,14 @@ class DataConfig(Checked, ABC):
         """Returns the training texts, for training a vocabulary."""
 
     def make_tokenizer(self) -> Tokenizer:
-        """Loads the tokenizer of a new run, or trains one on the training texts."""
-        # A tokenizer on disk takes precedence over training one.
+        """Loads the tokenizer of a new run, or trains a tokenizer on the training texts."""
+        # A tokenizer on disk takes precedence over training a new tokenizer.
         if self.tokenizer.path is not None:
             return load_tokenizer(self.tokenizer.path)
         return train_tokenizer(self.texts(), self.tokenizer)
 
     def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Returns the tokenizer with the chat template of the data, if they have one."""
+        """Returns the tokenizer with the chat template of the data, if the data have a template."""
         return tokenizer
 
     def labels(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class DataConfig(Checked, ABC):
         return False
 
     def of_imported_model(self: D, target: Target) -> D:
-        """Returns the data of a model that was trained elsewhere, so that its source is unknown.
+        """Returns the data of a model that was trained elsewhere, from an unknown source.
 
         Args:
           target: The type of its labels, for a classifier of texts.

@@ -98,14 +98,15 @@ class PretrainingData(DocumentsData):
     """sentences: segments are whole sentences, as in the original code. halves: `length` tokens
     from a random position, or two halves from two parts of the text, with [SEP] halfway; without
     next_sentence, windows from random positions. packed: rows of several documents, each with its
-    special tokens, without padding (ModernBERT); for next_sentence False."""
+    special tokens, without padding (ModernBERT); requires next_sentence False."""
     masking_rate: Annotated[float, Range(above=0, below=1)] = 0.15
     """The fraction of predicted tokens."""
     whole_word: bool = False
     """Mask all tokens of a word together."""
     ngrams: PositiveInt = 1
-    """Mask up to this number of consecutive words (tokens without whole_word) together: n of them
-    with a probability in proportion to 1 / n (ALBERT: 3)."""
+    """Mask up to this number of consecutive words (tokens without whole_word) together; n words
+    have a probability proportional to 1 / n (ALBERT: up to 3).
+    """
     max_predictions: PositiveInt | None = None
     """Maximum number of predictions per sequence. Defaults to masking_rate * length, rounded up."""
     short_fraction: Fraction = 0.1
@@ -143,7 +144,7 @@ class PretrainingData(DocumentsData):
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Reads two tab-separated texts per line, to predict if the second continues the first.
+        """Reads two tab-separated texts per line, to predict if text 2 continues text 1.
 
         Raises:
           DataError: The run did not learn next sentences, or a line is not a pair.
@@ -215,6 +216,6 @@ def _checked(tokenizer: Tokenizer) -> int:
     if missing or ids.pad is None:
         raise DataError(
             f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
-            "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name BERT's"
+            "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name a BERT"
         )
     return ids.pad

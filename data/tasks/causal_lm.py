@@ -98,7 +98,7 @@ class CausalLMExamples(PickledByFields):
 
 @dataclass(frozen=True)
 class CausalLMEvaluationExamples:
-    """Every target token of a corpus exactly once, in order; pads the last example.
+    """Each target token of a corpus exactly once, in order; the last example is padded.
 
     Attributes:
       corpus: The tokens.
@@ -137,7 +137,7 @@ class PatternExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number is a constant, because the source is endless."""
+        """The number of examples is a constant, because the source is endless."""
         return EPISODES_PER_EPOCH
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -193,7 +193,9 @@ class CausalLMData(DocumentsData):
     kind: ClassVar[str] = "causal_lm"
 
     packing: Packing = "concat"
-    """concat: fill every sequence and split documents. first-fit: keep documents whole and pad."""
+    """concat: fill every sequence and split documents. first-fit: keep documents whole and pad the
+    sequences.
+    """
 
     def make_tokenizer(self) -> Tokenizer:
         """See ``DataConfig``; a prepared source provides its tokenizer."""
@@ -295,7 +297,7 @@ class CausalLMData(DocumentsData):
         return _corpus(Documents.of(texts), tokenizer)
 
     def _held_out(self) -> dict[str, float]:
-        """Returns the held-out fraction that a prepared source must have, if it also validates."""
+        """Returns the held-out fraction that a prepared source must have to validate on it."""
         return {} if self.validation else {"validation_fraction": self.validation_fraction}
 
 

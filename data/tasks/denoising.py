@@ -25,7 +25,7 @@ def mask_of(tokenizer: Tokenizer) -> int:
     """Returns the id of the token that masks a span: the mask token, or the first sentinel.
 
     Raises:
-      DataError: The vocabulary has neither.
+      DataError: The vocabulary has neither token.
     """
     mask = tokenizer.special_ids.mask
     if mask is not None:
@@ -73,7 +73,7 @@ class DenoisingData(CorruptedData):
     examples_type: ClassVar[type[SpanCorruptionExamples]] = DenoisingExamples
 
     length: Annotated[int, Range(least=3)]
-    """Tokens in a sequence on each side, S = T; a sequence may hold several texts."""
+    """Tokens in a sequence on each side, S = T; a sequence may contain several texts."""
     mask_fraction: Fraction = 0.3
     """The fraction of masked tokens."""
     mean_span_length: SpanLength = 3.0

@@ -38,8 +38,8 @@ from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, divide
 
-# These settings are not part of the fingerprint, because it covers their effect: the examples and
-# the tokenizer.
+# These settings are not part of the fingerprint, because the fingerprint covers their effect: the
+# examples and the tokenizer.
 _FOUND_AGAIN = (
     *("source", "validation", "validation_fraction", "tokenizer", "num_workers"),
     "label_names",
@@ -113,13 +113,13 @@ class RecordData(DataConfig, Generic[E]):
         *,
         training: bool = False,
     ) -> EncodedExamples:
-        """Makes arrays from examples; either all of them or none have labels.
+        """Makes arrays from examples, which all have labels or all have no labels.
 
         Args:
           examples: The examples.
           tokenizer: The tokenizer.
           labels: The names of the labels.
-          training: Whether they are for training, and not for an evaluation.
+          training: Whether the arrays are for training, and not for an evaluation.
         """
 
     def decisive_settings(self) -> dict[str, object]:
@@ -149,7 +149,7 @@ class RecordData(DataConfig, Generic[E]):
         return parse_labelled(self.source_name, self.forms)
 
     def _part(self, split: Split) -> ExampleSet[E]:
-        # Validation data come from the named source, a published split, or a part held out.
+        # Validation data come from the named source, a published split, or a held-out part.
         if split == "validation" and self.validation is not None:
             return self._read(*self._open(self.validation), "validation")
         # Sources with a published validation split are not divided.
@@ -192,7 +192,7 @@ class RecordData(DataConfig, Generic[E]):
 
     @cached_property
     def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
-        """Cache the examples, because labels, texts and splits need the same ones."""
+        """Cache the examples, because labels, texts and splits need the same examples."""
         return {}
 
     def _split(
@@ -223,7 +223,7 @@ class LabelledData(RecordData[E]):
     """The base class of labeled data."""
 
     field_names: ClassVar[str]
-    """The fields of a record as written in source names, with optional ones in square brackets.
+    """The fields of a record as written in source names, with optional fields in square brackets.
     """
     label_field: ClassVar[int] = 0
     """The index of the label among the fields."""
@@ -260,7 +260,7 @@ class LabelledData(RecordData[E]):
     def named(
         self, records: list[Record], names: tuple[str, ...] | None
     ) -> tuple[list[Record], tuple[str, ...] | None]:
-        """Returns records and the names of their labels if these are numbers.
+        """Returns records and the names of their labels if the labels are numbers.
 
         Args:
           records: The records.
@@ -276,8 +276,8 @@ class LabelledData(RecordData[E]):
 
         Args:
           records: The records.
-          names: The names of the labels if they are numbers, as in published data sets.
-          split: The split that they are from.
+          names: The names of the labels if labels are numbers, as in published data sets.
+          split: The split of the records.
         """
 
     @abstractmethod
@@ -310,7 +310,7 @@ class LabelledData(RecordData[E]):
             require(
                 len(own) <= 1 or len(given) == len(own),
                 f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model "
-                f"was trained on {len(own)} ({', '.join(own)}): name as many, or all but the label",
+                f"was trained on {len(own)} ({', '.join(own)}): name as many, or omit the label",
                 error=DataError,
             )
         # Predict the validation split of sources that have splits.

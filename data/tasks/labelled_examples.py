@@ -74,7 +74,7 @@ class LabelledExamples(ABC, Generic[E]):
 
     Attributes:
       tokens: The texts as tokens with special tokens, R sequences.
-      examples: The n examples that they are made from, for predictions.
+      examples: The n examples that the sequences are made from, for predictions.
       values: The labels, by default one for each example; None if unknown (prediction).
       notes: Remarks for the log, such as the number of truncated examples.
     """
@@ -90,12 +90,12 @@ class LabelledExamples(ABC, Generic[E]):
         return len(self.tokens)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the same in every epoch.
+        """Makes one example, which is the same in every epoch.
 
         Returns:
           ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T], and the labels, if known.
         """
-        # Examples to predict have no labels, so the batch has no such array.
+        # Examples to predict have no labels, so the batch has no array of labels.
         row = self.row(index)
         return row if self.values is None else {**row, **self.labels_of(index, self.values)}
 
@@ -152,7 +152,7 @@ def encoded_texts(
       noun: The singular name of a text or pair.
 
     Returns:
-      The tokens, and a note if some were truncated.
+      The tokens, and a note if some texts were truncated.
     """
     template = Template.of(tokenizer, length)
     tokens, num_truncated = encode_texts(texts, tokenizer, template, locations)
@@ -183,7 +183,7 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):
         parts[division.split(key)].append(example)
-    # Only the training examples log how the file was read, so that this is logged once.
+    # Only the training examples have the note on how the file was read, so that it is logged once.
     return {
         split: replace(
             whole, examples=tuple(examples), lines=whole.lines if split == "train" else ()

@@ -131,7 +131,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         training: bool = False,
     ) -> "MultipleChoiceExamples":
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
-        # Flatten the choices of all examples; all have the same number of choices.
+        # Flatten the choices of all examples; all examples have the same number of choices.
         pairs = [(pair, example.location) for example in examples for pair in example.pairs]
         texts, locations = zip(*pairs, strict=True)
         tokens, cut = encoded_texts(texts, locations, tokenizer, length=self.length, noun="choice")
@@ -172,7 +172,7 @@ class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
 
         Returns:
           For each example a dictionary of its context, the index of the choice ("choice"), its
-          "text" and the "probabilities" of all choices, with the "question" if it has one.
+          "text" and the "probabilities" of all choices, with the "question" if there is one.
         """
         # The choices of an example compete, so their probabilities sum to one.
         table = softmax(output(predictions, "logits", self.num_examples))  # [n, C]

@@ -44,7 +44,7 @@ NO_ANSWER = "no answer"
 """The only label, present if some training questions have no answer."""
 _UNSURE = "no answer whose location is certain"
 _SPLIT = "an answer that does not fit in any window"
-# Questions that a summary names.
+# The number of questions that a summary names.
 _NUM_NAMED = 3
 
 
@@ -69,7 +69,8 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     stride: PositiveInt = 128
     """Tokens between the starts of two windows of a passage; capped at half a window."""
     max_question_length: PositiveInt = 64
-    """Maximum question length in tokens, capped at half a sequence; longer ones are truncated."""
+    """Maximum question length in tokens, capped at half a sequence. Longer questions are
+    truncated."""
     max_answer_length: PositiveInt = 30
     """Maximum length of a predicted answer, in tokens."""
 
@@ -146,7 +147,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         """Divides passages into windows; see ``LabelledData``.
 
         Training leaves out questions whose answer has no certain location, or does not fit in any
-        window. With [CLS] as label, a model would learn that they have no answer.
+        window. With [CLS] as label, a model would learn that such questions have no answer.
 
         Raises:
           DataError: No question is left for training.
@@ -282,7 +283,7 @@ def _positions(questions: Sequence[_Question], before: np.ndarray) -> np.ndarray
     """
     if all(q.example.answers is None for q in questions):
         return None
-    # All windows of a question share one answer. A window without the whole answer has none.
+    # All windows of a question share one answer. A window without the whole answer has no answer.
     spans = [(q.span, *window) for q in questions for window in q.windows]
     found = [
         _in_window(*span, before=first) for span, first in zip(spans, before.tolist(), strict=True)
@@ -336,7 +337,7 @@ def _answer_in(
 def _in_window(
     span: tuple[int, int] | None, start: int, end: int, *, before: int
 ) -> tuple[int, int]:
-    """Returns the positions of a passage span in a row, (0, 0) if it is not complete there."""
+    """Returns the positions of a passage span in a row, (0, 0) if the row lacks a part of it."""
     if span is None:
         # The loss ignores -1.
         return (-1, -1)

@@ -42,7 +42,7 @@ class ClassificationExample:
     """A text, or a pair of texts, with its label.
 
     Attributes:
-      text: The text, or the first of two.
+      text: The text, or the first of two texts.
       text_b: The second text.
       label: The label, or None if unknown (prediction).
       location: The location of the example, for messages: `train.tsv line 7`.
@@ -101,9 +101,10 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
     length: LabelledLength = 128
     """Tokens in a sequence, T."""
     target: Target = "single_label"
-    """single_label: each example has one label, by a softmax; binary: one of two, by the sigmoid of
-    a single number for the second of them in order; multi_label: any number of labels, separated
-    by commas; regression: a number."""
+    """single_label: each example has one label, by a softmax; binary: one of two labels, by the
+    sigmoid of the logit of the second label in order; multi_label: any number of labels, separated
+    by commas; regression: a number.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,7 +128,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
             except DataError as error:
                 # A bad label in the first line of a table is often the header.
                 hint = (
-                    "; if the line has the names of columns, name yours after a #, as #label,text"
+                    "; if the line names the columns, name your columns after a #, as #label,text"
                 )
                 raise DataError(f"{error}{hint}") if record.first else error from None
             examples.append(_example(texts, label, record.location, record.part))
@@ -178,7 +179,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
             "the columns decide",
             error=DataError,
         )
-        # Otherwise the first field is the label, unless the fields are a text or a pair.
+        # Otherwise the first field is the label, unless the fields are a text or a pair of texts.
         texts = given if len(given) == 1 or are_pair(given) else self.without_label(given)
         reader.check_number(len(texts), repr(name), "name the label and these")
         roles = self.columns.without(self.label_field)
@@ -193,7 +194,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
 
         The labels of a published data set keep its order; whole numbers are ordered by size, other
         labels by name. Regression has the only label ``score``. A binary target has only the second
-        of two labels, and every other label counts as its negation.
+        of two labels, and every other label is its negation.
 
         Raises:
           DataError: All examples have the same label, or most labels occur only once; or a binary
@@ -319,8 +320,8 @@ def _check_first_lines(
 ) -> None:
     """Rejects a first line that is probably a header and not an example.
 
-    Its label is a word that no other line has, while every other label occurs at least twice, and
-    its texts are single words.
+    The label of such a line is a word that no other line has, while every other label occurs at
+    least twice, and its texts are single words.
 
     Raises:
       DataError: A first line is probably a header.

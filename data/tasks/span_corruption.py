@@ -144,11 +144,11 @@ class SpanCorruptionExamples(PickledByFields):
 
 
 def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
-    """Loads or trains the tokenizer of a new run; adds sentinels if it has none.
+    """Loads or trains the tokenizer of a new run; adds sentinels if the tokenizer has none.
 
     Args:
       data: The config with the tokenizer and the texts.
-      number: The number of sentinels, which count in the size of the vocabulary. A single sentinel
+      number: The number of sentinels, which the size of the vocabulary includes. A single sentinel
         serves as a mask, and is not added to a vocabulary with a mask token.
     """
     config = data.tokenizer
@@ -187,7 +187,7 @@ class CorruptedData(DocumentsData):
         """Returns the corruption.
 
         Raises:
-          DataError: The vocabulary lacks a token that it needs.
+          DataError: The vocabulary lacks a token that the corruption needs.
         """
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
@@ -222,16 +222,19 @@ class SpanCorruptionData(CorruptedData):
     kind: ClassVar[str] = "span_corruption"
 
     length: PositiveInt
-    """Tokens in a sequence of sources, S; a sequence may hold several."""
+    """Tokens in a sequence of sources, S; a sequence may contain several sources."""
     target_length: PositiveInt | None = None
-    """Tokens in a sequence of targets, T. Defaults to the target of a text that fills S."""
+    """Tokens in a sequence of targets, T. Defaults to the size of the target of a text whose source
+    fills S.
+    """
     noise_density: NoiseDensity = 0.15
     """The fraction of dropped tokens."""
     mean_span_length: SpanLength = 3.0
     """The mean number of consecutive dropped tokens."""
     num_sentinels: PositiveInt = 100
-    """Sentinels to append to a vocabulary without sentinels. They count in
-    `tokenizer.vocab_size`."""
+    """Sentinels to append to a vocabulary without sentinels. `tokenizer.vocab_size` includes the
+    sentinels.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -129,8 +129,8 @@ def in_bio(
 
     Args:
       examples: The sentences.
-      strict: Whether to reject an ``I-`` that does not continue a span. If False, read it as
-          ``B-``.
+      strict: Whether to reject an ``I-`` that does not continue a span. If False, such an ``I-`` is
+        read as ``B-``.
       names: The tags that a published data set declares.
 
     Raises:

@@ -55,7 +55,7 @@ class TextReader:
         """Reads a file: JSON lines, a table with a line of names, or lines of texts.
 
         The file suffix or the first line identifies JSON lines. A line of texts has one text, or
-        two separated by a tab; an empty line is an empty text.
+        two texts separated by a tab; an empty line is an empty text.
 
         Raises:
           DataError: The number of texts does not fit the model (with file and line), or the file
@@ -97,7 +97,7 @@ class TextReader:
         Args:
           number: The number of texts.
           location: The example or the source, for the message.
-          remedy: What to do.
+          remedy: The remedy, for the message.
 
         Raises:
           DataError: The model reads another number of texts.
@@ -118,7 +118,7 @@ class TextReader:
                 yield self.of_row(row, location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
-        """Reads a source for which the user named no columns; None if its header names no texts."""
+        """Reads a source without named columns; returns None if its header names no texts."""
         if source.kind == "jsonl":
             lines = chain.from_iterable(source_lines(source))
             return self._of_json_lines(lines, source.conditions)
@@ -197,7 +197,7 @@ _COLUMNS = ColumnRoles("the columns of texts", {})
 
 
 def _customary(names: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns the usual names of a pair of texts or of a single text that are there, or ()."""
+    """Returns the usual names of a pair of texts or of a single text that occur, or ()."""
     for pair in PAIRS:
         if {*pair} <= names.keys():
             return pair

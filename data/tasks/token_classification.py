@@ -72,7 +72,7 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         return super().read(source, published, split)
 
     def _renamed(self, sentence: Sentence) -> Sentence:
-        """Returns a sentence with names in place of numbers, if the user gives names."""
+        """Returns a sentence with names of tags in place of numbers, if the user gives names."""
         if not self.label_names:
             return sentence
         location = f"{sentence.file} line {sentence.first_line}"
@@ -90,7 +90,7 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         return in_bio([from_record(record, names) for record in records], split == "train", names)
 
     def labels_in(self, example: TaggingExample) -> tuple[str, ...]:
-        """See ``LabelledData``; a span counts once, by its ``B-``."""
+        """See ``LabelledData``; a span is counted once, by its ``B-``."""
         return tuple(tag for tag in example.tags or () if tag != "O" and not tag.startswith("I-"))
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
@@ -218,7 +218,7 @@ class TokenClassificationExamples(LabelledExamples[TaggingExample]):
         if "probabilities" in predictions:
             chances = output(predictions, "probabilities", len(self.tokens))[rows, self.positions]
             columns["probabilities"] = np.where(predicted, chances, 0.0).tolist()
-        # Words are flat over all rows: cut them into sentences again.
+        # The words of all rows are one list: divide it into sentences again.
         ends = list(accumulate(len(example.words) for example in self.examples))
         return [
             {
@@ -255,7 +255,7 @@ def tagged_examples(
     for example in examples:
         pieces = word_pieces(example.words, tokenizer)
         num_cut += sum(len(ids) > template.room(1) for ids, _ in pieces)
-        # Each sentence starts a new row; a long one takes several.
+        # Each sentence starts a new row; a long sentence takes several rows.
         for words in fill_rows(pieces, template.room(1)):
             row: list[int] = []
             for ids, mark in words:

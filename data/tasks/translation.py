@@ -1,9 +1,9 @@
 """Translation: from sentence pairs to packed examples with teacher forcing.
 
 Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, after a
-start token, and predicts each of its tokens and the end; both sides share a vocabulary. The paper
-batches pairs of similar length. Here an example has several pairs with different segment ids, so
-that all steps have the same shape and almost no padding.
+start token, and predicts each token of the target and the end; both sides share a vocabulary. The
+paper batches pairs of similar length. In flaxzoo, an example has several pairs with different
+segment ids, so that all steps have the same shape and almost no padding.
 
 The arrays of a batch are int32: ``input_ids``, ``segment_ids``, ``position_ids`` [B, S], and
 ``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T]; see
@@ -33,13 +33,13 @@ from ..tokenizers.base import Tokenizer
 from .base import EVALUATION_SEED, DataConfig, SourceField, unknown_tokens
 
 VOCABULARY_PAIRS = 1_000_000
-"""Maximum number of pairs for training a vocabulary; they are evenly spaced."""
+"""Maximum number of pairs for training a vocabulary; these pairs are evenly spaced."""
 NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
 """Examples in an epoch of spelled-out numbers; every epoch has new examples."""
 
 # Evaluation still translates and scores a pair that does not fit, but without a loss.
 _OF_THE_LOSS = "left out of the loss"
-# A sequence counts as full after this many numbers did not fit.
+# A sequence is full after this many numbers did not fit.
 _MISSES = 3
 # Sequences that are made to measure the padding of an endless source.
 _NUM_MEASURED = 32
@@ -49,13 +49,13 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
     """Returns the ids of the tokens that start and end a translation.
 
     Raises:
-      DataError: The vocabulary has none.
+      DataError: The vocabulary has no such tokens.
     """
     special = tokenizer.target.special_ids
     if special.bos is None or special.eos is None:
         raise DataError(
-            f"this {tokenizer.kind} tokenizer has no token that starts a text and one that ends "
-            "it: train one (data.tokenizer.kind sentencepiece-bpe)"
+            f"this {tokenizer.kind} tokenizer has no tokens that start and end a text: "
+            "train one (data.tokenizer.kind sentencepiece-bpe)"
         )
     return special.bos, special.eos
 
@@ -71,7 +71,7 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class TranslationExamples:
-    """Every pair that fits exactly once, in the same examples in every epoch.
+    """Each fitting pair exactly once, in the same examples in every epoch.
 
     Attributes:
       corpus: The tokens.
@@ -125,7 +125,7 @@ class TranslationExamples:
         return len(self.sequence_starts) - 1
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the same in every epoch.
+        """Makes one example, which is the same in every epoch.
 
         Returns:
           See ``arrays_of_pairs``.
@@ -171,7 +171,7 @@ class NumberExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number is a constant, because the source is endless."""
+        """The number of examples is a constant, because the source is endless."""
         return NUMBER_EXAMPLES_PER_EPOCH
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -247,12 +247,12 @@ class TranslationData(DataConfig):
 
     source: SourceField
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, parquet:GLOB#en,de, tfds:NAME/CONFIG#en,de,
-    hf:NAME#en,de, several of them joined by " + ", or builtin:numbers-en-fr. Swap the names for
-    the other direction."""
+    hf:NAME#en,de, several sources joined by " + ", or builtin:numbers-en-fr. Swap the names for the
+    other direction."""
     validation_fraction: Rate = 0.01
     """The held-out fraction if `validation` is not given and no split is published."""
     length: PositiveInt
-    """Tokens in a sequence of sources, S; a sequence holds several pairs."""
+    """Tokens in a sequence of sources, S; a sequence contains several pairs."""
     target_length: PositiveInt | None = None
     """Tokens in a sequence of targets, T. Defaults to `length`."""
 
@@ -293,7 +293,7 @@ class TranslationData(DataConfig):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all pairs of another source, or the validation split of a published one.
+        """Returns all pairs of another source, or the validation split of a published source.
 
         The content has every pair as read. The examples leave out pairs with an empty side and
         pairs that are longer than a sequence.
@@ -364,7 +364,7 @@ class TextToTextData(TranslationData):
 
 
 def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -> str:
-    """Describes the sequences, and the pairs left out with the reason."""
+    """Describes the sequences, and the pairs that are left out, with the reason."""
     corpus = examples.corpus
     fill = fill_note(examples.num_tokens, examples.lengths, examples.num_examples)
     summary = [f"{counted(len(examples.pairs), 'pair')}, {fill}"]

@@ -1,1 +1,1 @@
-"""From text to token ids and back."""
+"""Converts text to token ids and back."""

@@ -22,7 +22,7 @@ from ..common.json_text import optional_object
 from .frame import CONFIG, BatchSettings, Frame
 
 END_OF_TEXT = "<|endoftext|>"
-"""The only special token of most vocabularies trained here; marks both ends of a document."""
+"""The only special token of most vocabularies of flaxzoo; it marks both ends of a document."""
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The character that represents a space in pieces."""
 
@@ -33,7 +33,7 @@ Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids of a vocabulary's special tokens; None for a token that it does not have."""
+    """The ids of a vocabulary's special tokens; None for a token that the vocabulary lacks."""
 
     pad: int | None = None
     unk: int | None = None
@@ -53,9 +53,9 @@ class ControlToken(NamedTuple):
     """A token that a chat template may write by name.
 
     Attributes:
-      id: Its id.
-      is_special: Whether it is special. Another token, such as ``<think>`` in some vocabularies,
-        is text that the model writes and users read.
+      id: The id of the token.
+      is_special: Whether the token is special. Any other token, such as ``<think>`` in some
+        vocabularies, is text that the model writes and users read.
     """
 
     id: int
@@ -78,7 +78,7 @@ class Tokenizer(ABC):
         folder names them.
       batch_settings: How transformers batches texts with its folder, or None without a folder.
       joins_bytes: Whether the text of tokens is the joined bytes of the single tokens. Then tokens
-        after the end of a character do not change the text up to it.
+        after the end of a character do not change the text up to this character.
       sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
     """
 
@@ -106,7 +106,7 @@ class Tokenizer(ABC):
     def source_frame(self) -> Frame:
         """The frame of the input of an encoder-decoder.
 
-        It equals ``frame``. If no folder states how texts end, an end token is added.
+        This frame equals ``frame``, with an end token if no folder states how texts end.
 
         Raises:
           DataError: The vocabulary has no end token.
@@ -129,8 +129,9 @@ class Tokenizer(ABC):
     def begins_document(self) -> tuple[int, ...]:
         """The tokens before the first token of a document.
 
-        These are the frame's tokens before a text. If the frame has none, it is the BOS token,
-        which also separates the documents of a corpus. A vocabulary without BOS has no such tokens.
+        These are the frame's tokens before a text. If the frame has no such tokens, the BOS token
+        is used, which also separates the documents of a corpus. A vocabulary without BOS has no
+        such tokens.
         """
         bos = self.special_ids.bos
         return self.frame.before or (() if bos is None else (bos,))
@@ -173,7 +174,8 @@ class Tokenizer(ABC):
     def save(self, folder: str | PathLike[str]) -> None:
         """Writes files that ``load_tokenizer(folder)`` loads as an equal tokenizer.
 
-        They include the batch settings, and the chat template unless it is the default one.
+        The files include the batch settings, and the chat template unless it is the default
+        template.
         """
         self.save_vocabulary(folder)
         if self.batch_settings is not None:
@@ -227,7 +229,7 @@ class Tokenizer(ABC):
         edges = [0, *(edge for span in literal for edge in span), len(text)]
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        # Parts alternate, and the odd ones are the literal ranges.
+        # Parts alternate, and the odd parts are the literal ranges.
         for number, (start, end) in enumerate(pairwise(edges)):
             part = text[start:end]
             found = (
@@ -250,7 +252,7 @@ class Tokenizer(ABC):
           text: A part of a text.
           is_first: Whether the part begins the text.
         """
-        # Vocabularies trained here put no space before a text.
+        # Vocabularies that flaxzoo trained put no space before a text.
         del is_first
         return encode_around(text, self.find_controls(text), self._encode_typed)
 
@@ -267,9 +269,9 @@ class Tokenizer(ABC):
         Args:
           folder: The folder of the files; created if it is missing.
           closing: Whether texts are the input of an encoder-decoder; see ``source_frame``.
-          padding_side: The side to pad, unless the tokenizer's folder states it. If None, it
+          padding_side: The side to pad, unless the tokenizer's folder states it. If None, the side
             depends on the vocabulary.
-          max_length: The model's maximum number of tokens. If None, it is unlimited.
+          max_length: The model's maximum number of tokens. If None, the number is unlimited.
 
         Returns:
           A line for the log that names the files and the differences between the two libraries.
@@ -287,9 +289,9 @@ class Tokenizer(ABC):
     def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text and reads the string ``[MASK]`` as the mask token.
 
-        Use it to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as ordinary
-        characters. The mask absorbs spaces around it as its Hugging Face folder states. Without a
-        folder, it absorbs the spaces before it.
+        Use this method to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as
+        ordinary characters. The mask absorbs spaces around it as its Hugging Face folder states.
+        Without a folder, it absorbs the spaces before it.
 
         Args:
           text: For example ``The [MASK] pulled into the station.``
@@ -327,7 +329,7 @@ def encode_around(
     Args:
       text: The text.
       found: The start, the end and the id of each of these tokens, in order.
-      encode: Encodes the text between them.
+      encode: Encodes the text between these tokens.
 
     Returns:
       The ids and their ranges of characters.

@@ -5,11 +5,11 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
 - A tokenizer from a folder keeps the folder's batch settings: ``padding_side``,
   ``truncation_side``, ``split_special_tokens`` and whether there are token types. So transformers
   reads and pads texts in the same way before an import and after the export. The rest of this list
-  concerns vocabularies trained here.
+  concerns vocabularies that flaxzoo trained.
 - ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as in the run. If a
-  program appends the end token as text, the text is split into pieces. Append the id instead. With
-  a chat template, which writes special tokens by name, ``[MASK]`` or sentinels, names in a text are
-  read as these tokens, as users of transformers expect.
+  program appends the end token as text, the text is split into pieces. Append the id instead. If a
+  vocabulary has a chat template (which writes special tokens by name), ``[MASK]`` or sentinels, the
+  names of special tokens in a text are read as tokens, as users of transformers expect.
 - Batches are padded with the padding token, or with the end token if the vocabulary has no padding
   token. Padding is on the left for language models, which continue texts on the right, and
   otherwise on the right.
@@ -120,14 +120,14 @@ class ExportedTokenizer(Tokenizer):
         return f"tokenizer: {export.note}"
 
     def _usual_settings(self, closing: bool, padding_side: Side | None) -> BatchSettings:
-        """Returns the settings of a vocabulary that was trained here."""
+        """Returns the settings of a vocabulary that flaxzoo trained."""
         special = self.special_ids
         # Encoders have a mask or [CLS]; the other vocabularies belong to models that continue text.
         continues_text = not closing and special.mask is None and special.cls is None
         return BatchSettings(
             padding_side=padding_side or ("left" if continues_text else "right"),
             # A chat template writes the names of special tokens, and a user writes the names of
-            # sentinels. Both must become these tokens.
+            # sentinels. Both kinds of names must become tokens.
             split_special_tokens=special.mask is None
             and self.own_chat_template is None
             and not self.sentinels,
@@ -155,7 +155,8 @@ class ExportedTokenizer(Tokenizer):
             "clean_up_tokenization_spaces": False,
         }
         config = plain | self.transformers_config()
-        # transformers makes batches only with a padding token; the end of a text can serve as one.
+        # transformers makes batches only with a padding token; the end token can be the padding
+        # token.
         if "eos_token" in config:
             config.setdefault("pad_token", config["eos_token"])
         if keeps_class:
@@ -177,10 +178,10 @@ class ExportedTokenizer(Tokenizer):
 
 
 def frame_of(backend: tokenizers.Tokenizer) -> Frame:
-    """Reads the frame that the library's post-processor gives to one text and to two.
+    """Reads the frame that the library's post-processor gives to one text and to two texts.
 
     Raises:
-      DataError: The post-processor fails, puts its texts in another order, or repeats one.
+      DataError: The post-processor fails, puts its texts in another order, or repeats a text.
     """
     # Encode two texts of one ordinary token each, and read the special tokens around them.
     texts = {"a": _NO_ID - 1, "b": _NO_ID}
@@ -194,7 +195,7 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
 
 
 def _set_template(backend: tokenizers.Tokenizer, frame: Frame) -> None:
-    """Gives a tokenizer the template of a frame, unless it already has it."""
+    """Gives a tokenizer the template of a frame, unless it already has this template."""
     own = frame_of(backend)
     if (frame.single.marks, frame.pair.marks) == (own.single.marks, own.pair.marks):
         return

@@ -1,7 +1,7 @@
 """The files of a tokenizer's folder: read once, with their types and bounds checked.
 
-A transformers folder describes a tokenizer in up to eight files. Their precedence follows
-transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
+A transformers folder describes a tokenizer in up to eight files. The precedence of these files
+follows transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
 ``tokenizer_config.json`` replaces ``special_tokens_map.json`` and ``added_tokens.json``; without it
 ``special_tokens_map.json`` overrides ``tokenizer_config.json``, and the added tokens of
 ``tokenizer.json`` override ``added_tokens.json``.
@@ -106,7 +106,7 @@ class Settings:
         return name_of(checked(self.values.get(role), Token, self.file, role))
 
     def tokens(self, name: str) -> list[Token]:
-        """Returns a list of tokens; an empty one if the setting is missing or null."""
+        """Returns a list of tokens; an empty list if the setting is missing or null."""
         return list(self.get(name, tuple[Token, ...], ()))
 
 
@@ -123,7 +123,7 @@ class Folder:
         because ``auto_map`` names another reader.
       is_stated: Whether a model or class is stated, so that the defaults of transformers apply.
       settings: The settings.
-      added: The added tokens by number. Only the order of the numbers counts: a token gets its id
+      added: The added tokens by number. Only the order of the numbers matters: a token gets its id
           in the vocabulary, or the next free id.
       content: The content of ``tokenizer.json``; empty if there is none.
     """
@@ -153,7 +153,7 @@ def read_folder(path: Path, file: Path | None) -> Folder:
     Raises:
       DataError: A file is damaged, or a value has a wrong type or is out of bounds.
     """
-    # Read the files; a missing one is empty.
+    # Read the files; a missing file is empty.
     config_file = path / CONFIG
     values = optional_object(config_file)
     model = optional_object(path / "config.json")
@@ -231,7 +231,7 @@ def _merge_special_tokens_map(values: JsonObject, file: Path) -> None:
 def _added_tokens(
     path: Path, values: JsonObject, content: JsonObject
 ) -> Iterator[tuple[Path, str, object, AddedToken]]:
-    """Yields file, name in it, id and token of added tokens; later items override earlier ones."""
+    """Yields file, name in it, id and token of added tokens; later items override earlier items."""
     # The newer format states all added tokens and replaces the older files.
     if "added_tokens_decoder" in values:
         file = path / CONFIG

@@ -5,7 +5,7 @@ A tokenizer has one frame, given by its template: ``[CLS] A [SEP] B [SEP]`` with
 (Llama), ``A B`` (GPT-2, Qwen2). All code that puts special tokens around a text uses the frame, so
 that a model reads the same ids as with transformers.
 
-The tokens that separate the documents of a corpus are not part of it; see
+The tokens that separate the documents of a corpus are not part of the frame; see
 ``Tokenizer.begins_document``. ``BatchSettings`` has a folder's other settings for batches.
 """
 
@@ -41,7 +41,7 @@ class Framed:
 
     Attributes:
       ids: All tokens.
-      types: The token type of each.
+      types: The token type of each token.
       starts: The index of the first token of each text.
     """
 
@@ -56,7 +56,7 @@ class Layout:
 
     Attributes:
       marks: The special tokens before the first text and after each text, n + 1 tuples.
-      mark_types: Their token types.
+      mark_types: The token types of these special tokens.
       text_types: The token type of each text.
     """
 
@@ -146,7 +146,8 @@ class Frame:
     def before(self) -> tuple[int, ...]:
         """The special tokens before one text.
 
-        A prompt for a decoder gets these tokens but not ``after``, since an end token would end it.
+        A prompt for a decoder gets these tokens but not ``after``, since an end token would end the
+        prompt.
         """
         return self.single.marks[0]
 
@@ -187,7 +188,7 @@ class Frame:
 class BatchSettings(Checked):
     """How transformers batches texts with the tokenizer of a folder.
 
-    Vocabularies trained here or loaded from a single file have none.
+    A vocabulary that flaxzoo trained, or that was loaded from a single file, has no such settings.
 
     Attributes:
       padding_side: The side of a batch that is padded.

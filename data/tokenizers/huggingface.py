@@ -41,7 +41,7 @@ _CLEANING = {
 }
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""The special tokens of WordPiece vocabularies trained here, in the order of their ids."""
+"""The special tokens of WordPiece vocabularies that flaxzoo trains, in the order of their ids."""
 
 
 class HuggingFaceTokenizer(ExportedTokenizer):
@@ -77,7 +77,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         self.kind = _kind(read)
         model = read["model"]
         unknown = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
-        # A token that is unknown and has another role (GPT-2) counts as the other role.
+        # A token that is unknown and has another role (GPT-2) has only the other role.
         others = {**asdict(self.special_ids), "unk": None}.values()
         self._unknown: int | None = None if unknown in others else unknown
         # The library's file does not have the roles of the special tokens.
@@ -290,8 +290,8 @@ def _marked(
 ) -> tokenizers.Tokenizer:
     """Returns a tokenizer whose sentinels are marked as special or not.
 
-    The library recognizes either all special tokens in a text or none. Here it must recognize only
-    sentinels.
+    The library recognizes either all special tokens in a text or none. In flaxzoo it must recognize
+    only sentinels.
     """
     if not sentinels:
         return backend

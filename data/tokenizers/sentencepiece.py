@@ -1,7 +1,7 @@
 """Sentencepiece vocabularies, unigram and BPE (Kudo & Richardson 2018).
 
-The vocabularies trained here do not change text: no normalization, no prefix, all spaces kept,
-a line feed as a separate piece, and bytes for characters that are not in the vocabulary.
+The vocabularies that flaxzoo trains do not change text: no normalization, no prefix, all spaces
+kept, a line feed as a separate piece, and bytes for characters that are not in the vocabulary.
 Decoding restores the text exactly, except U+2581, which sentencepiece uses for a space.
 """
 
@@ -122,7 +122,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         )
 
     def control_tokens(self) -> dict[str, ControlToken]:
-        """See ``Tokenizer``; pieces that the model's user defined are not special."""
+        """See ``Tokenizer``; user-defined pieces are not special."""
         return {**super().control_tokens(), **self._named}
 
     def token(self, id: int) -> str:
@@ -189,7 +189,7 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
 
 
 def _splits_lines(proto: ModelProto) -> bool:
-    """Returns whether lines are encoded independently, as by the models trained here."""
+    """Returns whether lines are encoded independently, as by the models that flaxzoo trains."""
     rules = proto.normalizer_spec
     with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
     return with_line_feed == [("\n", USER_DEFINED)] and not (

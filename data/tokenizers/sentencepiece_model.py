@@ -32,7 +32,7 @@ from ..common.errors import DataError
 from .base import SPACE
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""Types of pieces. Control pieces are never found in text, and user-defined ones always are."""
+"""Types of pieces. Control pieces are never found in text, and user-defined pieces always are."""
 _UNIGRAM, _BPE = 1, 2  # types of models
 T = TypeVar("T")
 # The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
@@ -42,7 +42,7 @@ _LONGEST_PIECE = 4096
 
 
 class Piece(Protocol):
-    """A piece of a model: its text, its type as the format numbers them, and its score."""
+    """A piece of a model: its text, its type (a number of the format), and its score."""
 
     piece: str
     type: int
@@ -198,7 +198,7 @@ def transformers_backend(
       proto: The model.
       names: New names for pieces of a BPE model by id: the folder's added tokens.
       legacy: Whether a space is added to each part of a text between added tokens, not only to the
-        first one.
+        first part.
     """
     is_bpe = proto.trainer_spec.model_type != _UNIGRAM
     pieces = [piece.piece for piece in proto.pieces]
@@ -220,9 +220,9 @@ def transformers_backend(
     )
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.Sequence(_transformers_rules(rules, legacy))
-    # User-defined pieces stay whole; the longest one at a position wins.
+    # User-defined pieces stay whole; the longest piece at a position is used.
     pattern = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
-    # A legacy tokenizer puts a space before each part of a text, and others before the first one.
+    # A legacy tokenizer puts a space before each part of a text, other tokenizers before the first.
     scheme = "always" if legacy else "first"
     splits: list[pre_tokenizers.PreTokenizer] = [
         *when(
@@ -295,8 +295,8 @@ def merges_by_rank(ranks: Mapping[str, tuple[float, ...]]) -> list[tuple[str, st
 
     Args:
       ranks: The rank of each piece. A merge has the rank of its result; merges with the same result
-        are ordered by the length of their left piece. With ranks by id this is ``generate_merges``
-        of transformers, which the classes of Llama and Gemma use.
+        are ordered by the length of their left piece. With ranks by id the result is that of
+        ``generate_merges`` of transformers, which the classes of Llama and Gemma use.
 
     Raises:
       DataError: A piece is too long.

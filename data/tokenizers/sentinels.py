@@ -173,7 +173,7 @@ class SentinelTokenizer(ExportedTokenizer):
 
 
 def started_by_padding(special: SpecialIds) -> SpecialIds:
-    """Returns special tokens with padding as begin token, if they have none."""
+    """Returns special tokens with padding as begin token, if they have no begin token."""
     return special if special.bos is not None else dataclasses.replace(special, bos=special.pad)
 
 
@@ -188,7 +188,7 @@ def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
 
     Args:
       tokenizer: The tokenizer that one file of the folder defines.
-      file: That file, which may have ``sentinels.json`` with it.
+      file: That file; ``sentinels.json`` may be in the same folder.
 
     Raises:
       DataError: ``sentinels.json`` is damaged.

@@ -20,7 +20,7 @@ class MergeRound(NamedTuple):
       pair: The two tokens that were merged; None before the first merge.
       words: The tokens of each word of the text.
       vocabulary: The characters in the order of the text, then every merged token; a token
-        stays in the vocabulary after it has become part of another.
+        stays in the vocabulary after it has become part of another token.
     """
 
     pair: tuple[str, str] | None
@@ -36,7 +36,7 @@ class MergeRound(NamedTuple):
 def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
     """Merges the most frequent pair of neighboring tokens repeatedly.
 
-    No pair crosses the end of a word. If several pairs are equally frequent, the first one in the
+    No pair crosses the end of a word. If several pairs are equally frequent, the first pair in the
     text is merged.
 
     Args:
@@ -57,7 +57,7 @@ def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
     vocabulary = tuple(dict.fromkeys(token for word in words for token in word))
     yield MergeRound(None, words, vocabulary)
     while pairs := Counter(pair for word in words for pair in pairwise(word)):
-        # The first of equally frequent pairs wins, because a Counter keeps its order.
+        # The first of equally frequent pairs is merged, because a Counter keeps its order.
         best = max(pairs, key=pairs.__getitem__)
         words = tuple(_join(word, best) for word in words)
         vocabulary = tuple(dict.fromkeys((*vocabulary, "".join(best))))
@@ -82,14 +82,14 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     """Divides a text into as few pieces as possible.
 
     Byte-pair encoding replays its merges, and WordPiece takes the longest piece first; neither
-    finds the fewest pieces of every text. Here dynamic programming computes the best
+    finds the fewest pieces of every text. In this function, dynamic programming computes the best
     division of each prefix of the text from the best divisions of shorter prefixes, in time
     ``len(text)`` times the length of the longest piece.
 
     Args:
       text: The text.
-      pieces: The vocabulary. Among divisions of equal length, the one with the longest last piece
-        is chosen.
+      pieces: The vocabulary. Among divisions of equal length, the division with the longest last
+        piece is chosen.
 
     Returns:
       The pieces in order; their concatenation is the text.

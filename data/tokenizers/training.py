@@ -20,9 +20,10 @@ TokenizerKind = Literal[
     "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters", "words"
 ]
 
-# A fixed number of threads, because the result depends on it and must be equal on all machines.
+# A fixed number of threads, because the result depends on the number and must be equal on all
+# machines.
 _NUM_THREADS = 4
-# A WordPiece vocabulary has at most this many characters; rarer ones become [UNK].
+# A WordPiece vocabulary has at most this many characters; rarer characters become [UNK].
 _MAX_ALPHABET = 1000
 # Sentencepiece silently drops longer lines, so lines are split into this many characters.
 _MAX_LINE = 1 << 16
@@ -30,7 +31,7 @@ _MAX_LINE = 1 << 16
 
 @dataclass(frozen=True)
 class TokenizerConfig(Checked):
-    """Which tokenizer to use: an existing one, or one trained on the corpus."""
+    """The tokenizer of a run: an existing tokenizer, or one that is trained on the corpus."""
 
     kind: TokenizerKind = "byte-bpe"
     """Kind to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece, characters, or whole
@@ -133,7 +134,7 @@ class _Corpus:
         """
         require(
             self.has_text,
-            "a tokenizer cannot be trained: the source has no text; give one with text",
+            "a tokenizer cannot be trained: the source has no text; give a source with text",
             DataError,
         )
         require(
@@ -176,7 +177,7 @@ def _train_wordpiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     """Trains BPE merges and keeps only the pieces, like the library's own WordPiece trainer.
 
     The library adds the ``##`` pieces in the order of a hash table, and that order decides between
-    equally frequent merges. Here all ``##`` pieces are given at the start, in a fixed order.
+    equally frequent merges. flaxzoo gives it all ``##`` pieces at the start, in a fixed order.
     """
     from tokenizers import models, trainers
 
@@ -283,7 +284,7 @@ _TRAINERS: dict[str, Callable[[_Corpus, bool], Tokenizer]] = {
     "characters": _train_characters,
     "words": _train_words,
 }
-# Patterns of sentencepiece's errors that state a bound of the size, and its check.
+# Patterns of sentencepiece's errors that state a bound of the size, and the check of this bound.
 _BOUNDS = {
     r"value <= (\d+)": _Corpus.check_filled,
     r"required_chars\. \d+ vs (\d+)": _Corpus.check_minimum,

@@ -39,7 +39,7 @@ class RetrievalData:
       documents: Identifier → text of each document.
       queries: Identifier → text of each query that has a relevant document.
       relevant: Identifier of a query → identifiers of its relevant documents → relevance, above 0.
-        A document that is not in ``documents`` counts as not found.
+        A document that is not in ``documents`` is never found.
       notes: Lines that describe what was left out.
 
     Raises:
@@ -58,7 +58,9 @@ class RetrievalData:
         require(all(sizes), problem.format(*sizes), DataError)
         for id in self.queries:
             positive = any(x > 0 for x in self.relevant.get(id, {}).values())
-            problem = f"query {id!r} has no relevant document: leave it out, or add one"
+            problem = (
+                f"query {id!r} has no relevant document: leave the query out, or add a document"
+            )
             require(positive, problem, DataError)
 
     @property
@@ -75,7 +77,7 @@ class RetrievalData:
           folder: The folder, which does not exist or is empty.
 
         Raises:
-          DataError: The folder holds something, or cannot be written.
+          DataError: The folder is not empty, or cannot be written.
         """
         texts = {CORPUS: self.documents, QUERIES: self.queries}
         judged = [
@@ -119,7 +121,7 @@ def read_retrieval(name: str) -> RetrievalData:
     lost = sum(len(found.keys() - documents.keys()) for found in known.values())
     notes = {
         f"{left_out:,} judged queries are not in queries.jsonl: left out": left_out,
-        f"{lost:,} relevant documents are not in corpus.jsonl: they count as not found": lost,
+        f"{lost:,} relevant documents are not in corpus.jsonl: they are never found": lost,
     }
     problem = f"{name!r} has no query with a relevant document: check the identifiers in qrels"
     require(known, problem, DataError)
@@ -145,13 +147,17 @@ def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
       numbered: Whether an object without ``_id`` has its number in the file, from 1, as identifier.
 
     Raises:
-      DataError: A line is not a JSON object, lacks a field, or has the identifier of another.
+      DataError: A line is not a JSON object, lacks a field, or has the identifier of another line.
     """
     texts: dict[str, str] = {}
     for number, (location, row) in enumerate(parse_lines(file_lines(file)), start=1):
         row = {"_id": number, **row} if numbered else row
         id = str(pick(row, "_id", location))
-        require(id not in texts, f"{location}: _id {id!r} occurs twice: rename one", DataError)
+        require(
+            id not in texts,
+            f"{location}: _id {id!r} occurs twice: rename one of the two",
+            DataError,
+        )
         # Queries have no title, and some collections have documents without titles.
         values = [pick({"title": "", **row}, field, location) for field in ("title", "text")]
         are_texts = all(isinstance(value, str) for value in values)
@@ -184,7 +190,7 @@ def _rows(file: Path) -> Iterator[tuple[str, str, float]]:
         require(
             len(columns) == 3 and math.isfinite(relevance),
             f"{name} line {number} must be QUERY, DOCUMENT and RELEVANCE with tabs between, got "
-            f"{line[:80]!r}: correct it",
+            f"{line[:80]!r}: correct the line",
             DataError,
         )
         yield columns[0], columns[1], relevance
@@ -197,7 +203,7 @@ def _from_questions(source: LabelledSource) -> RetrievalData:
     relevant: dict[str, dict[str, float | int]] = {}
     for example in read_questions(source, labelled=False):
         id = ids.setdefault(example.passage, f"{example.title or 'passage'}-{len(ids)}")
-        problem = f"{example.location} occurs twice: give each question its id"
+        problem = f"{example.location} occurs twice: give each question its own id"
         require(example.id not in queries, problem, DataError)
         queries[example.id], relevant[example.id] = example.question, {id: 1}
     return RetrievalData({id: passage for passage, id in ids.items()}, queries, relevant)

@@ -1,4 +1,4 @@
-"""Documents of a search index, with identifiers that say where each of them is."""
+"""Documents of a search index, with identifiers that say where each document is."""
 
 from pathlib import Path
 

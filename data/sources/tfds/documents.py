@@ -53,7 +53,7 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
 
     Raises:
       DataError: The name, configuration or field is unknown; the data is not on this
-        machine and cannot be downloaded or prepared; or it does not allow random access.
+        machine and cannot be downloaded or prepared; or the data set does not allow random access.
     """
     builder = open_builder(source)
     # Test for the file, because builder.is_prepared() warns about a missing folder.
@@ -115,7 +115,7 @@ def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
 
 @contextlib.contextmanager
 def _named_packages(source: Source | LabelledSource) -> Iterator[None]:
-    """Names the Python package that TFDS does not find."""
+    """Names the missing Python package in the errors of TFDS."""
     try:
         yield
     except ImportError as error:
@@ -233,7 +233,7 @@ def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray
         require(
             len(kept),
             f"no document of {source.name!r} satisfies the filter "
-            f"{written(source.conditions)}: choose another",
+            f"{written(source.conditions)}: choose another filter",
             DataError,
         )
         return kept
@@ -242,7 +242,7 @@ def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray
 
 
 def _divide(documents: Documents, fraction: float, source: Source, cache: Path) -> np.ndarray:
-    """Returns which documents are for validation by the hashes of their texts, and caches this."""
+    """Returns which documents are for validation by the hashes of their texts; caches the array."""
     problem = f"{source.name!r} has no published validation split: set validation_fraction above 0"
     require(fraction > 0, problem, DataError)
 

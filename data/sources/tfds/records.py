@@ -17,7 +17,7 @@ from ..published.records import PublishedRecords
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
 
-# The names of validation splits in order of preference; MNLI has two.
+# The names of validation splits in order of preference; MNLI has two such splits.
 _VALIDATION = ("validation", "dev", "validation_matched")
 
 

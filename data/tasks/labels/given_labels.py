@@ -15,14 +15,15 @@ class NamedLabelData(LabelledData[E]):
     """Labeled data whose labels may be numbers with given names."""
 
     label_names: tuple[str, ...] = ()
-    """Names of labels that are numbers: the name of 0, of 1 and so on. The run keeps them;
+    """Names of labels that are numbers: the name of 0, of 1 and so on. The run stores the names,
     `predict` shows them, and `export` writes them as id2label. Defaults to the names that a
-    published data set declares."""
+    published data set declares.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         names = self.label_names
-        # An empty tuple is valid. A single name is not, because a label needs an alternative.
+        # An empty tuple is valid. A single name is not valid, because a label needs an alternative.
         distinct = len(set(names)) == len(names) != 1 and all(name.strip() for name in names)
         problem = f"data.label_names must be different names, two or more, got {', '.join(names)!r}"
         require(distinct, f"{problem}: give the name of 0, of 1 and so on", DataError)
@@ -48,11 +49,11 @@ class NamedLabelData(LabelledData[E]):
 
 
 def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int]:
-    """Returns the number of a label, or the numbers of several.
+    """Returns the number of a label, or the numbers of several labels.
 
     Args:
-      value: A whole number, also as text; one of the names; or several of them, as a list or
-        separated by commas.
+      value: A whole number, also as text; one of the names; or several numbers or names, as a list
+        or separated by commas.
       names: The names of the labels, from 0.
       location: The location of the example, for messages.
 

@@ -146,7 +146,7 @@ TARGETS: dict[Target, LabelTarget] = {
     "binary": LabelTarget(
         read=_read_one,
         spec=_flag_spec,
-        # Every label except the second counts as the negation of the second.
+        # Every label except the second is the negation of the second label.
         encode=lambda labels, names: np.array([[x == names[0]] for x, _ in labels], np.float32),
         decode=_applies_or_not,
         num_labels=(2, 2),

@@ -193,7 +193,7 @@ def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Voca
         charsmaps = (s.get("precompiled_charsmap") for s in _steps(content.get("normalizer")))
         charsmap = next(filter(None, charsmaps), "")
         return Vocabulary(scores=list(map(tuple, pieces)), charsmap=base64.b64decode(charsmap))
-    # A merge is a string in older files and a pair in newer ones.
+    # A merge is a string in older files and a pair in newer files.
     merges = (m.split(" ") if isinstance(m, str) else m for m in model.get("merges") or [])
     ids = pieces if isinstance(pieces, dict) else {piece: i for i, piece in enumerate(pieces)}
     return Vocabulary(ids=ids, merges=[(left, right) for left, right in merges])

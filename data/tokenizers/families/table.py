@@ -1,8 +1,8 @@
 """The tokenizers of the model families, as transformers 5 makes them from their vocabularies.
 
-One record per class of transformers (``models/*/tokenization_*.py``): its special tokens, its
-normalizer, its pre-tokenizer, its decoder and its template. Such a class reads only the vocabulary
-from a ``tokenizer.json``, and applies its settings there as well.
+The table has one record per class of transformers (``models/*/tokenization_*.py``), with its
+special tokens, its normalizer, its pre-tokenizer, its decoder and its template. Such a class reads
+only the vocabulary from a ``tokenizer.json``, and applies its settings to this vocabulary as well.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class Family:
     backend: Callable[[Vocabulary, Settings], tokenizers.Tokenizer]
     """Makes the tokenizer without its added tokens and its template."""
     rearranged: Callable[[Vocabulary, Settings], Vocabulary] = _as_stated
-    """Renumbers the pieces of a sentencepiece file as the family does."""
+    """Assigns ids to the pieces of a sentencepiece file as the family does."""
     extra: Callable[[Vocabulary, Settings], list[Token]] = controls
     """Returns the special tokens without a role, if no ``extra_special_tokens`` are stated."""
     template: templates.Template = templates.stated_template

@@ -19,7 +19,7 @@ def _with_id(backend: tokenizers.Tokenizer, name: str) -> tuple[str, int]:
 
 
 def layout(single: str, pair: str) -> Template:
-    """Makes a template from layouts of one text and of two, such as ``cls_token:0 $A:0``.
+    """Makes a template from layouts of one text and of two texts, such as ``cls_token:0 $A:0``.
 
     ``$A`` and ``$B`` are the texts; other words are settings that name special tokens. The number
     after a colon is the token type.

@@ -138,7 +138,7 @@ def with_masks(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
     stated = settings.stated
     names = [stated.get("mask_token", "<mask_1>"), stated.get("mask_token_sent", "<mask_2>")]
     masks = [str(getattr(name, "content", name)) for name in names if name is not None]
-    # The reserved tokens come first: padding, end, masks and unused ones.
+    # The reserved tokens come first: padding, end, masks and unused tokens.
     ends = [settings.named("pad_token"), settings.named("eos_token")]
     first = [(name, 0.0) for name in [*ends, *dict.fromkeys(masks)]]
     unused = [(f"<unk_{n}>", -100.0) for n in range(2, settings.number("offset", 103))]
@@ -192,7 +192,7 @@ _UNUSED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 
 
 def as_camembert(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
-    """Numbers pieces as CamemBERT: five tokens, all pieces but the first, and the mask."""
+    """Orders pieces as CamemBERT does: five tokens, all pieces but the first, and the mask."""
     begin, end, unknown = _UNUSED
     pad, unk, mask = map(settings.named, ("pad_token", "unk_token", "mask_token"))
     start = [(begin, 0.0), (pad, 0.0), (end, 0.0), (unk, 0.0), (unknown, -100.0)]
@@ -209,7 +209,7 @@ def camembert_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
 def as_fairseq(
     languages: tuple[str, ...], first: str
 ) -> Callable[[Vocabulary, Settings], Vocabulary]:
-    """Numbers pieces as fairseq: four tokens, pieces from the fourth, the languages, the mask."""
+    """Orders pieces as in fairseq: four tokens, pieces from the fourth, the languages, the mask."""
 
     def numbered(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
         roles = (first, "pad_token", "eos_token", "unk_token")

@@ -1,4 +1,4 @@
-"""A vocabulary, as the files of a folder have it."""
+"""A vocabulary, as the files of a folder state it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ def make_tokenizer(
     pre_tokenizer: pre_tokenizers.PreTokenizer,
     decoder: decoders.Decoder,
 ) -> tokenizers.Tokenizer:
-    """Makes a tokenizer of its parts, without added tokens and template."""
+    """Makes a tokenizer from its parts, without added tokens and template."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizer

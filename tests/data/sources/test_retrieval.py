@@ -50,7 +50,7 @@ def test_unknown_identifiers_are_reported(tmp_path):
     assert found.relevant["q2"] == {"2": 2, "d9": 1}
     assert found.notes == (
         "1 judged queries are not in queries.jsonl: left out",
-        "1 relevant documents are not in corpus.jsonl: they count as not found",
+        "1 relevant documents are not in corpus.jsonl: they are never found",
     )
 
 

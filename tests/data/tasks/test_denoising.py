@@ -98,7 +98,7 @@ def test_invalid_input_is_refused(data):
     with pytest.raises(UserError, match=r"mask_fraction must .*2"):
         DenoisingData(length=48, mask_fraction=2, **fields)
     words = train_tokenizer(DOCUMENTS, TokenizerConfig("words"))
-    with pytest.raises(DataError, match="starts a text"):
+    with pytest.raises(DataError, match="start and end a text"):
         data.train_split(words, (), 0)
     letters = train_tokenizer(DOCUMENTS, TokenizerConfig("sentencepiece-bpe", 299))
     with pytest.raises(DataError, match=r"mask .*sentinel"):
