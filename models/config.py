@@ -153,7 +153,7 @@ class TransformerConfig(Checked):
         "position_distance": ("buckets",),
         "position_buckets": ("buckets",),
     }
-    """Options of positions, and the kinds that use each."""
+    """Options of positions, and the kinds that use each option."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,7 +172,8 @@ class TransformerConfig(Checked):
             f"max_length {self.max_length} times d_model {self.d_model} is too large for "
             f"positions {kind!r}: choose a product of at most {MOST_POSITIONS:,}",
         )
-        # Rotary positions rotate pairs. The message names the setting that determines the size.
+        # Rotary positions rotate pairs of dimensions. The message names the setting that determines
+        # the size.
         if kind == "rotary" and self.key_dim % 2:
             size = "d_head" if hasattr(self, "d_head") else "d_model / num_heads"
             size = size if self.d_k is None else "d_k"
@@ -186,7 +187,7 @@ class TransformerConfig(Checked):
             self.position_distance is None or self.position_distance >= least,
             f"position_distance must be at least {least}, got {self.position_distance}",
         )
-        # An option of another kind would have no effect, so it must have its default.
+        # An option of another kind of positions has no effect, so it must have its default.
         for name, kinds in self.position_options.items():
             if kind not in kinds:
                 belongs = f"requires positions {' or '.join(kinds)}, got {kind}"
@@ -211,8 +212,8 @@ class TransformerConfig(Checked):
         require(
             self.longest_input in (None, max_length),
             f"max_length {max_length} differs from the {self.max_length} rows of the model's "
-            f"table of positions ({self.positions}): leave it out, or use a model with other "
-            "positions, such as sinusoidal or rotary",
+            f"table of positions ({self.positions}): leave max_length out, or use a model with "
+            "other positions, such as sinusoidal or rotary",
         )
         changes: dict[str, object] = {"max_length": max_length}
         if self.rope_scaling is not None:
@@ -489,9 +490,9 @@ class Execution(Checked):
     attention: Literal["auto", "xla", "cudnn", "splash", "flash", "triton", "blocks"] = "auto"
     """The implementation of attention. xla: no fused kernel. cudnn: a kernel for GPUs. splash: a
     kernel for TPUs. triton, flash: kernels for GPUs and TPUs that support dropout of attention
-    weights. blocks: computation in blocks on any device, also with dropout. auto: in `train`, the
-    kernel for its devices, which the log names; elsewhere xla. Calls that a kernel does not support
-    use xla."""
+    weights. blocks: computation in blocks on any device, also with dropout. auto: in `train`, a
+    kernel for the devices, which the log names; elsewhere, xla. Calls that a kernel does not
+    support use xla."""
     experts: Literal["auto", "blocked", "ragged"] = "auto"
     """How a mixture of experts without a capacity is computed; see `models.nn.experts`. auto:
     ragged on TPUs, blocked elsewhere."""

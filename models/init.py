@@ -32,7 +32,7 @@ def trace_init(model: Any, rng: Key[Array, ""]) -> Params:
 
 
 # Equal models share one program. With `inline`, a surrounding program contains the operations of
-# this one.
+# the initialization.
 _compiled_init = functools.partial(jax.jit, static_argnums=0, inline=True)(trace_init)
 
 
@@ -51,7 +51,7 @@ def _traced_shapes(model: nn.Module) -> Params:
 
 
 def fitting_params(model: Model, params: Params) -> Params:
-    """Returns a model's parameters in their stored form, after checking that they fit it.
+    """Returns a model's parameters in their stored form, after checking that they fit the model.
 
     Args:
         model: The model, from `create` or `load`.
@@ -61,8 +61,8 @@ def fitting_params(model: Model, params: Params) -> Params:
         A nested dict of float32 arrays, on the devices where `params` are.
 
     Raises:
-        UserError: A parameter is missing, unknown, of another shape, or not of numbers; the
-            message names its path.
+        UserError: A parameter is missing, unknown, of another shape, or not numeric; the message
+            names its path.
     """
     require(
         model.execution.layers != "separate",

@@ -175,7 +175,7 @@ def _read_merged(
     """Reads the parameters of a run that trained adapters, merged into its base.
 
     Up to rounding, the merged parameters equal the parameters of the trained model. Frozen
-    parameters that the run kept in bfloat16 are rounded to bfloat16 here.
+    parameters that the run kept in bfloat16 are rounded to bfloat16 in the result.
 
     Raises:
       UserError: The base is missing, or has changed.
@@ -255,7 +255,7 @@ def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -
       ema: Whether to load the moving average of the adapters.
 
     Raises:
-      FileNotFoundError: There is no such folder, or the run has no such checkpoint.
+      FileNotFoundError: The folder does not exist, or the run has no such checkpoint.
       UserError: The run trained no adapters, or is broken.
     """
     fields = read_config(folder)
@@ -370,6 +370,6 @@ def _check_shapes(wanted: Params, stored: Params, checkpoint: Path) -> None:
         sizes = [list(x[path].shape) if path in x else "missing" for x in (stored, wanted)]
         require(
             sizes[0] == sizes[1],
-            f"{checkpoint} does not fit the model in {CONFIG_FILE}: {path} is {sizes[0]} there "
-            f"and {sizes[1]} in the model: restore either",
+            f"{checkpoint} does not fit the model in {CONFIG_FILE}: {path} is {sizes[0]} "
+            f"in the checkpoint and {sizes[1]} in the model: restore one of the two",
         )

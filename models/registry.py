@@ -173,8 +173,8 @@ def family_name(config: TransformerConfig) -> str:
     Raises:
       UserError: The configuration belongs to no family.
     """
-    # Usually the file that defines the configuration has the family's name. Try it first, so that
-    # the other files are not imported.
+    # Usually the file that defines the configuration has the family's name. Try this file first, so
+    # that the other files are not imported.
     names = sorted(families(), key=lambda name: not type(config).__module__.endswith(f".{name}"))
     for name in names:
         if families()[name].config is type(config):
@@ -205,7 +205,7 @@ def family_of_preset(name: str) -> str:
     Raises:
       UserError: The preset is unknown; the message suggests the nearest.
     """
-    # Many presets begin with the name of their family. Try it first, to import few files.
+    # Many presets begin with the name of their family. Try this family first, to import few files.
     likely = name.replace("-", "_")
     for family in sorted(families(), key=lambda family: not likely.startswith(family)):
         if name in families()[family].presets:
@@ -241,8 +241,6 @@ def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
     values = dict(fields)
     name = values.pop("architecture", None)
     if not isinstance(name, str) or name not in families():
-        raise UserError(
-            f"unknown architecture {name!r}: this version knows {', '.join(families())}"
-        )
+        raise UserError(f"unknown architecture {name!r}: choose from {', '.join(families())}")
     cls = families()[name].config
     return make_record(cls, values)

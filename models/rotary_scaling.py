@@ -57,7 +57,7 @@ class RotaryScaling(Checked):
     high_frequency: float = 4.0
     """llama3: frequencies with more turns than this over `original_length` are unchanged."""
     attention_factor: float | None = None
-    """Factor of sines and cosines. By default it is computed from `factor`."""
+    """Factor of sines and cosines. Defaults to a value that is computed from `factor`."""
     beta_fast: float = 32.0
     """yarn: frequencies with at least this many turns over `original_length` are unchanged."""
     beta_slow: float = 1.0
@@ -75,7 +75,7 @@ class RotaryScaling(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A field of another kind would have no effect, so it must have its default.
+        # A field of another kind of scaling has no effect, so it must have its default.
         for name, kinds in _READ_BY.items():
             if self.kind not in kinds:
                 belongs = f"requires the kind {' or '.join(kinds)}, got {self.kind}"

@@ -147,7 +147,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
             in_specs=(PartitionSpec(None, width), PartitionSpec(), rows),
             out_specs=((PartitionSpec(), PartitionSpec(), PartitionSpec(width)), rows),
             axis_names=set(manual),
-            check_vma=False,  # or the zeros of a scan need a declaration
+            check_vma=False,  # the check would require a declaration of zeros
         )(kernel, bias, positions)
         return (total, kernel_gradient, bias_gradient), own
 
@@ -155,7 +155,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
 
 def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
-    """Returns the gradients of hidden states, kernel `[D, V]` and bias from those of logits."""
+    """Returns the gradients of hidden states, kernel `[D, V]` and bias, from that of logits."""
     gradient = exact.astype(part.hidden.dtype)
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 

@@ -69,5 +69,5 @@ class Vocabulary(Protocol):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes the files for transformers. Returns a line that describes the differences."""
+        """Writes transformers' files; returns a line that describes how the libraries differ."""
         ...

@@ -138,8 +138,8 @@ class LoRA:
         Args:
             rng: The key for A; each map derives its key from its path only.
             params: The parameters of the model.
-            keep_initial: Whether the frozen parameters include copies of fully trained ones, for a
-              reference model.
+            keep_initial: Whether the frozen parameters include copies of fully trained parameters,
+              for a reference model.
         """
         flat = {}
         for m in self.maps:
@@ -186,7 +186,7 @@ class LoRA:
 
         Args:
             trained: The trained parameters, `[L, …]` where layers are stacked.
-            frozen: The frozen ones.
+            frozen: The frozen parameters.
 
         Returns:
             The parameters of the model, in float32.
@@ -315,7 +315,7 @@ def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: s
 
 
 def join_params(first: Params, second: Params) -> Params:
-    """Merges two parameter trees; the second takes precedence."""
+    """Merges two parameter trees; the second tree takes precedence."""
     flat = {**by_path(first), **by_path(second)}
     return nested(flat)
 

@@ -6,7 +6,7 @@ tensors of the model in the Hugging Face format: the adapter of `NAME.weight` is
 embedding is `….lora_embedding_A` `[r, V]` and `….lora_embedding_B` `[D, r]`.
 
 peft changes modules, not tensors: where an embedding and the output share one matrix, an adapter of
-one module does not change the other module. The adapted model then has two matrices.
+one module does not change the other module. A model with such an adapter has two matrices.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Edit:
     linear map `[out, in]` or to an embedding `[V, D]`.
     """
     value: np.ndarray
-    """The tensor, the rows, the bias, or A."""
+    """The new tensor, the new rows, the bias, or the factor A."""
     b: np.ndarray | None = None
     """For a product, B multiplied by the scale; otherwise None."""
     rows: tuple[int, ...] = ()

@@ -1,9 +1,9 @@
 """Writes adapters in the format of the package peft.
 
 If the Hugging Face format joins several linear maps, such as GPT-2's queries, keys and values, our
-adapters of rank r become one equivalent adapter of a multiple of r: the matrices A are stacked, and
-the matrices B are blocks of the new B. If all maps share one A, as after an import from such a
-folder, the rank stays r.
+adapters of rank r become one equivalent adapter, whose rank is a multiple of r: the matrices A are
+stacked, and the matrices B are blocks of the new B. If all maps share one A, as after an import
+from such a folder, the rank stays r.
 """
 
 import collections

@@ -17,10 +17,10 @@ from ...data.common.json_text import JsonObject
 from ..hf.tensors.mapping import WeightsError
 
 MERGE = "merge the adapter with peft (merge_and_unload), and import the model"
-USE_PEFT = "no merged model computes the same: use it with peft"
+USE_PEFT = "no merged model computes the same function: use the adapter with peft"
 CONVERT = (
-    "save it with path_initial_model_for_weight_conversion of peft's save_pretrained, which turns "
-    "it into an ordinary adapter"
+    "save the adapter with path_initial_model_for_weight_conversion of peft's save_pretrained, "
+    "which converts it to an ordinary adapter"
 )
 REMEDIES = {
     "alora_invocation_tokens": USE_PEFT,

@@ -142,7 +142,7 @@ class CausalLM(nn.Module):
           segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not attend to each other.
           cache: keys and values of earlier calls, continued by `input_ids`.
-            Beyond its last slot all logits are NaN.
+            Beyond the last slot of the cache, all logits are NaN.
           rng: one key per sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
@@ -158,12 +158,13 @@ class CausalLM(nn.Module):
         require(
             cache is None or c.causal,
             "a model with causal=False sees later tokens and cannot continue a cache: train "
-            "one with causal=True",
+            "a model with causal=True",
         )
-        # The classifier reads the last real token of a row, which these inputs do not determine.
+        # The classifier reads the last real token of a row. A cache, segments or a mask [B, T, S]
+        # do not determine this token.
         if c.head == "sequence_classification":
             check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
-        # Positions and the mask, from padding, documents and the cache.
+        # Compute positions and the mask from padding, documents and the cache.
         position_ids, mask = prepare_inputs(
             c,
             input_ids,

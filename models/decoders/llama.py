@@ -6,8 +6,8 @@
 - Llama 2: Touvron et al. 2023, "Llama 2: open foundation and fine-tuned chat models", section 2.2.
   In the largest model several query heads share a key/value head.
 - Llama 3: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2. Llama 3 has a
-  vocabulary of 128,256 tokens, and a larger base of the rotary wavelengths. From 3.1 on, rotary
-  frequencies are scaled for longer contexts.
+  vocabulary of 128,256 tokens, and a larger base of the rotary wavelengths. From Llama 3.1 on,
+  rotary frequencies are scaled for longer contexts.
 """
 
 import dataclasses

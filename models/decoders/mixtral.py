@@ -2,7 +2,7 @@
 
 Jiang et al. 2024, "Mixtral of experts", section 2: each token goes through two of eight experts.
 Each expert is the feed-forward layer of a Llama, and the weights of the two experts add up to 1.
-Layers attend to all tokens.
+The layers of Mixtral attend to all tokens.
 """
 
 import dataclasses

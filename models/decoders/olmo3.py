@@ -1,7 +1,8 @@
 """OLMo 3: an OLMo 2 with windows in three of four layers.
 
-OLMo Team 2025, "Olmo 3": layers attend to 4,096 tokens, and every fourth layer to all tokens. For
-longer contexts, YaRN scales the rotary frequencies of the layers that attend to all tokens.
+OLMo Team 2025, "Olmo 3": layers attend to 4,096 tokens, but every fourth layer attends to all
+tokens. For longer contexts, YaRN scales the rotary frequencies of the layers that attend to all
+tokens.
 """
 
 import dataclasses

@@ -31,8 +31,8 @@ class SmolLM3Config(MixedDecoderConfig):
     rope_base: Positive = 5_000_000.0
     """Base of the rotary wavelengths (theta)."""
     layers_without_positions: tuple[int, ...] | None = None
-    """Indices, from 0, of the layers that do not rotate queries and keys. If None, every fourth
-    layer does not.
+    """Indices, from 0, of the layers that do not rotate queries and keys. If None, these are every
+    fourth layer.
     """
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published SmolLM has them."""

@@ -90,7 +90,7 @@ def hide_banned(
     same: Bool[Array, "*rows W P"] = (banned.prefixes == ANY) | (
         banned.prefixes == recent[..., None, :]
     )
-    # `min` and not `set`: a token may end several sequences, and one match suffices.
+    # Use `min` and not `set`: a token may end several sequences, and one match is enough.
     bound = jnp.where(jnp.all(same, axis=-1), -jnp.inf, jnp.inf)  # [*rows, W]
     return logits.at[..., banned.last_tokens].min(bound)
 

@@ -1,4 +1,4 @@
-"""Beam search as one compiled loop, for any generative model. One beam gives greedy search.
+"""Beam search as one compiled loop, for any generative model. With one beam, the search is greedy.
 
 - Length penalty, and early stopping when no beam can win: Wu et al. 2016, "Google's neural machine
   translation system", equation 14; Vaswani et al. 2017, section 6.1.

@@ -1,7 +1,8 @@
 """One step of beam search for all beams of all rows: which beams continue, and which end.
 
 `beam_search` calls these functions in a compiled loop. Each of B rows has K beams with K · V
-continuations, and the best C of them are the candidates. T is the maximum target length.
+continuations, and the best C of these continuations are the candidates. T is the maximum target
+length.
 """
 
 import dataclasses
@@ -190,8 +191,8 @@ def best_candidates(
 ) -> Candidates:
     """Returns the best C of each row's K · V continuations.
 
-    C is (1 + E) · `num_beams` for E end tokens. At most E · `num_beams` candidates end, so that
-    `num_beams` are left to continue.
+    C is (1 + E) · `num_beams` for E end tokens. At most E · `num_beams` candidates end, so at least
+    `num_beams` candidates are left to continue.
 
     Args:
       logits: logits of the next token of each beam.
@@ -237,7 +238,7 @@ def top_tokens(
     The best C tokens are in the C blocks with the highest maxima, so only these blocks are sorted.
     """
     vocabulary = logits.shape[-1]
-    # The chosen blocks would be at least half of the vocabulary: sort it directly.
+    # If the chosen blocks are at least half of the vocabulary, sort the vocabulary directly.
     if vocabulary < 2 * BLOCK * number:
         scores, tokens = jax.lax.top_k(logits, number)
         return scores, tokens

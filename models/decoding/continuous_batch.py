@@ -264,7 +264,7 @@ class ContinuousBatch:
         return texts if full and self._lockstep else full[:1]
 
     def stop(self, number: int) -> None:
-        """Ends a text, or removes a waiting text. The next text takes its row."""
+        """Ends a text, or removes a waiting text. The next text takes the row of an ended text."""
         self._waiting.pop(number, None)
         for row, text in enumerate(self._texts):
             if text is not None and text.number == number:

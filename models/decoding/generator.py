@@ -163,8 +163,8 @@ class Generator:
         self._check_prompts(prompts, request)
         require(
             len(prompts) == len(keys) == len(limits),
-            f"{len(prompts)} prompts have {len(keys)} keys and {len(limits)} limits: give one of "
-            "each for every prompt",
+            f"{len(prompts)} prompts have {len(keys)} keys and {len(limits)} limits: give one "
+            "key and one limit for every prompt",
         )
         for name, number in (("num_rows", num_rows), ("the least of limits", min(limits))):
             check_value(name, number, PositiveInt)

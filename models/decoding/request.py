@@ -1,7 +1,8 @@
-"""A generation request: how tokens are chosen, how many, and where they end.
+"""A generation request: how tokens are chosen, and where texts end.
 
-`models.generate`, the settings of a folder, the command line and `Generator` all use it. Except for
-two fields, names and meanings are the same as in transformers' `GenerationConfig`.
+`models.generate`, the settings of a folder, the command line and `Generator` all use the class
+`GenerationRequest`. Except for two fields, names and meanings are the same as in transformers'
+`GenerationConfig`.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from ...data.common.fields import (
 from ..tokenizer import Vocabulary
 
 NewTokens = Annotated[int, Range(least=1, most=2**24)]
-"""Beyond the context of any model, generation would practically never end."""
+"""A number of new tokens. A number beyond this maximum would exceed the context of any model."""
 NumBeams = Annotated[int, Range(least=1, most=2**12)]
 LengthPenalty = Annotated[float, Range(least=-10, most=10)]
 """Larger powers of a length overflow float32."""
@@ -49,7 +50,7 @@ class Sampling(Checked):
     top_p: TopP | None = None
     """Samples among the best tokens that together have probability p (Holtzman et al. 2020)."""
     min_p: Fraction | None = None
-    """Samples among the tokens that are at least p times as probable as the best one."""
+    """Samples among the tokens that are at least p times as probable as the best token."""
     repetition_penalty: Positive = 1.0
     """Divides the logits of tokens already seen, or multiplies them if negative (Keskar et al.
     2019, section 4.1)."""
@@ -125,7 +126,7 @@ class GenerationRequest(Sampling):
         return self.do_sample and self.temperature >= SMALLEST_TEMPERATURE
 
     def check_tokens(self, vocab_size: int, *names: str) -> None:
-        """Checks the tokens of the named fields. `bad_words_ids` are checked at their use.
+        """Checks the tokens of the named fields. `bad_words_ids` are checked where they are used.
 
         Raises:
             UserError: A token is not in the vocabulary.

@@ -76,7 +76,7 @@ def sample_answers(
     ends = jnp.asarray(end_ids, jnp.int32)
 
     def step(state: _Progress, ids: Int[Array, "R T"]) -> _Progress:
-        """Reads tokens, and adds the next one to the answers that have not ended."""
+        """Reads tokens, and adds the next token to the answers that have not ended."""
         logits, context = state.context.read(model, params, ids, apply_fn=apply_fn)
         tokens, log_probs, past = choose(logits[:, 0], state.past, sampling=sampling)
         assert log_probs is not None

@@ -67,13 +67,13 @@ class SharedCache:
     def lengthened(self, model: Model, length: int) -> "SharedCache":
         """Returns the same tokens in a cache with more slots."""
         cache = grow_cache(self.cache, model.config, model.execution, length)
-        # New slots are visible: a later token is written there before it is read.
+        # New slots are visible: a token is written to each slot before the slot is read.
         more = ((0, 0), (0, length - self.cache.length))
         mask = jnp.pad(self.mask, more, constant_values=1)
         return dataclasses.replace(self, cache=cache, mask=mask)
 
     def only_live(self, live: Bool[AnyArray, " R"]) -> "SharedCache":
-        """Returns the cache itself: idle rows advance with the others."""
+        """Returns the cache itself: idle rows advance with the other rows."""
         del live
         return self
 

@@ -41,7 +41,7 @@ def require_tokens(tokens: Int[AnyArray, "..."] | list[int]) -> np.ndarray:
 class SamplingParams:
     """`Sampling` as traced arrays, so that changing a value does not recompile.
 
-    The settings of rows may differ (`row_sampling`): the arrays then have the shape [R, 1].
+    If the settings of rows differ (`row_sampling`), the arrays have the shape [R, 1].
     """
 
     temperature: Float[Array, "*rows"]

@@ -58,7 +58,7 @@ class Draft:
         require(
             self.num_tokens + 2 <= longest,
             f"a draft model that reads {longest} tokens cannot propose {self.num_tokens} at a "
-            f"time: propose at most {longest - 2}, or give another",
+            f"time: propose at most {longest - 2}, or give another draft model",
         )
 
     @staticmethod
@@ -185,7 +185,7 @@ def speculate(
     )
     ids = jnp.concatenate([tokens[:, None], proposed.tokens], axis=1)  # [R, K + 1]
     logits, context = context.read(model, params, ids, num_tokens + 1)
-    # Penalties and bans at index i depend on the proposed tokens before it.
+    # Penalties and bans at index i depend on the proposed tokens before index i.
     scores = jnp.stack(
         [
             processed_logits(logits[:, i], state.past.after(proposed.tokens, i), sampling=sampling)
@@ -228,7 +228,7 @@ def propose(
     sampling: SamplingParams,
     num_tokens: int,
 ) -> tuple[Proposed, RowCaches]:
-    """Chooses K tokens with the draft model; returns them and its caches without the last token.
+    """Chooses K tokens with the draft model; returns the tokens, and caches without the last token.
 
     The token before the newest is always read, even if the draft model has already read it. The
     draft model never reads the last token that it proposes, so if all tokens of the previous round

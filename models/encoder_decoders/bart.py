@@ -51,11 +51,12 @@ class BartConfig(EncoderDecoderConfig):
     """Non-linearity of the feed-forward layers."""
     init_std: Positive | None = 0.02
     """Standard deviation of initial kernels and embeddings. If None, each kernel is initialized
-    uniformly (Glorot and Bengio 2010, equation 16), and embeddings with 1 / √D."""
+    uniformly (Glorot and Bengio 2010, equation 16), and embeddings have the standard deviation 1 /
+    √D."""
     attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the projections of attention have biases."""
     positions: PositionKind = "learned"
-    """The kind of positions; a BART supports only learned ones."""
+    """The kind of positions; a BART supports only learned positions."""
     scale_embedding: bool = False
     """Whether embeddings are multiplied by √D before positions are added (mBART)."""
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -72,7 +73,7 @@ class BartConfig(EncoderDecoderConfig):
     start_id: Count = 2
     """The token that the decoder reads first if its target is the source."""
     end_id: Count = 2
-    """The token that ends a source; sequence classification reads the last one."""
+    """The token that ends a source; sequence classification reads the last end token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,7 +56,8 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     """A model that predicts the next token of a target, given a source.
 
     A family's module declares its tables and the two halves in `setup`, and defines `embed_source`,
-    `embed_target` and `project`; for other heads also `default_target` and `apply_head`.
+    `embed_target` and `project`. A family with other heads also defines `default_target` and
+    `apply_head`.
 
     Attributes:
       config: sizes and options of the model.
@@ -69,7 +70,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     skip_padding: ClassVar[bool] = True
     """Whether default positions count only real tokens. If False, positions also count padding."""
 
-    if TYPE_CHECKING:  # `setup` makes these; Flax would treat a declaration as an argument
+    if TYPE_CHECKING:  # `setup` sets both; Flax would treat a declaration as an argument
         encoder: Stack[Config] = dataclasses.field(init=False)
         decoder: Stack[Config] = dataclasses.field(init=False)
 
@@ -104,7 +105,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             first. Required unless the head derives the targets from the sources.
           decoder_attention_mask: 1 for the tokens of the target that later tokens
             may attend to; with a cache, for each of its slots. A mask `[B, T,
-            slots]` states for each token all that it may attend to, including itself.
+            slots]` states for each token all tokens that it may attend to, including itself.
           segment_ids: number of the sentence that each token of a packed sequence
             belongs to, 0 for padding.
           decoder_segment_ids: number of the sentence of each target token; a target attends only to
@@ -114,7 +115,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           decoder_position_ids: position of each token of the targets.
           encoder_outputs: output of the encoder in an earlier call.
           cache: keys and values of earlier calls, continued by
-            `decoder_input_ids`. Beyond its last slot all logits are NaN.
+            `decoder_input_ids`. Beyond the last slot of the cache, all logits are NaN.
           rng: one key per sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head of the encoder, `[N]`, or
@@ -154,7 +155,8 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             segment_ids,
             decoder_segment_ids,
         )
-        # A mask [B, T, slots] states all that each token sees, so no causal mask is added to it.
+        # A mask [B, T, slots] states all tokens that each token attends to, so no causal mask is
+        # added.
         per_query = decoder_attention_mask is not None and decoder_attention_mask.ndim == 3
         positions, mask = prepare_inputs(
             self.config,
@@ -243,7 +245,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:
-        """Pairs the decoder's output with the vocabulary matrix, not yet multiplied."""
+        """Returns the decoder's output and the vocabulary matrix, without their product."""
         raise NotImplementedError
 
     def default_target(self, ids: Int[AnyArray, "B S"] | None) -> Int[Array, "B S"]:
@@ -281,7 +283,7 @@ def _source_length(
     if mask is not None and mask.shape[1] != length:
         raise UserError(
             f"attention_mask has {mask.shape[1]} columns for {length} encoded tokens: give one "
-            "for each"
+            "column for each token"
         )
     return length
 

@@ -60,7 +60,7 @@ class T5Config(TransformerConfig):
     norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     scale_scores: bool = False
-    """Whether attention scores are divided by √H; T5's are not."""
+    """Whether attention scores are divided by √H; False in every published T5."""
     dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights, the hidden layer of feed-forward blocks, the
     output of each sublayer, and the output of each half."""
@@ -230,7 +230,7 @@ class T5(Seq2SeqLM[T5Config]):
         return self.token_embedding(ids)
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:
-        """Pairs the decoder's output with the vocabulary matrix, not yet multiplied."""
+        """Returns the decoder's output and the vocabulary matrix, without their product."""
         c = self.config
         table = self.token_embedding if c.tie_output else self.output_embedding
         x = x * c.d_model**-0.5 if c.scale_output else x

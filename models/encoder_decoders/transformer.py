@@ -11,10 +11,10 @@ leaves open follow the authors' code as released in 2017 (tensor2tensor's
   standard deviation 1 / √D, so that embeddings have unit variance after the factor √D,
   and the tied output's first logits have unit variance.
 
-Where that code and the paper differ, this module follows the paper: the code also has
-biases in the projections of attention, puts all sines before the cosines, and adds a
-vector for the kind of target to every token of the source. The authors' layer normalization adds
-1e-6; this module defaults to 1e-5 as in Marian, so that trained models can be exported.
+Where the authors' code and the paper differ, this module follows the paper: the code also has
+biases in the projections of attention, puts all sines before the cosines, and adds a vector for the
+kind of target to every token of the source. The authors' layer normalization adds 1e-6; this module
+defaults to 1e-5 as in Marian, so that trained models can be exported.
 
 Options beyond the paper come from Marian's models (Junczys-Dowmunt et al. 2018,
 "Marian: fast neural machine translation in C++") and Pegasus (Zhang et al. 2020), which
@@ -321,7 +321,8 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         def table(size: int) -> Embedding:
             return Embedding(size, c.d_model, c.embedding_init_std, e)
 
-        # A table for the target; the source and the output share it or have a separate one.
+        # The target has a table; the source and the output share this table or have separate
+        # tables.
         self.token_embedding = table(c.vocab_size)
         if not c.share_embeddings:
             self.source_embedding = table(c.source_vocab_size or c.vocab_size)
@@ -347,7 +348,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         return x * self.config.d_model**0.5 if self.config.scale_embedding else x
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:
-        """Pairs the decoder's output with the vocabulary matrix, not yet multiplied."""
+        """Returns the decoder's output and the vocabulary matrix, without their product."""
         c = self.config
         table = self.token_embedding if c.tie_output else self.output_embedding
         bias = self.output_bias if c.output_bias else None

@@ -3,8 +3,9 @@
 Lan et al. 2020, "ALBERT: a lite BERT for self-supervised learning of language representations",
 section 3 and table 1. A linear map projects the embeddings to the width of the layers. Layers form
 groups of consecutive layers, and all layers of a group share the parameters of a few inner layers;
-the published models have one group of one inner layer. The sizes are of version 2, without dropout
-in the layers. The second objective of ALBERT is to predict the order of two segments.
+the published models have one group of one inner layer. The presets have the sizes of version 2,
+without dropout in the layers. The second objective of ALBERT is to predict the order of two
+segments.
 """
 
 import dataclasses

@@ -275,12 +275,12 @@ class Encoder(nn.Module):
             to 0.
           position_ids: position of each token, from 0 (`position_offset` is added).
             Defaults to the index of the token in the sequence; in a packed sequence, to its index
-            in the document. Head "causal_lm" and RoBERTa count only real tokens.
+            in the document. By default, head "causal_lm" and RoBERTa count only real tokens.
           segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not attend to each other.
           masked_positions: the positions whose logits are computed. Defaults to all.
           cache: with head "causal_lm", keys and values of earlier calls, continued
-            by `input_ids`. Beyond its last slot all logits are NaN.
+            by `input_ids`. Beyond the last slot of the cache, all logits are NaN.
           rng: one key per sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
@@ -343,7 +343,7 @@ class Encoder(nn.Module):
         )
         context = self.complete(context, x)
         order = c.layer_order
-        if self.is_initializing():  # each stored layer once
+        if self.is_initializing():  # declare each stored layer once
             order = range(max(order, default=-1) + 1)
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context, order=order)
         x = self.finish(x)
@@ -410,7 +410,7 @@ class Encoder(nn.Module):
             low, high = int(types.min()), int(types.max())
             require(
                 0 <= low <= high < number,
-                f"token_type_ids contain {low} to {high}: the model knows 0 to {number - 1}",
+                f"token_type_ids contain {low} to {high}: the model has 0 to {number - 1}",
             )
 
     def _embed(

@@ -130,7 +130,7 @@ class ModernBertLayer(Layer[ModernBertConfig]):
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, own)
         x = x + dropout(y, c.attention_dropout_rate, own.rng, "attention")
 
-        # Gated feed-forward, whose only dropout is inside.
+        # The gated feed-forward layer has dropout only inside the layer.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
         x = x + GatedFeedForward(c, e, c.output_init_std, name="feed_forward")(y, own.rng)
         return x, LayerOutputs(cache, weights)

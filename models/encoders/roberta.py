@@ -40,7 +40,7 @@ class RobertaConfig(BertConfig):
         require(
             not self.position_offset or self.positions == "learned",
             f"position_offset {self.position_offset} skips rows of a learned table, but "
-            f"positions are {self.positions!r}: set it to 0",
+            f"positions are {self.positions!r}: set position_offset to 0",
         )
 
 

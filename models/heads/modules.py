@@ -35,7 +35,7 @@ class HeadInputs:
 
     body: EncoderOutput
     table: Float[Array, "V W"]
-    """The token embeddings. The vocabulary projection shares them if `config.tie_output`."""
+    """The token embeddings, which are also the vocabulary matrix if `config.tie_output`."""
     masked_positions: Int[AnyArray, "B M"] | None
     rng: RowKeys | None
     num_choices: int = struct.field(pytree_node=False, default=1)
@@ -62,7 +62,7 @@ class _Head(nn.Module):
         return scores.astype(jnp.float32)
 
     def _transform(self, x: Float[Array, "... D"], width: int) -> Float[Array, "... {width}"]:
-        """Applies a linear map to a width, an activation, and a norm."""
+        """Applies a linear map to the given width, an activation, and a norm."""
         c, e = self.config, self.execution
         std, bias = c.transform_init_std, c.transform_bias
         x = Linear((width,), std, use_bias=bias, execution=e, name="transform")(x)
@@ -167,8 +167,8 @@ class LastTokenClassificationHead(_Head):
 
         Args:
           body: The output of the layers.
-          attention_mask: 1 for real tokens. If None, all are real. For a sequence without real
-            tokens, the first position is used.
+          attention_mask: 1 for real tokens. If None, all tokens are real. For a sequence without
+            real tokens, the first position is used.
         """
         x = body.last_hidden_state
         last = jnp.full(x.shape[:1], x.shape[1] - 1)
@@ -209,7 +209,7 @@ class QuestionAnsweringHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> QuestionAnsweringOutput:
-        """Scores `[B, T]` for each end."""
+        """Scores `[B, T]` of the beginning and of the end."""
         x = self._read(inputs.body.last_hidden_state, inputs.rng)
         logits = self._scores("span", 2, x)
         return QuestionAnsweringOutput(inputs.body, logits[..., 0], logits[..., 1])

@@ -37,8 +37,9 @@ class HeadSpec:
     output_names: tuple[str, ...] = ("logits",)
     """The arrays of the output, without the body's output."""
     module: type[nn.Module] | None = None
-    """The module on top of an encoder. If None, the output is the body's, or the family projects
-    it."""
+    """The module on top of an encoder. If None, the output is the output of the body, or the family
+    projects this output.
+    """
     needs_pooler: bool = False
     """Whether the head reads the pooled first token."""
     needs_labels: bool = False
@@ -50,13 +51,15 @@ class HeadSpec:
     generates: bool = False
     """Whether the head predicts next tokens, so that the model can generate text."""
     reads_decoder: bool = False
-    """Whether an encoder-decoder with several heads (BART) supports it."""
+    """Whether an encoder-decoder with several heads (BART) supports the head."""
     has_dropout: bool = True
     """Whether dropout before the head defaults to the rate of the body; else it defaults to 0."""
     own_params: tuple[str, ...] = ()
     """Maps below `head/` that can be reused only by the same head with the same labels."""
     hf_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Maps below `head/`, without the vocabulary's, to their names in Hugging Face's BERT."""
+    """Maps below `head/`, without the map to the vocabulary, to their names in Hugging Face's
+    BERT.
+    """
     hf_class_suffix: str
     """The suffix of transformers' classes with this head, such as `ForMaskedLM`."""
     hub_task: str

@@ -1,4 +1,4 @@
-"""Converts Hugging Face configurations to flaxzoo's and back, driven by a table of fields.
+"""Converts Hugging Face configurations to flaxzoo configurations and back, by a table of fields.
 
 Every field of a `config.json` is converted, known to have no effect, or rejected by name. A dotted
 name such as `rope_parameters.rope_theta` denotes a field in a nested object.
@@ -44,7 +44,9 @@ class Field:
     values: Mapping[str, str] | None = None
     """Supported values in Hugging Face and their values in flaxzoo. If None, values are copied."""
     kind: Any = None
-    """The type of a non-null value. If None, the default's type, or any type if that is null."""
+    """The type of a non-null value. If None, the type of the default, or any type if the default is
+    null.
+    """
     omit_default: bool = False
     """Whether the default is left out on export: for fields that only some models have."""
 
@@ -140,7 +142,7 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
             f"{', '.join(_with_nearest(name, known) for name in unknown)}; remove them if "
             f"the model does not depend on them"
         )
-    # Convert the known fields, with transformers' defaults for missing ones.
+    # Convert the known fields, with transformers' defaults for missing fields.
     settings: Settings = {}
     for field in mapping.fields:
         if isinstance(field, FixedField):
@@ -292,7 +294,7 @@ ONLY_HERE: Mapping[str, tuple[object, ...]] = {
     "num_shared_experts": (0,),
     "expert_capacity": (None,),
 }
-"""Settings that no Hugging Face family can vary, and the values that all of them have."""
+"""Settings that no Hugging Face family can vary, and the values that all families have."""
 
 
 def check_exportable(

@@ -1,6 +1,6 @@
 """Rewrites a model with other parameters that compute the same function.
 
-transformers lacks some variants of flaxzoo but has equivalent ones:
+transformers lacks some variants of flaxzoo, but has equivalent variants:
 
 - A bias of zeros is equivalent to no bias.
 - Computed positions can be stored as a learned table.
@@ -84,7 +84,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
 
 
 def with_zeros(config: TransformerConfig, params: Params) -> Params:
-    """Returns all parameters of a model, with zeros for missing ones, and any adapters."""
+    """Returns all parameters of a model, with zeros for missing parameters, and any adapters."""
     flat: Params = flatten_dict(params, sep="/")
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
     arrays = {

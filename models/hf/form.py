@@ -49,7 +49,8 @@ class Form(Generic[Config]):
     fields: ConfigMapping
     allowed: Mapping[str, tuple[object, ...]] = dataclasses.field(default_factory=dict)
     """Allowed values of settings that the family cannot vary. An empty tuple marks a setting that
-    the family can vary although the others of its kind cannot."""
+    the family can vary although other families of its kind cannot.
+    """
     own_settings: Callable[[JsonObject, Settings, str], None] | None = None
     """Reads fields that do not fit a table row: removes them from the fields and completes the
     settings. Arguments: fields, settings, path for messages."""

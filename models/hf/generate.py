@@ -36,7 +36,7 @@ EXTRA_OUTPUTS = (
     "return_dict_in_generate",
 )
 UNSEEN = 0
-"""The token that pads rows if none is given; the model does not see it."""
+"""The token that pads rows if no padding token is given; the model does not read padding."""
 
 
 def generate(
@@ -68,8 +68,8 @@ def generate(
           padding then.
       seed: the seed for sampling.
       assistant_model: a pair (model, params): a smaller causal model with the same vocabulary, for
-        speculative decoding without beams (`Draft`). Greedy tokens stay the same, and sampled
-        tokens keep their distribution.
+        speculative decoding without beams (`Draft`). With an assistant, greedy tokens stay the
+        same, and sampled tokens keep their distribution.
       num_assistant_tokens: the number of tokens that the assistant proposes at a time; constant.
         Defaults to 4.
       **requested: `max_new_tokens` (default 20) or `max_length` (including the prompt);
@@ -86,7 +86,7 @@ def generate(
       new tokens, including the end token; and padding to the longest row with `pad_token_id` or
       the end token. At the context limit (`max_length` of the configuration), a search stops;
       sampling drops the oldest tokens and continues. RoBERTa's positions are numbered from 0, as in
-      transformers' `generate`, unlike in its forward pass and `Generator`.
+      transformers' `generate`, unlike in the forward pass and in `Generator`.
 
     Raises:
       UserError: an argument is not supported or out of range, an id is not in the vocabulary, a
@@ -171,7 +171,7 @@ def counting_from_zero(model: Model) -> Model:
 
 
 def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
-    """Returns the arguments as JSON values, without those that are None."""
+    """Returns the arguments as JSON values, without arguments that are None."""
     for name in requested.keys() - ARGUMENTS - FIELDS.ignored:
         raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, sorted(EFFECTIVE))}")
     for name in EXTRA_OUTPUTS:
@@ -195,7 +195,7 @@ def _rows(input_ids: object) -> list[list[Any]]:
     if not isinstance(given, list) or not given or not all(isinstance(x, list) for x in given):
         raise UserError(f"input_ids must be rows of token ids, int[B, T], got {given!r}")
     if [] in given:
-        raise UserError(f"row {given.index([])} of input_ids has no token: give at least one")
+        raise UserError(f"row {given.index([])} of input_ids has no token: give at least one token")
     return given
 
 

@@ -285,7 +285,7 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
 def _leave_out(fields: JsonObject, vocab_size: JsonValue) -> None:
     """Removes end and padding tokens beyond the vocabulary, which some published folders have.
 
-    The model never generates or reads them.
+    The model never generates or reads such tokens.
     """
     for name in ("eos_token_id", "pad_token_id"):
         value = fields.get(name)

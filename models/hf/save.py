@@ -185,7 +185,7 @@ def write_model(
             "config.json cannot state that questions may have no answer: this setting is not saved"
         )
     if head.name == "none" and isinstance(config, BertConfig) and not config.body_pooler:
-        notes.append("without a pooler: load it with add_pooling_layer=False")
+        notes.append("the model has no pooler: load it with add_pooling_layer=False")
     if translates and tokenizer is not None and settings.generation is None:
         notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)

@@ -54,7 +54,9 @@ def write_weights(
     Raises:
       WeightsError: The model has no counterpart in transformers.
     """
-    from safetensors.numpy import save_file  # imported late, so that `bench` runs without it
+    from safetensors.numpy import (
+        save_file,
+    )  # imported late, so that `bench` runs without safetensors
 
     mapping = mapping_of(config)
     config, params = mapping.to_hf_equivalent(config, params)
@@ -139,7 +141,7 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
     """Returns the fields of `generation_config.json` for a beam search, without token ids.
 
     Args:
-      request: The search of a run trained here; its banned sequences are all single tokens.
+      request: The search of a run trained with flaxzoo; its banned sequences are all single tokens.
       max_length: The longest target of the model, in tokens.
     """
     return {

@@ -139,8 +139,9 @@ class EmbeddingSettings:
     pool_prompt: bool = True
     """Whether the tokens of the prompt are pooled."""
     similarity: str | None = None
-    """How sentence-transformers compares vectors: cosine, dot, euclidean or manhattan. If None, by
-    their cosine."""
+    """How sentence-transformers compares vectors: cosine, dot, euclidean or manhattan. If None,
+    vectors are compared by their cosine.
+    """
 
     @property
     def texts(self) -> "EmbeddingSettings":

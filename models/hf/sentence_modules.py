@@ -45,7 +45,7 @@ def transformer_fields(task: str, output: str, result: str) -> ConfigMapping:
     Args:
       task: The task of the transformer in version 6 of the package.
       output: The field of the model's output that the module returns.
-      result: The name under which further modules find it.
+      result: The name under which further modules find the output.
     """
     return ConfigMapping(
         (

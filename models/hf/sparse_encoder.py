@@ -87,7 +87,7 @@ def read_vector_settings(folder: Path) -> VectorSettings | None:
 def write_vector_settings(
     folder: Path, settings: VectorSettings, *, d_model: int, max_length: int
 ) -> None:
-    """Writes the additional files that sentence-transformers reads; see the other functions."""
+    """Writes the additional files of dense or sparse vectors that sentence-transformers reads."""
     if isinstance(settings, SparseSettings):
         write_sparse_settings(folder, settings, max_length=max_length)
     else:

@@ -44,7 +44,7 @@ class LectureAttention(MultiHeadAttention):
             "key": self.project("key", c.kv_heads, c.key_dim, placed),
             "value": self.project("value", c.kv_heads, c.value_dim, x),
         }
-        # Convolve each projection over earlier tokens, also in the cache.
+        # Convolve each projection over earlier tokens, including cached tokens.
         recent = None
         if c.head_convolution is not None:
             cached = cache is not None

@@ -25,7 +25,7 @@ class EarlierTokens:
     """The tokens that a convolution may read, the same for all layers."""
 
     real: Bool[Array, "B T"] | None
-    """Whether each token may be read by later tokens, or None if all may."""
+    """Whether later tokens may read each token, or None if they may read all tokens."""
     readable: Bool[Array, "#B T w"] | None
     """Whether a token may read the token 1, 2, … w before it, or None if it may read all real
     tokens.
@@ -104,7 +104,7 @@ class HeadConvolution(nn.Module):
         def first(_: Array, shape: tuple[int, ...]) -> Array:
             return jnp.zeros(shape, e.param_dtype).at[0].set(1)
 
-        # Initially the identity: 1 for the token itself, 0 for earlier ones.
+        # Initially the identity: 1 for the token itself, 0 for earlier tokens.
         taps = self.param("taps", first, (self.width, *x.shape[2:])).astype(x.dtype)
         y = taps[0] * x
         if before == 0:

@@ -1,4 +1,4 @@
-"""The layer of the lecture variants: a mixin that a family's layers derive first."""
+"""The layer of the lecture variants: a mixin, the first base class of a family's layers."""
 
 from typing import ClassVar, cast
 

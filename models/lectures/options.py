@@ -77,7 +77,7 @@ class LectureOptions(_Base):
         require(
             self.head_convolution is None,
             f"head_convolution {self.head_convolution} follows projections, and attention "
-            '"simple" has none: leave it out',
+            '"simple" has none: leave head_convolution out',
         )
         # The input itself is query, key and value. All parts of the input have the same size.
         part = self.d_model // self.num_heads

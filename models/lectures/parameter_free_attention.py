@@ -6,9 +6,9 @@
   analysis". Each estimate is the average of all known values, weighted by a kernel of the distance
   between each value's key and the query.
 
-Both functions are soft look-ups: they compute scores of all pairs, a softmax over the keys, and a
-weighted average of the values. Learned attention (`models.nn.attention`) adds a linear map for each
-of queries, keys and values.
+Simple self-attention and kernel regression are soft look-ups: they compute scores of all pairs, a
+softmax over the keys, and a weighted average of the values. Learned attention
+(`models.nn.attention`) adds a linear map for each of queries, keys and values.
 """
 
 from collections.abc import Callable
@@ -82,8 +82,8 @@ def similarity_attention(
       keys: K vectors of size D.
       values: a vector of size V for each key.
       score: the similarity. dot: q · k. scaled: q · k / √D. gaussian: `-|q - k|² / 2`, which
-        is kernel regression of bandwidth 1. Or a function of queries and keys that returns scores
-        `[..., Q, K]`.
+        is kernel regression of bandwidth 1. `score` can also be a function of queries and keys that
+        returns scores `[..., Q, K]`.
       mask: True where query (row) may attend to key (column). A row without any True attends to
         all keys equally.
 

@@ -19,8 +19,8 @@ def apply_to_vectors(
 ) -> Any:
     """Applies a model to vectors in place of the embeddings of tokens.
 
-    The model adds its positions. For a graph, give a mask `[B, T, T]` that is True where node
-    (row) may attend to node (column), and a model with positions "none".
+    The model adds positions to the vectors. For a graph, give a mask `[B, T, T]` that is True where
+    node (row) may attend to node (column), and a model with positions "none".
 
     Example::
 

@@ -108,7 +108,7 @@ def _scaled(query: Float[Array, "B T N H"], scale: Scale) -> Float[Array, "B T N
 class AttentionContext:
     """The inputs of attention in addition to the residual stream.
 
-    `LayerContext.self_attention` and `LayerContext.cross_attention` build it.
+    `LayerContext.self_attention` and `LayerContext.cross_attention` build this record.
     """
 
     mask: AttentionMask
@@ -174,7 +174,7 @@ class MultiHeadAttention(nn.Module):
         if isinstance(context.source, LayerCache):
             keys = Keys(context.source.key, context.source.value)
             return self._attend_by_xla(query, keys, None, context)
-        # Self-attention projects its input, and cross-attention the encoder's output.
+        # Self-attention projects its input, and cross-attention projects the encoder's output.
         source = x if context.source is None else context.source
         key = self.project("key", c.kv_heads, c.key_dim, source)
         key = self.rotate("key_norm", key, positions)
@@ -207,7 +207,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S K V"],
         context: AttentionContext,
     ) -> Attended:
-        """Attends to the tokens of this call and to cached ones, by a kernel or by XLA."""
+        """Attends to the tokens of this call and to cached tokens, by a kernel or by XLA."""
         # If the mask is not materialized, a kernel reads its description (lengths and segments).
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)

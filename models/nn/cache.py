@@ -1,7 +1,7 @@
 """Keys and values of earlier calls, kept so that decoding projects each token once.
 
 A layer with an attention window keeps only the tokens of the window, in a ring of R slots. Slot j
-holds the newest token whose index, counted from the first slot of the cache, is j modulo R.
+contains the newest token whose index, counted from the first slot of the cache, is j modulo R.
 """
 
 import dataclasses
@@ -216,11 +216,11 @@ def write_tokens(
 ) -> tuple[LayerCache, Keys]:
     """Writes T tokens into a layer's cache; returns the cache and the keys that they attend to.
 
-    The first token gets slot `index` of the whole cache. A ring with R ≥ W + T - 1 still holds
+    The first token gets slot `index` of the whole cache. A ring with R ≥ W + T - 1 still contains
     every key that the T tokens attend to after the write. With a smaller ring, the T tokens attend
     to the ring before the write, and to themselves.
     """
-    # T new tokens, and R slots; without a window, slot i holds token i.
+    # T new tokens, and R slots; without a window, slot i contains token i.
     length, slots = key.shape[-1], cache.num_slots
     if cache.window is None:
         key, value = _write_slots((cache.key, key), (cache.value, value), jnp.asarray(index))
@@ -245,7 +245,7 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
       end: the number of tokens so far.
       num_slots: R.
     """
-    # Slot r holds the newest token t with t % R = r.
+    # Slot r contains the newest token t with t % R = r.
     last = jnp.asarray(end) - 1
     return last - (last - jnp.arange(num_slots)) % num_slots
 

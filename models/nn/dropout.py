@@ -7,9 +7,10 @@ depend on the batch, the micro-batches or the devices, so every layout trains th
 device draws the mask of its shard of a sequence without communication. An attention kernel can draw
 the mask of any block, in any order, more than once.
 
-One block of Threefry-2x32 has 64 bits, which decide about four columns. These columns are 8 apart,
-because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of each 32 columns share
-the block with the counter (row, g), where g = 8 · (number of groups of 32 before) + r.
+One block of Threefry-2x32 has 64 bits, which decide about four columns. The four columns of a block
+are 8 apart, because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of each 32
+columns share the block with the counter (row, g), where g = 8 · (number of groups of 32 before) +
+r.
 """
 
 import functools
@@ -142,7 +143,7 @@ def kept_elements(
     *,
     places: Places | None = None,
 ) -> Bool[Array, "B *lead {num_rows} {num_columns}"]:
-    """Returns whether each element is kept, for all rows and columns or for some.
+    """Returns whether each element is kept, for all or for given rows and columns.
 
     Args:
       keys: two words for each matrix of R rows and C columns.

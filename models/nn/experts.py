@@ -177,9 +177,10 @@ class Experts(nn.Module):
 
         Args:
           x: input of the sublayer.
-          real: 1 for tokens that count in the statistics and use an expert's capacity. If None,
+          real: 1 for tokens that are part of the statistics and use an expert's capacity. If None,
             all do.
-          rng: keys of jitter and of dropout in the shared layers. If None, neither is applied.
+          rng: keys of jitter and of dropout in the shared layers. If None, neither jitter nor
+            dropout is applied.
         """
         c, e = self.config, self.execution
         number, width = c.num_experts, c.expert_dim
@@ -293,7 +294,7 @@ class ExpertMixture(nn.Module):
         rank = jnp.cumsum(by_choice, axis=1) - by_choice  # the index within the expert
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
-        # Look up the capacity of each sequence. Choices beyond it are dropped.
+        # Look up the capacity of each sequence. Choices beyond the capacity are dropped.
         of_sequence = jnp.asarray(taken)[jnp.sum(real, axis=1)]  # [B]
         kept = (rank < of_sequence[:, None, None]) & real[..., None]
         slot = jnp.where(kept, choice.experts * capacity + rank, number * capacity)

@@ -71,7 +71,7 @@ def affine(
     bias: Float[Array, " O"] | None = None,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "*rest O"]:
-    """Returns x · matrixᵀ + bias, accumulated in `dtype` (by default that of x).
+    """Returns x · matrixᵀ + bias, accumulated in `dtype` (by default the dtype of x).
 
     On CPU, XLA copies the right operand of every matrix product to another layout. If x has few
     rows, the matrix is therefore the left operand. With this order, GPT-2 takes 0.82 of the time

@@ -154,7 +154,8 @@ def select_mask(
     """Returns the windowed or the full mask of a layer, whose index may be traced."""
     if isinstance(use_window, bool):
         return windowed if use_window else full
-    # The choice is traced. A kernel selects its mask itself; for XLA, select the array here.
+    # The choice of the mask is traced. A kernel selects its mask itself; for XLA, select the array
+    # here.
     if windowed.values is None:
         return dataclasses.replace(windowed, use_window=use_window)
     values = jnp.where(use_window, windowed.values, full.materialize())

@@ -30,10 +30,10 @@ def pool(
     Args:
         last_hidden_state: The hidden states.
         mask: 1 for the tokens to pool. Padding is on the right.
-        modes: cls: the first of these tokens. max: the largest value in each dimension. mean: the
-            average. mean_sqrt_len_tokens: the sum divided by √(number of tokens).
-            weightedmean: the average with weights 1, 2, 3 …, the position of each token.
-            lasttoken: the last of these tokens. The vectors of several modes are concatenated.
+        modes: cls: the first token to pool. max: the largest value in each dimension. mean: the
+            average. mean_sqrt_len_tokens: the sum divided by √(number of tokens). weightedmean: the
+            average with weights 1, 2, 3 …, the position of each token. lasttoken: the last token to
+            pool. The vectors of several modes are concatenated.
 
     Returns:
         The vectors, 0 for a sequence without tokens.

@@ -153,7 +153,7 @@ def make_positions(
       position_ids: the position of each token.
       length: number of tokens, T.
       cache: keys and values of earlier calls. All slots of the cache are keys.
-      causal: whether tokens cannot attend to later ones.
+      causal: whether tokens cannot attend to later tokens.
       init_std: standard deviation of the initial vectors or biases.
     """
     kind = config.positions
@@ -171,7 +171,7 @@ def make_positions(
         rows = config.max_length + config.position_offset
         table = Embedding(rows, config.position_dim, init_std, execution, name="position_embedding")
         if config.position_offset:
-            # A negative position must not read a row before that of position 0.
+            # A negative position must not read a row before the row of position 0.
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
         return Positions(table(position_ids))
     if kind == "sinusoidal":

@@ -69,7 +69,7 @@ def logarithmic_buckets(
 
     Distances d up to m = `num_buckets` / 2 have one bucket each. A larger distance has the bucket m
     + ⌈log(d / m) / log((M - 1) / m) · (m - 1)⌉. All distances of at least M share a bucket. If M ≤
-    m + 1, all distances of at least m share it.
+    m + 1, all distances of at least m share a bucket.
 
     Args:
       distance: distances of either sign.

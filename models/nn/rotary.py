@@ -60,7 +60,7 @@ def rotary_positions(
 
     The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
     (2i, 2i + 1). GPT-NeoX and every published Llama in the Hugging Face format use the planes (i, i
-    + R/2). Both pairings differ only by a permutation of the dimensions of queries and keys.
+    + R/2). The two pairings differ only by a permutation of the dimensions of queries and keys.
 
     Args:
       position_ids: the position of each token.

@@ -113,7 +113,7 @@ def prepare_inputs(
     length = input_ids.shape[1]
     per_query = attention_mask is not None and attention_mask.ndim == 3
     longest = config.longest_input
-    # With a mask per query the query axis holds beams, so `max_length` does not apply.
+    # With a mask per query, the query axis contains beams, so `max_length` does not apply.
     require(
         longest is None or length <= longest or per_query,
         f"input of {length} tokens exceeds max_length {longest}: shorten it",
@@ -127,7 +127,7 @@ def prepare_inputs(
     if attention_mask is not None and attention_mask.shape[-1] != num_keys:
         raise UserError(
             f"{prefix}attention_mask has {attention_mask.shape[-1]} columns for {num_keys} "
-            f"{'tokens' if cache is None else 'slots of the cache'}: give one for each"
+            f"{'tokens' if cache is None else 'slots of the cache'}: give one column for each"
         )
     if cache is not None and per_query:
         _check_rings(cache, length, prefix)
@@ -398,7 +398,7 @@ def layers_read_by(function: ReadLayer) -> Iterator[None]:
     """Applies a function to the parameters of every layer traced in this context.
 
     The function is part of the layer, so rematerialization recomputes it in the backward pass.
-    Training uses it to all-gather the parameters of a layer.
+    Training uses this function to all-gather the parameters of a layer.
     """
     token = _read_layer.set(function)
     try:
@@ -430,7 +430,8 @@ def run_layers(
       x: the residual stream.
       cache: keys and values of earlier calls.
       context: the inputs that all layers share.
-      order: the stored layer of each layer that runs. If None, every layer is stored.
+      order: for each layer that runs, the index of its stored parameters. If None, every layer is
+        stored.
 
     Returns:
       The residual stream, and the outputs of all layers.

@@ -68,7 +68,7 @@ class Attention:
         Raises:
             UserError: no query equals the word.
         """
-        # Prefer queries with the case of the word.
+        # Prefer queries that match the upper and lower case of the word.
         found = [i for i, own in enumerate(self.queries) if own == word]
         found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
         choices = sorted(set(self.queries))
@@ -173,7 +173,7 @@ class TextAttention(TextModel):
         for ids in inputs.values():
             require(
                 1 <= len(ids) <= longest,
-                f"the text has {len(ids)} tokens: give one of 1 to {longest}, the limit of "
+                f"the text has {len(ids)} tokens: give a text of 1 to {longest}, the limit of "
                 f"the model",
             )
         rows = {name: np.array([ids], np.int32) for name, ids in inputs.items()}

@@ -22,7 +22,7 @@ TOKENS_IN_CACHE = 1024
 
 
 def padded_length(number: int, longest: int) -> int:
-    """Returns the padded length for rows of at most `number` tokens, at most `longest`."""
+    """Returns the padded length, at most `longest`, for rows of at most `number` tokens."""
     step = max(SHORTEST, power_of_two(number) // 16)
     return min(round_up(max(number, 1), step), longest)
 

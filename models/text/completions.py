@@ -20,7 +20,7 @@ _FOR_ALL = (
     *("num_beams", "length_penalty", "num_return_sequences"),
 )
 _TOO_SIMILAR = 0.75
-"""An unknown field whose similarity to a known name is above this counts as a typo."""
+"""An unknown field with a similarity to a known name above this number is treated as a typo."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def read_prompts(path: str) -> list[Prompt]:
         input.
 
     Raises:
-      DataError: The file is empty or cannot be read, or a line is not such an object.
+      DataError: The file is empty or cannot be read, or a line is not an object with a prompt.
     """
     is_json = path.removesuffix(".gz").endswith(".jsonl")
     prompts = []
@@ -124,7 +124,7 @@ def read_prompts(path: str) -> list[Prompt]:
             prompts.append(Prompt(line))
         elif line.strip():
             prompts.append(_prompt(parse_line(line, location), location))
-    require(prompts, f"no prompts in {path}: write one on each line", DataError)
+    require(prompts, f"no prompts in {path}: write one prompt on each line", DataError)
     return prompts
 
 

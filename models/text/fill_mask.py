@@ -63,7 +63,7 @@ class MaskFiller(TextModel):
         )
         ids = tokenizer.encode_with_mask(text)
         gaps = [position for position, id in enumerate(ids) if id == mask]
-        require(gaps, f"the text {text!r} has no [MASK]: write it where a word is missing")
+        require(gaps, f"the text {text!r} has no [MASK]: write [MASK] where a word is missing")
         # One call predicts all masks.
         probabilities = self._of_ids(ids, jax.nn.softmax)
         found = []
@@ -134,7 +134,7 @@ class MaskFiller(TextModel):
         longest = self._model.config.max_length
         require(
             len(ids) <= longest,
-            f"the text has {len(ids)} tokens, the model reads {longest}: shorten it",
+            f"the text has {len(ids)} tokens, but the model reads {longest}: shorten it",
         )
         padded = pad_batch([ids], 1, longest)
         probabilities = np.asarray(self._normalized(normalize, self._params, *padded))

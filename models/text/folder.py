@@ -77,8 +77,8 @@ def vocabulary_note(
     if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
         return None
     return (
-        f"note: the tokenizer of {folder} has {tokens:,} tokens, its model {rows:,}: make "
-        f"sure that it belongs to the model"
+        f"note: the tokenizer of {folder} has {tokens:,} tokens, and its model has {rows:,} rows: "
+        "make sure that it belongs to the model"
     )
 
 
@@ -89,8 +89,8 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
 
     Returns:
-        The arguments, under Hugging Face's names; None if none are stored (as in a run trained
-        here) or if the model does not generate.
+        The arguments, under Hugging Face's names; None if none are stored (as in a run trained with
+        flaxzoo) or if the model does not generate.
 
     Raises:
         UserError: A setting is not supported.
@@ -106,9 +106,9 @@ def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens that a decoder reads before the text of a target.
 
     If a search is stored with the model, the first of these tokens is the search's start token. The
-    search's forced first token (such as the target language of mBART-50) follows, or if there is
-    none, the tokens that the tokenizer adds before a text. If no search is stored, the only token
-    is the start token that flaxzoo trains models with.
+    search's forced first token (such as the target language of mBART-50) follows. Without a forced
+    token, the tokens follow that the tokenizer adds before a text. If no search is stored, the only
+    token is the start token that flaxzoo trains models with.
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
@@ -135,7 +135,8 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
         tokenizer: The tokenizer of the folder.
 
     Raises:
-        UserError: A setting is not supported, or the start and end tokens are not the tokenizer's.
+        UserError: A setting is not supported, or the start and end tokens are not tokens of the
+          tokenizer.
     """
     folder = local_folder(folder)
     model = model_config(folder)

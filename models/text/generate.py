@@ -114,7 +114,7 @@ class TextGenerator(TextModel):
 
         Args:
             other: the draft model, with the same tokenizer.
-            num_tokens: the number of tokens that it proposes at a time.
+            num_tokens: the number of tokens that the draft model proposes at a time.
 
         Raises:
             UserError: the tokenizers or the vocabularies differ, the number is out of range, or
@@ -330,7 +330,7 @@ class TextGenerator(TextModel):
 
 
 def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
-    """Describes how two tokenizers differ; returns None if all ids mean the same."""
+    """Describes how two tokenizers differ; returns None if all ids stand for the same tokens."""
     if one.fingerprint == other.fingerprint:
         return None
     if one.vocab_size != other.vocab_size:
@@ -355,7 +355,7 @@ def merged_request(
 
     Args:
         stored: settings of the model's folder.
-        options: settings that override them.
+        options: settings that override the stored settings.
         prompt_length: the number of tokens of the longest prompt.
 
     Raises:

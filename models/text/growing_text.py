@@ -55,7 +55,7 @@ class GrowingText:
 
         Args:
             tokens: New tokens; tokens after the end are ignored.
-            log_probabilities: The log-probability of each, or empty if unknown.
+            log_probabilities: The log-probability of each token, or empty if unknown.
         """
         for i, token in enumerate(tokens):
             if self.reason is not None:

@@ -204,7 +204,7 @@ class PairScorer(TextModel):
             f"requires one label: use `score`",
         )
         require_texts(documents, "documents")
-        require(documents, "documents must not be empty: give at least one")
+        require(documents, "documents must not be empty: give at least one document")
         scores = self.score([(query, document) for document in documents], log)
         best = np.argsort(-scores, kind="stable")[:top_k]
         return [RankedDocument(int(i), float(scores[i])) for i in best]

@@ -198,7 +198,7 @@ class TextScorer(TextModel):
             longest = max(len(part) for request in requests for part in request)
             require(
                 longest <= length,
-                f"a text has {longest} tokens, the model reads {length}: shorten it",
+                f"a text has {longest} tokens, but the model reads {length}: shorten it",
             )
         # The scores of a text follow each other, window by window.
         found: list[list[float]] = [[] for _ in ids]
@@ -233,7 +233,7 @@ class TextScorer(TextModel):
             scored = max(len(row) - len(tokens), 1)
             first = 0
             while scored < len(row):
-                # The model reads `length` tokens, and the last one predicts one more.
+                # The model reads `length` tokens, and the last token predicts one more token.
                 end = min(first + length + 1, len(row))
                 requests.append((row[first:scored], row[scored:end]))
                 owners.append(number)
@@ -321,7 +321,7 @@ class TextScorer(TextModel):
     def _token_scores(
         self, ids: Sequence[int], log_probabilities: Sequence[float]
     ) -> tuple[TokenScore, ...]:
-        """Returns the tokens with their scores; the first token may have none."""
+        """Returns the tokens with their scores; the first token may have no score."""
         unscored = [None] * (len(ids) - len(log_probabilities))
         totals = itertools.accumulate([*(0.0 for _ in unscored), *log_probabilities])
         token = self._tokenizer.target.token

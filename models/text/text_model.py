@@ -109,7 +109,7 @@ class TextModel:
             max_length: overrides the model's maximum input length, in tokens; for models without a
               position table.
             loaded: the model in the folder and its parameters, which another front end has loaded.
-              If None, they are loaded.
+              If None, the folder is loaded.
             ema: whether to use the moving average of the parameters, which a run with
               `optimizer.ema_decay` keeps.
 

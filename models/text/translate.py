@@ -126,7 +126,7 @@ class TextTranslator(TextModel):
         truncate: bool = False,
         log: LogFn = print,
     ) -> list[list[int]]:
-        """Returns the tokens of each text, none for a blank one; see `__call__`."""
+        """Returns the tokens of each text, and no tokens for a blank text; see `__call__`."""
         require_texts(texts, "texts")
         ids = [encode_source(self._tokenizer, text) if text.strip() else [] for text in texts]
         return self._fitting(ids, locations, truncate, log)

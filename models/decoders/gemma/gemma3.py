@@ -46,7 +46,7 @@ class Gemma3Config(Gemma2Config):
     windowed_rope_base: Positive = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Base of the rotary wavelengths in the windowed layers; never scaled."""
     logit_cap: Positive | None = None
-    """Cap of logits, z → cap · tanh(z / cap), or None; no published Gemma 3 has one."""
+    """Cap of logits, z → cap · tanh(z / cap), or None; no published Gemma 3 has a cap."""
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:

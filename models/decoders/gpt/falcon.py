@@ -58,9 +58,10 @@ class FalconConfig(GPTConfig):
     num_kv_heads: Size | None = None
     """Number of key/value heads, K. Defaults to `num_heads`."""
     residual: Literal["one_norm", "two_norms", "sequential"] = "one_norm"
-    """How the sublayers read the residual stream. one_norm: both read the same normalized input.
-    two_norms: each sublayer has a norm. sequential: the feed-forward layer reads the residual
-    stream after attention."""
+    """How the sublayers read the residual stream. one_norm: both sublayers read the same normalized
+    input. two_norms: each sublayer has a norm. sequential: the feed-forward layer reads the
+    residual stream after attention.
+    """
     positions: PositionKind = "rotary"
     """The kind of positions, rotary or alibi."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -65,8 +65,9 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     embedding_dropout: Rate | None = None
     """Dropout rate of the embeddings plus positions. Defaults to `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
-    """Where norms are. pre: before each sublayer, and a final one after the last layer (GPT-2,
-    GPT-3). post: after each residual sum (GPT)."""
+    """Where norms are. pre: before each sublayer, and a final norm after the last layer (GPT-2,
+    GPT-3). post: after each residual sum (GPT).
+    """
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -141,7 +142,7 @@ class PreNormLayer(Layer[GPTConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # Self-attention. BLOOM may add to `normed` instead of x, so both are kept.
+        # Self-attention. BLOOM may add to `normed` instead of x, so keep both arrays.
         normed = LayerNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(normed, own)
         x = self.add(normed if c.residual_of_norm else x, y, "attention", own.rng)

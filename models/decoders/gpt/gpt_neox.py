@@ -79,7 +79,7 @@ class ParallelLayer(Layer[GPTNeoXConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # Both sublayers read x before either is added.
+        # Both sublayers read x, and then both outputs are added.
         y = LayerNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, own)
         z = LayerNorm(c, e, name="feed_forward_norm")(x)

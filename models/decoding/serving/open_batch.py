@@ -128,7 +128,7 @@ class OpenBatch(ContinuousBatch):
         Args:
           number: a unique number that identifies the text.
           prompt: the tokens of the prompt, at least one.
-          key: the words of its random key, from `text_key`.
+          key: the words of the text's random key, from `text_key`.
           limit: the maximum number of new tokens.
           sampling: how the new tokens are chosen.
         """
@@ -138,7 +138,7 @@ class OpenBatch(ContinuousBatch):
         )
 
     def stop(self, number: int) -> None:
-        """Ends a text, or removes one that waits or is read."""
+        """Ends a text, or removes a text that waits or is being read."""
         super().stop(number)
         self._has_changed = True
         if self._reading is not None and self._reading.text.number == number:
@@ -158,7 +158,8 @@ class OpenBatch(ContinuousBatch):
           UserError: the logits are NaN or infinite.
         """
         if self._running is not None and self._is_steady():
-            # Start the next call before the last one is read, so that the device never waits.
+            # Start the next call before the results of the last call are read, so that the device
+            # never waits.
             last, self._running = self._running, self._start(ahead=self._reader.step)
             return self._collect(last)
         written = []
@@ -290,7 +291,7 @@ class OpenBatch(ContinuousBatch):
         return read
 
     def _begin_reading(self, taken: Sequence[int]) -> Reading | None:
-        """Returns the next text to read, if one waits and a row is free that is not `taken`."""
+        """Returns the next text to read, if a text waits and a row outside `taken` is free."""
         free = (i for i, text in enumerate(self._texts) if text is None and i not in taken)
         row = next(free, None)
         if row is None or not self._waiting:

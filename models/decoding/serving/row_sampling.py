@@ -16,7 +16,7 @@ from ..request import GenerationRequest
 from ..sample import Adjustments, History, SamplingParams
 
 MOST_ALTERNATIVES = 20
-"""The number of alternatives that are computed if a text has any."""
+"""The number of alternatives that are computed if a text requests alternatives."""
 
 Penalty = Annotated[float, Range(least=-2, most=2)]
 
@@ -34,7 +34,7 @@ class TextSampling(GenerationRequest):
     frequency_penalty: Penalty = 0.0
     """Subtracted from a token's logit once for each time that it occurs in the generated text."""
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """Token → the number that is added to its logit."""
+    """Maps a token to the number that is added to its logit."""
     num_alternatives: NonNegativeInt = 0
     """The number of most probable tokens that are reported at each position."""
 

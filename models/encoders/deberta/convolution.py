@@ -50,7 +50,7 @@ class Convolution(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], mask: AttentionMask, rng: RowKeys | None
     ) -> FirstLayerTerm:
-        """Returns the term of the first layer, given the embeddings."""
+        """Returns the term that is added to the first layer's output, given the embeddings."""
         c, e = self.config, self.execution
         half, (batch, length, _) = self.size // 2, x.shape
         # Each diagonal of the mask states whether tokens attend to the token at one offset.

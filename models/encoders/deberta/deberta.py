@@ -85,7 +85,7 @@ class DebertaPositions(DistancePositions):
 
 
 class DebertaLayer(PostNormLayer):
-    """The layer of a BERT with disentangled attention; the first may add the convolution."""
+    """The layer of a BERT with disentangled attention; the first layer may add the convolution."""
 
     attention = DisentangledAttention
 

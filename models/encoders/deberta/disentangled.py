@@ -186,6 +186,6 @@ class DisentangledAttention(MultiHeadAttention):
             products = jnp.einsum(
                 "BNHS,RNH->BNSR", keys.key, scaled, preferred_element_type=jnp.float32
             )
-            # Row j holds key j, so swap the axes: [B, N, S, T] to [B, N, T, S].
+            # Row j belongs to key j, so swap the axes: [B, N, S, T] to [B, N, T, S].
             terms.append(jnp.swapaxes(by_distance(products), -1, -2))
         return sum(terms[1:], terms[0]) if terms else None

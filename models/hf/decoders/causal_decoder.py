@@ -263,7 +263,7 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
     first = typed_field(fields, "max_window_layers", 28, source)
     num_layers = typed_field(fields, "num_hidden_layers", 32, source)
     fields.pop("max_window_layers", None)
-    # transformers applies the window only if it is switched on.
+    # transformers applies the window only if `use_sliding_window` is true.
     used, window = fields.pop("use_sliding_window", False), fields.pop("sliding_window", 4096)
     window = window if used is True else None
     windowed = take_layer_types(fields, num_layers, source)

@@ -20,7 +20,7 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     `rope_parameters`.
 
     Raises:
-      WeightsError: Fields contradict each other, or one has a wrong type.
+      WeightsError: Fields contradict each other, or a field has a wrong type.
     """
     # Merge the fields of all objects. If two objects state a value, both values must be equal.
     rotary: JsonObject = {}
@@ -66,13 +66,14 @@ def take_windowed_base(
 
     Args:
       fields: The content of the file. If `rope_parameters` has an object for each kind of layers,
-        the object of layers without a window replaces it.
+        the object of layers without a window replaces `rope_parameters`.
       local: The rotary fields of windowed layers that other fields state.
       source: The path of the file, for messages.
       default_base: The base that transformers uses if the file states no base.
 
     Raises:
-      WeightsError: The windowed layers have another kind of rotation, or fields contradict.
+      WeightsError: The windowed layers have another kind of rotation, or fields contradict each
+        other.
     """
     given = fields.get("rope_parameters")
     # Newer files have one object for each kind of layer.

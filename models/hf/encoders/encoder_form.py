@@ -48,7 +48,7 @@ BERT_FIELDS = (
     Field("tie_word_embeddings", "tie_output", True),
     FixedField("add_cross_attention", (False,)),
 )
-"""The fields of a BERT, with its defaults; the families that copy it change some defaults."""
+"""The fields of a BERT, with its defaults; the families that copy BERT change some defaults."""
 BERT_LAYER = {
     "attention/query": "attention.self.query",
     "attention/key": "attention.self.key",
@@ -102,7 +102,7 @@ class EncoderForm(Form[Config]):
     """The name of the pooler after the prefix."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """By head, the names of its pooler and linear maps, where they differ from BERT's names."""
+    """For each head, the names of the pooler and linear maps that differ from BERT's names."""
     own_rules: Callable[[Config, str], Sequence[TensorRule]] | None = None
     """Returns the rules of further parameters. Arguments: the configuration, and the prefix of the
     body's tensors."""

@@ -1,6 +1,7 @@
 """Nomic BERT in the Hugging Face format: the form of transformers 5, and the authors' fields.
 
-The authors' configuration derives from GPT-2's, and published files may state both forms.
+The authors' configuration derives from the configuration of GPT-2, and published files may state
+both forms.
 """
 
 from ....data.common.fields import require

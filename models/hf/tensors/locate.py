@@ -1,8 +1,8 @@
 """Finds the tensor that stores each parameter.
 
-Before anything is read, `locate` compares both sides and reports all differences in one error:
-parameters that no rule fills, rules that match no parameter, missing tensors, and tensors that no
-rule reads.
+Before anything is read, `locate` compares the model with the files and reports all differences in
+one error: parameters that no rule fills, rules that match no parameter, missing tensors, and
+tensors that no rule reads.
 """
 
 import collections
@@ -33,8 +33,8 @@ def locate(
       mapping: The tensor mapping of the model.
       flax: Shape of each parameter, by its path.
       tensors: The tensors of the files.
-      source: Their folder, for messages.
-      stored: The content of its `config.json`, to name the field that is probably wrong.
+      source: The folder of the files, for messages.
+      stored: The content of the folder's `config.json`, to name the field that is probably wrong.
 
     Raises:
       WeightsError: Names or shapes do not match; the message names some of them, and the field
@@ -81,7 +81,7 @@ def locate(
 def _check_ignored(
     mapping: TensorMapping, tensors: TensorSource, mismatches: "_Mismatches"
 ) -> Iterator[str]:
-    """Yields the names of ignored tensors, and records those that are not redundant."""
+    """Yields the names of ignored tensors, and records tensors that are not redundant."""
     names = tensors.shapes().keys()
     for ignored in mapping.ignored:
         # A file of the body alone omits the prefix.
@@ -160,6 +160,6 @@ class _Mismatches:
 
 
 def _first_of(names: Sequence[str]) -> str:
-    """Returns the first three names, and how many more there are."""
+    """Returns the first three names, and the number of further names."""
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -63,7 +63,7 @@ class TensorFiles:
 
 
 def open_tensors(file: Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of one file in their stored precision, as views of it.
+    """Returns the tensors of one file in their stored precision, as views of the file.
 
     Raises:
       WeightsError: The file is broken.

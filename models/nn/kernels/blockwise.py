@@ -74,7 +74,9 @@ class DroppedWeights:
     queries: Int[Array, "B T"]
     """The indices of the queries in their row."""
     keys: Int[Array, "B S"]
-    """The indices of the keys, in groups of `GROUP` consecutive ones that start at a multiple."""
+    """The indices of the keys, in groups of `GROUP` consecutive indices. Each group starts at a
+    multiple of `GROUP`.
+    """
     rate: float = struct.field(pytree_node=False)
     """The probability that a weight is dropped."""
 
@@ -110,7 +112,7 @@ def block_size(length: int, *, dropping: bool = False) -> int | None:
 
     Args:
       length: length of the sequence, in tokens.
-      dropping: whether the tokens are keys whose weights are dropped. Blocks then begin at a
+      dropping: whether the tokens are keys whose weights are dropped. If True, blocks begin at a
         multiple of `GROUP`.
     """
     if length <= LARGEST_BLOCK:
@@ -171,7 +173,7 @@ class _Blocks(NamedTuple):
         return rows, columns
 
     def scores(self, i: Array, j: Array) -> tuple[Float[Array, "B K G t s"], Bool[Array, "..."]]:
-        """Returns the scores of query block i and key block j, and the mask of visible ones."""
+        """Returns the scores of query block i and key block j, and the mask of visible scores."""
         rows, columns = self.sizes()
         query, key = _take(self.query, i * rows, rows, 3), _take(self.key, j * columns, columns, 2)
         scores = jnp.einsum("BKGTH,BKSH->BKGTS", query, key, preferred_element_type=jnp.float32)

@@ -140,7 +140,7 @@ class Conversation:
 
     @property
     def num_read(self) -> int:
-        """The number of tokens that the model has read, including generated ones."""
+        """The number of tokens that the model has read, including generated tokens."""
         return self._context.num_read
 
     def prompt(self, text: str) -> str:
@@ -189,7 +189,7 @@ class Conversation:
         return turns[-1]
 
     def _answer(self, turns: Sequence[Turn], on_text: OnText | None) -> tuple[Turn, Written]:
-        """Returns the model's answer to some turns, and its parsed content.
+        """Returns the model's answer to the given turns, and its parsed content.
 
         Raises:
             UserError: the instructions and the last exchange do not fit the window.
@@ -242,7 +242,7 @@ class Conversation:
                 if 2 * self._prompt([*turns, *short])[1] >= (self._request.max_new_tokens or 1):
                     break
             except UserError:
-                pass  # not even one token
+                pass  # not even one token fits
             longest //= 2
             note = "\n[the rest does not fit into the window]"
             short = [
@@ -304,7 +304,7 @@ class Conversation:
         )
 
     def load(self, path: str | Path) -> None:
-        """Replaces the turns and instructions with a transcript's.
+        """Replaces the turns and instructions with the content of a transcript.
 
         Raises:
             DataError: the file is not a transcript.

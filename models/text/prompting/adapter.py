@@ -56,7 +56,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         model: a causal language model or an encoder-decoder.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: arguments of `models.generate` that hold for all texts, such as stored ones.
+        settings: arguments of `models.generate` that apply to all texts, such as stored settings.
         search: for an encoder-decoder, the beam search that generates its targets. Defaults to
             `published_request`.
     """

@@ -26,7 +26,7 @@ class Answer:
     text: str
     """The answer, without the white space around it."""
     finished: bool
-    """Whether the model ended the answer; otherwise it reached the maximum length."""
+    """Whether the model ended the answer. If False, the answer reached the maximum length."""
     completions: tuple[Completion, ...] = dataclasses.field(compare=False)
     """All answers, including the first, with their log-probabilities and the reasons why they
     ended.
@@ -55,7 +55,8 @@ def answer_queries(
         few_shot: makes the prompt of each query.
         queries: fields of the queries.
         stop_strings: further strings that end an answer.
-        drop: whether a prompt that is too long loses its first examples; otherwise it is an error.
+        drop: whether a prompt that is too long loses its first examples. If False, such a prompt is
+          an error.
         seed: the seed of the first query, incremented for each further query. Used only if
           `options` make the model sample.
         batch_size: the number of answers generated at a time.

@@ -273,7 +273,7 @@ class ContinuationScorer(TextModel):
             )
         require(
             len(continuation) <= config.max_length,
-            f"{name} has a continuation of {len(continuation):,} tokens, the model reads "
+            f"{name} has a continuation of {len(continuation):,} tokens, but the model reads "
             f"{config.max_length:,}: shorten it",
         )
 

@@ -140,7 +140,7 @@ class _Node:
     total: int = 0
     """The number of tokens of the subtree, including the prefix."""
     unscored: int = 0
-    """The number of leading tokens before the first scored one of the subtree."""
+    """The number of leading tokens before the first scored token of the subtree."""
     cost: int = 0
     """The smallest number of tokens that compute the subtree."""
     way: Literal["pieces", "prefix", "children"] = "pieces"

@@ -136,7 +136,7 @@ def test_padded_embeddings_are_fine_and_many_rows_without_a_token_are_mentioned(
     write(tmp_path / "model", large)
     status, _, lines = run(tmp_path, capsys, COMMANDS["predict"][1])
     assert status == 0
-    assert f"{tmp_path / 'model'} has 10 tokens, its model 1,035" in lines[0]
+    assert f"{tmp_path / 'model'} has 10 tokens, and its model has 1,035 rows" in lines[0]
     (tmp_path / "model").rename(tmp_path / "large")
     write(tmp_path / "model", dataclasses.replace(large, vocab_size=large.vocab_size - 1))
     status, _, lines = run(tmp_path, capsys, COMMANDS["predict"][1])

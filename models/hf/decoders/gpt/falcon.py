@@ -60,7 +60,7 @@ def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the fields of positions, and those that determine the layer."""
+    """Reads the fields of positions, and the fields that determine the layer."""
     _take_layer(fields, settings, source)
     max_length = fields.get("max_position_embeddings", 2048)
     rotary = take_rotary(fields, source, default_base=10_000.0)
@@ -121,7 +121,8 @@ FORM = FalconForm(
             Field("classifier_dropout", "classifier_dropout_rate", 0.0),
             Field("bias", "use_bias", False),
             Field("tie_word_embeddings", "tie_output", True),
-            # transformers applies dropout to the sum of both outputs, and flaxzoo to each output.
+            # transformers applies dropout to the sum of both outputs; flaxzoo applies dropout to
+            # each output.
             FixedField("hidden_dropout", (0.0,)),
             FixedField("attention_dropout", (0.0,)),
             FixedField("apply_residual_connection_post_layernorm", (False,)),

@@ -88,7 +88,7 @@ def evaluate(expression: str) -> str:
 
 
 def _value(node: ast.expr) -> Number:
-    """Computes a part of an expression; raises one of several errors if it cannot."""
+    """Computes a part of an expression; raises one of several errors if the part is not valid."""
     match node:
         # bool is a subclass of int, and `True + 1` is not arithmetic.
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):

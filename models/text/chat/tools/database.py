@@ -34,7 +34,7 @@ def query_database(file: str | Path) -> Tool:
     """
     path = Path(file).expanduser().resolve()
     problem = f"{file} must be a database of SQLite, got"
-    require(path.is_file(), f"{problem} no file: name an existing one")
+    require(path.is_file(), f"{problem} no file: name an existing file")
     try:
         with closing(_connected(path)) as connection:
             tables = connection.execute(
@@ -68,7 +68,7 @@ def answered(path: Path, query: str) -> str:
         except (sqlite3.Error, sqlite3.Warning) as error:
             late = f" (a query may take {SECONDS:g} s)" if time.monotonic() > deadline else ""
             raise UserError(f"the query cannot be answered: {error}{late}") from None
-    require(cursor.description, "the query must be a SELECT, got one without columns")
+    require(cursor.description, "the query must be a SELECT, got a query without columns")
     lines = [[name for name, *_ in cursor.description], *rows[:ROWS]]
     note = [f"[more than {ROWS} rows]"] if len(rows) > ROWS else []
     return "\n".join([*("\t".join(map(str, line)) for line in lines), *note])

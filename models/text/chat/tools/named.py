@@ -10,7 +10,7 @@ from .tool import Tool
 PLAIN = {"arithmetic": arithmetic, "python": python_program}
 """Tools without an argument."""
 OF_PATH = {"search": search_files, "database": query_database}
-"""Tools that read a folder or a file, named after a colon."""
+"""Tools that read a folder or a file. Its name follows the tool's name and a colon."""
 NAMES = (*PLAIN, "search:FOLDER", "database:FILE")
 
 

@@ -81,7 +81,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         output, end = _read(process, limits)
     finally:
         _kill(process)
-    # Without this first line, the program was not confined and did not run.
+    # If the first line is missing, the program was not confined and did not run.
     confined = output.startswith(sandbox_child.CONFINED)
     text = output.removeprefix(sandbox_child.CONFINED).decode(errors="replace").rstrip("\n")
     require(
@@ -100,7 +100,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
 
 
 def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, str]:
-    """Reads the output up to its limits; returns it and the reason if the program was ended."""
+    """Reads the output up to its limits; returns the output, and the reason of an early end."""
     assert process.stdout is not None
     output, until = b"", time.monotonic() + limits.seconds
     with selectors.DefaultSelector() as selector:

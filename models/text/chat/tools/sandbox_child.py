@@ -94,7 +94,7 @@ def enter_namespaces() -> None:
     # The kernel accepts a group map only from a process that has given up setgroups.
     with contextlib.suppress(OSError), open("/proc/self/setgroups", "w") as file:
         file.write("deny")
-    # The process becomes root in its namespace, where it may mount folders, and only there.
+    # The process becomes root only in its own namespace, where it may mount folders.
     for name, id in (("uid_map", user), ("gid_map", group)):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(f"0 {id} 1")

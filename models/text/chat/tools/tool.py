@@ -52,7 +52,7 @@ class Tool:
     description: str
     """The purpose, for the model."""
     parameters: Mapping[str, str | Mapping[str, Any]]
-    """A description or a JSON schema of each argument; all are required."""
+    """A description or a JSON schema of each argument; all arguments are required."""
     run: Callable[..., object]
     """The function, called with the arguments by name. The result of the function is converted to
     text, and an exception to `{"error": …}`.
@@ -112,7 +112,7 @@ def as_error(text: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Returns a text of at most `LONGEST_OUTPUT` characters, with a note if any were left out.
+    """Returns a text of at most `LONGEST_OUTPUT` characters, with a note if it was truncated.
 
     Halves of surrogate pairs, which no file and no tokenizer can represent, become `?`.
     """
