@@ -22,7 +22,7 @@ def load_finite(
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
-        step: The checkpoint. Defaults to the newest.
+        step: The checkpoint. Defaults to the newest checkpoint.
         max_length: The maximum input length, in tokens. Defaults to the maximum of the model.
         ema: Whether to load the moving average of the parameters.
 

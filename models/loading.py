@@ -60,7 +60,7 @@ def load(
     Args:
       path: The folder that `flaxzoo train … --workdir` or `save_pretrained` of transformers
         wrote, or a name on the Hugging Face hub.
-      step: The checkpoint of a run. Defaults to the newest.
+      step: The checkpoint of a run. Defaults to the newest checkpoint.
       execution: How the model is run. Defaults to float32 with scanned layers.
       shardings: Maps the tree of the parameters' shapes to the tree of their shardings
         (`train.parameter_shardings`). By default all parameters are on the first device.
@@ -251,7 +251,7 @@ def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -
 
     Args:
       folder: The folder of the run.
-      step: The checkpoint. Defaults to the newest.
+      step: The checkpoint. Defaults to the newest checkpoint.
       ema: Whether to load the moving average of the adapters.
 
     Raises:

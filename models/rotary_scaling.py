@@ -52,10 +52,11 @@ class RotaryScaling(Checked):
     original_length: PositiveInt | None = None
     """The trained length, in tokens (for dynamic it defaults to `max_length`)."""
     low_frequency: float = 1.0
-    """llama3: frequencies with fewer turns than this over `original_length` are divided by
-    `factor`."""
+    """llama3: frequencies with fewer turns than this number over `original_length` are divided by
+    `factor`.
+    """
     high_frequency: float = 4.0
-    """llama3: frequencies with more turns than this over `original_length` are unchanged."""
+    """llama3: frequencies with more turns than this number over `original_length` are unchanged."""
     attention_factor: float | None = None
     """Factor of sines and cosines. Defaults to a value that is computed from `factor`."""
     beta_fast: float = 32.0

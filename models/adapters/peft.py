@@ -353,7 +353,8 @@ class PeftAdapter:
 
         Raises:
             WeightsError: The adapter trains rows of an embedding that is tied to an output with a
-                bias. peft computes this output without the bias (``TrainableTokensLayer.forward``).
+                bias. peft computes such an output without the bias
+                (``TrainableTokensLayer.forward``).
         """
         names = {rule.hf for rule in mapping.rules}
         tied = names | {ignored.hf for ignored in mapping.ignored}

@@ -1,6 +1,6 @@
 """The part that the decoder-only families share, from token ids to next tokens or labels.
 
-`models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive from it.
+`models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive from this module.
 """
 
 import dataclasses

@@ -387,7 +387,7 @@ def sampling_keys(seed: int, num_rows: int) -> RowKeys:
 
 
 def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]:
-    """Returns the hypotheses of each row, best first. `found` holds NumPy arrays.
+    """Returns the hypotheses of each row, best first. `found` contains NumPy arrays.
 
     Raises:
       UserError: a row has no hypothesis.

@@ -72,7 +72,8 @@ class GenerationRequest(Sampling):
     """Maximum number of new tokens of a row. If None, beam search uses all positions of the
     model."""
     max_extra_tokens: NonNegativeInt | None = None
-    """Maximum target length of beam search beyond the source length. Not in transformers."""
+    """Maximum target length of beam search beyond the source length. transformers has no such
+    setting."""
     min_new_tokens: NonNegativeInt = 0
     """Minimum target length of an encoder-decoder, in tokens before the end token."""
     num_return_sequences: PositiveInt = 1
@@ -81,9 +82,10 @@ class GenerationRequest(Sampling):
     """Number of beams per row, K. Above 1, beam search finds the most probable sequences."""
     length_penalty: LengthPenalty = 1.0
     """α: log-probabilities are divided by a power α of the length n, which counts the end token.
-    Greedy search ignores it. Larger powers of a length overflow float32."""
+    Greedy search ignores this exponent. Larger powers of a length overflow float32."""
     penalty_form: Literal["power", "gnmt"] = "power"
-    """power: n^α. gnmt: ((5 + n) / 6)^α, as published (Wu et al. 2016). Not in transformers."""
+    """power: n^α. gnmt: ((5 + n) / 6)^α, as published (Wu et al. 2016). transformers has no such
+    setting."""
     early_stopping: bool | Literal["never"] = False
     """When a row is done. False: when a beam that ended now would not be among the K best. True:
     when K hypotheses are finished. never: when no live beam can win any more."""
@@ -99,7 +101,7 @@ class GenerationRequest(Sampling):
     """The first token of the targets of an encoder-decoder."""
     forced_bos_token_id: NonNegativeInt | None = None
     """For beam search, the token that follows `decoder_start_token_id`, such as the target language
-    of an mBART. The model does not choose it, and its probability is not counted (as in
+    of an mBART. The model does not choose this token, and its probability is not counted (as in
     transformers).
     """
     eos_token_id: tuple[NonNegativeInt, ...] = ()

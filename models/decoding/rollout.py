@@ -55,7 +55,7 @@ def sample_answers(
     temperature: float = 1.0,
     apply_fn: Callable[..., Any] | None = None,
 ) -> Answers:
-    """Samples an answer to each prompt. The caller compiles it.
+    """Samples an answer to each prompt. The caller compiles this function.
 
     The loop stops when all answers have ended. The answer of a row depends only on its prompt and
     its key.

@@ -278,7 +278,7 @@ class Encoder(nn.Module):
             in the document. By default, head "causal_lm" and RoBERTa count only real tokens.
           segment_ids: number of the document that each token of a packed sequence
             belongs to, 0 for padding. Documents do not attend to each other.
-          masked_positions: the positions whose logits are computed. Defaults to all.
+          masked_positions: the positions whose logits are computed. Defaults to all positions.
           cache: with head "causal_lm", keys and values of earlier calls, continued
             by `input_ids`. Beyond the last slot of the cache, all logits are NaN.
           rng: one key per sequence (`models.row_keys`). If None, dropout is off.
@@ -403,7 +403,7 @@ class Encoder(nn.Module):
             number = self.config.num_token_types
             require(number != 0, "the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
-                return  # in a compiled call, a missing type gives NaN
+                return  # in a compiled call, a type out of range gives NaN
             # A type out of range gives NaN, so check the values where they are known. In a compiled
             # call, numpy can read a constant, but jax would trace it.
             types = np.asarray(token_type_ids)

@@ -101,7 +101,7 @@ class MaskedLMHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> MaskedLMOutput:
-        """Projects the masked positions, or all positions if none are given."""
+        """Projects the masked positions, or all positions if no positions are given."""
         return MaskedLMOutput(inputs.body, self._projection(inputs))
 
 
@@ -110,7 +110,7 @@ class PretrainingHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> PretrainingOutput:
-        """Projects the masked positions, or all positions if none are given."""
+        """Projects the masked positions, or all positions if no positions are given."""
         # [B, 2] from the pooled first token, in float32.
         pooled, c = inputs.pooled, self.config
         if c.pair_dropout:

@@ -121,7 +121,7 @@ class MaskedLMOutput(_WithBody):
 
     body: EncoderOutput
     projection: Projection
-    """Hidden states of the `[B, M]` masked positions if they are given, else of all `[B, T]`."""
+    """Hidden states of the `[B, M]` masked positions, if given, else of all `[B, T]` positions."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -135,7 +135,7 @@ class PretrainingOutput(_WithBody):
 
     body: EncoderOutput
     projection: Projection
-    """Hidden states of the `[B, M]` masked positions if they are given, else of all `[B, T]`."""
+    """Hidden states of the `[B, M]` masked positions, if given, else of all `[B, T]` positions."""
     seq_relationship_logits: Float[Array, "B 2"]
     """float32. Index 0: the second part continues the first; 1: it is from another document."""
 

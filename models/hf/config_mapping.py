@@ -187,7 +187,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
         if alias != name and value is None:
             continue
         first = named.setdefault(name, value)
-        if first is not value and first != value:  # `!=` is also true for the same NaN
+        if first is not value and first != value:  # NaN differs from NaN, so compare identity first
             raise WeightsError(
                 f"{source}: {alias} {value!r} is another name of {name}, which is {named[name]!r}: "
                 "remove the wrong one"

@@ -41,11 +41,11 @@ class FolderSettings:
     problem_type: str | None = None
     """The kind of labels of a classifier, as transformers names it."""
     embedding: EmbeddingSettings | None = None
-    """How sentence-transformers embeds texts with the model. If None, its files are omitted."""
+    """How sentence-transformers embeds texts with the model. If None, no files are written."""
     scoring: PairScoring | None = None
-    """How sentence-transformers scores pairs with the model. If None, its files are omitted."""
+    """How sentence-transformers scores pairs with the model. If None, no files are written."""
     sparse: SparseSettings | None = None
-    """How sentence-transformers weighs tokens with the model. If None, its files are omitted."""
+    """How sentence-transformers weighs tokens with the model. If None, no files are written."""
 
 
 def save(

@@ -56,7 +56,7 @@ def write_weights(
     """
     from safetensors.numpy import (
         save_file,
-    )  # imported late, so that `bench` runs without safetensors
+    )  # imported late: `bench` runs without safetensors
 
     mapping = mapping_of(config)
     config, params = mapping.to_hf_equivalent(config, params)

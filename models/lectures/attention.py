@@ -109,7 +109,7 @@ class LectureAttention(MultiHeadAttention):
 
 
 def _distances(context: AttentionContext) -> Float[Array, "#B #T S R"] | None:
-    """Returns the distances of queries and keys. Cross-attention has none."""
+    """Returns the distances of queries and keys. Cross-attention has no distances."""
     return getattr(context.positions, "distances", None)
 
 

@@ -226,7 +226,7 @@ class MultiHeadAttention(nn.Module):
     def score_terms(
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "#B #N #T S"] | None:
-        """Returns terms to add to the scores, or None. Relative positions override it.
+        """Returns terms to add to the scores, or None. Relative positions override this method.
 
         Args:
           query: scaled queries.

@@ -34,8 +34,9 @@ GROUP = 32
 ROWS = 8
 """Distance of the columns that share a block."""
 ROUNDS = 13
-"""Salmon et al., table 2: the minimum for Threefry-2x32 to pass BigCrush. (jax uses 20. Fewer
-rounds matter here, since a kernel draws once in each of its two or three passes.)"""
+"""Salmon et al., table 2: the minimum for Threefry-2x32 to pass BigCrush. (jax uses 20 rounds.
+Fewer rounds matter here, since a kernel draws once in each of its two or three passes.)
+"""
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA

@@ -178,7 +178,7 @@ class Experts(nn.Module):
         Args:
           x: input of the sublayer.
           real: 1 for tokens that are part of the statistics and use an expert's capacity. If None,
-            all do.
+            all tokens are real.
           rng: keys of jitter and of dropout in the shared layers. If None, neither jitter nor
             dropout is applied.
         """

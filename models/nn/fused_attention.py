@@ -365,7 +365,7 @@ class FusedAttention(nn.Module):
         Args:
           query: already scaled.
           key: keys of the size of the queries; K divides N.
-          value: of any size.
+          value: values of any size.
           segments: segment ids of queries and keys. A query attends to the keys with its segment
             id. The output of a query without such keys is finite, but its gradient must not be
             used.

@@ -26,8 +26,8 @@ class Linear(nn.Module):
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
-      init_std: standard deviation of the initial W. If None, it depends on the sizes of W
-        (`initial_kernel`). The initial b is 0.
+      init_std: standard deviation of the initial W. If None, the distribution depends on the sizes
+        of W (`initial_kernel`). The initial b is 0.
       num_input_axes: number of contracted input axes.
       use_bias: whether to add b.
       execution: precision.

@@ -212,8 +212,8 @@ class TextGenerator(TextModel):
             prompts: texts, or prompts with their own settings.
             stop_strings: strings that end a completion and are not part of it.
             seed: the seed of the first prompt, incremented for each further prompt. A prompt's
-              `seed` overrides it.
-            batch_size: number of completions generated at a time. If None, all.
+              `seed` overrides this seed.
+            batch_size: number of completions generated at a time. If None, all completions.
             on_text: called with the first completion piece by piece, as it grows.
             on_batch: called when a completion, or a batch of a beam search, has ended, with the
               number of completions and of their tokens.

@@ -187,7 +187,7 @@ class PairScorer(TextModel):
         Args:
             query: the query.
             documents: the documents.
-            top_k: the number of documents to return. Defaults to all.
+            top_k: the number of documents to return. Defaults to all documents.
             log: see `score`.
 
         Returns:

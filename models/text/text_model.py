@@ -104,7 +104,7 @@ class TextModel:
 
         Args:
             folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
-            step: the checkpoint. Defaults to the newest.
+            step: the checkpoint. Defaults to the newest checkpoint.
             log: called with a line if the tokenizer may belong to another model.
             max_length: overrides the model's maximum input length, in tokens; for models without a
               position table.

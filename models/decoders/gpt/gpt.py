@@ -65,8 +65,8 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     embedding_dropout: Rate | None = None
     """Dropout rate of the embeddings plus positions. Defaults to `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
-    """Where norms are. pre: before each sublayer, and a final norm after the last layer (GPT-2,
-    GPT-3). post: after each residual sum (GPT).
+    """The position of the norms. pre: before each sublayer, and a final norm after the last layer
+    (GPT-2, GPT-3). post: after each residual sum (GPT).
     """
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""

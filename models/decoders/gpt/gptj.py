@@ -34,7 +34,9 @@ class GPTJConfig(GPTConfig):
     positions: PositionKind = "rotary"
     """The kind of positions."""
     rotary_dim: Size | None = 64
-    """Number of dimensions of each head that are rotated, an even number. If None, all."""
+    """Number of dimensions of each head that are rotated, an even number. If None, all dimensions
+    are rotated.
+    """
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False

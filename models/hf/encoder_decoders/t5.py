@@ -187,7 +187,7 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
             f"{source}: feed_forward_proj {written!r} is not supported: only the name of an "
             "activation, or gated- and that name"
         )
-    # In transformers, this name denotes the approximation of GELU by tanh.
+    # In transformers, "gated-gelu" denotes the approximation of GELU by tanh.
     if written == "gated-gelu":
         activation = "gelu_new"
     # transformers also writes both values as separate fields, which take precedence.

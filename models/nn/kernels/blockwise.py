@@ -260,7 +260,7 @@ def forward(
     Args:
       query: already scaled.
       key: each head has the size of a query's head; K divides N.
-      value: of any size.
+      value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
       band: the visible distances. If None, all keys are visible.
       cap: if given, scores s become cap · tanh(s / cap).

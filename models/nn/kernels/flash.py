@@ -458,7 +458,7 @@ def flash_attention(
     Args:
       query: already scaled; T is a multiple of 128.
       key: S is a multiple of 128, and K divides N.
-      value: of any size.
+      value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
       causal: whether a query attends only to keys up to its own position.
       window: if given, a query attends only to the last `window` of these keys.

@@ -126,9 +126,9 @@ class Conversation:
 
         Args:
             folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
-            step: the checkpoint. Defaults to the newest.
+            step: the checkpoint. Defaults to the newest checkpoint.
             ema: whether to use the moving average of the parameters.
-            max_length: the window, in tokens. Defaults to the model's.
+            max_length: the window, in tokens. Defaults to the maximum length of the model.
             **options: arguments of `Conversation`.
 
         Raises:

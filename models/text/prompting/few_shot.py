@@ -86,7 +86,7 @@ def few_shot_accuracy(
         scorer: the model.
         pattern: the text of an example.
         examples: the examples to choose from; a query is never an example in its prompt.
-        queries: the questions, with their answers. If None, the examples.
+        queries: the questions, with their answers. If None, the examples are the queries.
         shots: the numbers of examples in a prompt.
         answers: whether answers are labels, scored by probability, or generated texts. Defaults to
           labels if there are at most 20 and each occurs at least twice on average.

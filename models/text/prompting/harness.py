@@ -45,7 +45,7 @@ def harness_model(
 
     Args:
         folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
-        step: the checkpoint. Defaults to the newest.
+        step: the checkpoint. Defaults to the newest checkpoint.
         log: called with a line if the tokenizer may belong to another model.
         loaded: the model in the folder and its parameters. If None, the folder is loaded.
 
@@ -124,7 +124,7 @@ def evaluate_tasks(
           the result of `open_tasks`.
         shots: the number of examples in each prompt. Defaults to the number that the task
           specifies.
-        limit: the number of questions of each task. If None, all.
+        limit: the number of questions of each task. If None, all questions.
         chat: whether prompts are turns of a conversation, written by the chat template.
 
     Returns:

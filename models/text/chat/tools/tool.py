@@ -55,7 +55,7 @@ class Tool:
     """A description or a JSON schema of each argument; all arguments are required."""
     run: Callable[..., object]
     """The function, called with the arguments by name. The result of the function is converted to
-    text, and an exception to `{"error": …}`.
+    text, and an exception is converted to `{"error": …}`.
     """
 
     @property
