@@ -134,8 +134,8 @@ class TrainBatches(PickledByFields):
 class BatchIterator(grain.DatasetIterator[Batch]):
     """Iterates over the batches of a run and reads ahead; its state is the next step.
 
-    The iterator works with ``grain.checkpoint``, like Grain's iterators. Unlike the state of those,
-    its state does not depend on the number of workers or processes. Reading starts at the first
+    The iterator works with ``grain.checkpoint``, like Grain's iterators. Unlike Grain's states, its
+    state does not depend on the number of workers or processes. Reading starts at the first
     ``next``, so that no batch is made before a state is restored.
     """
 
@@ -293,7 +293,7 @@ def evaluation_batches(
       DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     local = local_batch_size(batch_size, process_count)
-    # An example of zeros counts as padding; see ``ExampleSource.example``.
+    # An example of zeros is padding; see ``ExampleSource.example``.
     padding = {name: np.zeros_like(array) for name, array in examples.example(0, 0).items()}
     for start in range(0, examples.num_examples, batch_size):
         # After the last example, a process fills its part of the batch with padding.

@@ -93,8 +93,8 @@ class MixedExamples(PickledByFields):
         Args:
           number: The number of the example in the whole run.
         """
-        # A source takes its rounded share of the examples that the sources before it leave. It
-        # takes this example if one more example raises its rounded share.
+        # A source takes its rounded share of the examples that the sources before it leave. A
+        # source takes this example if one more example raises its rounded share.
         for part, weight, rest in self._shares:
             before, after = _num_taken(number, weight, rest), _num_taken(number + 1, weight, rest)
             if after > before:
@@ -185,11 +185,11 @@ def mix(
     for part, (_, split) in zip(examples.parts, parts.values(), strict=True):
         notes.append(f"{part.weight / total:.1%} {part.name}: {split.summary}")
         notes += split.notes
-    # The mixture has token counts only if every source has them.
+    # The mixture has token counts only if every source has token counts.
     counts = [getattr(split.content, "token_counts", None) for _, split in parts.values()]
     shares = examples.counts(_SCALE)
     known = [
-        # Counts are of all examples of a source, of which the mixture takes n.
+        # The counts cover all examples of a source, but the mixture takes only n examples.
         x * (n / part.examples.num_examples)
         for x, n, part in zip(counts, shares, examples.parts, strict=True)
         if x is not None

@@ -168,7 +168,7 @@ def _configurations() -> Iterator[Page]:
     groups: dict[str, tuple[str, Mapping[str, type]]] = {
         "run": ("The field `optimizer.beta1` is the option `--optimizer.beta1`.", run),
         "data": (
-            "The kinds of data. A recipe chooses one.",
+            "The kinds of data. A recipe chooses one kind.",
             {"tokenizer": data.TokenizerConfig, **{kind.kind: kind for kind in kinds}},
         ),
         "objective": (

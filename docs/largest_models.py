@@ -28,7 +28,7 @@ INTRO = """\
 `python docs/largest_models.py` writes this page. The figures are the minimum memory of a step:
 parameters, optimizer state and gradients, divided over all devices (`--mesh.fsdp`), and on each
 device the inputs of all layers for one row, and the parameters of a layer or of the vocabulary with
-their gradient, with `--execution.remat full` and bfloat16. They are computed from shapes.
+their gradient, with `--execution.remat full` and bfloat16. The figures are computed from shapes.
 The temporary buffers of a compiled step need more memory: with 2,048 tokens on eight virtual
 devices, `llama3.2-1b` needs 3.9 GiB by this computation, and 6.6 GiB as compiled.
 [`flaxzoo plan`](plan.md) decides whether a step fits.

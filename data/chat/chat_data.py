@@ -103,7 +103,7 @@ class ChatData(MixableData, Generic[R]):
 
     source: SourceField
     """Records, recognized by their keys: jsonl:GLOB, parquet:GLOB, arrow:GLOB, tfds:NAME/CONFIG or
-    hf:NAME/CONFIG, or several of them, joined by " + ". Answers to learn are in the fields
+    hf:NAME/CONFIG, or several such sources, joined by " + ". Answers to learn are in the fields
     messages, prompt and completion, or instruction and output. Preferences are in chosen and
     rejected. Prompts for sampled answers are in prompt or messages, with the fields that the
     rewards read. builtin:sums and builtin:calculations need no download. In Python, a list of

@@ -196,7 +196,7 @@ def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
 
     Special tokens that already surround the text are not added again.
     """
-    # A completion is encoded with special tokens, a conversation without them.
+    # A completion is encoded with special tokens, and a conversation without special tokens.
     before, after = (list(marks) for marks in tokenizer.frame.single.marks)
     has_frame = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
     return ids if tokenizer.special_ids.cls is None or has_frame else [*before, *ids, *after]
@@ -228,7 +228,7 @@ class DPOData(PreferenceData):
         return bound
 
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
-        """Returns the tokens; the first token is only an input, and the last one only a label."""
+        """Returns the tokens; the first token is only an input, and the last token only a label."""
         del tokenizer
         return np.asarray(encoded.ids, np.int32), np.asarray(encoded.answers)
 

@@ -182,7 +182,7 @@ Demonstration = Dialogue | PromptedText
 
 @dataclass(frozen=True)
 class Preference:
-    """Two answers to a prompt, a better and a worse one.
+    """Two answers to a prompt: a better answer and a worse answer.
 
     Attributes:
       chosen: The prompt with the better answer.
@@ -361,7 +361,7 @@ def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
 
 
 def _hh_messages(text: str) -> tuple[Message, ...]:
-    """Returns the turns of a dialogue of Anthropic's HH data, including an empty last one."""
+    """Returns the turns of a dialogue of Anthropic's HH data, including an empty last turn."""
     _, *parts = _HH_TURN.split(text)
     roles = {"Human": "user", "Assistant": "assistant"}
     return tuple(

@@ -61,7 +61,7 @@ class SupervisedExamples(PickledByFields):
         chosen = self._plan[index] if self.packed else [index]
         spans = [(self.starts[i], self.starts[i + 1]) for i in chosen]
         tokens = np.concatenate([self.tokens[a:b] for a, b in spans])
-        # The first token is only an input and the last one only a label.
+        # The first token is only an input and the last token only a label.
         sizes = np.asarray([b - a - 1 for a, b in spans])
         arrays = packed_arrays(PackedTokens(tokens, sizes), self.length)
         # A token is learned as a label, so shift the flags like the labels.

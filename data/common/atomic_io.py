@@ -18,7 +18,7 @@ from .files import input_files
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file atomically; replaces an older one.
+    """Writes a file atomically; replaces an older file.
 
     Args:
       path: The final path; missing parent folders are made.

@@ -70,7 +70,7 @@ def build_sentence_corpus(
 
     Args:
       documents: The texts of one split, which are read once, in chunks. Documents whose lines are
-        sentences are split at line breaks, all others by rules.
+        sentences are split at line breaks, and all other documents by rules.
       tokenizer: The tokenizer; its fingerprint and the fingerprint of the documents are part of
         the cache key.
       folder: The cache; the corpus is a folder inside it.
@@ -127,7 +127,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
 
 
 def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    """Tokenizes documents in one call, and yields the sentences of each.
+    """Tokenizes documents in one call, and yields the sentences of each document.
 
     If the tokens of the vocabulary include spaces, each sentence except the first of a document
     starts with a space.

@@ -234,7 +234,7 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
         chunk.append(item)
         filled += size(item)
         if filled >= _CHUNK_CHARACTERS:
-            # The caller tokenizes the chunk before it requests the next one.
+            # The caller tokenizes the chunk before it requests the next chunk.
             yield chunk
             characters += filled
             chunk, filled = [], 0

@@ -91,7 +91,7 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
         return tuple(tags)
     if scheme == "BIOES":
         return tuple(tag if tag == "O" else _AS_BIO[tag[0]] + tag[1:] for tag in tags)
-    # IOB1: an I- that does not continue a span starts one.
+    # IOB1: an I- that does not continue a span starts a span.
     return tuple(
         f"B-{tag[2:]}" if tag[0] == "I" and not _continues(tag, previous) else tag
         for previous, tag in pairwise(["O", *tags])
@@ -99,7 +99,7 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
 
 
 def span_labels(tags: Iterable[str]) -> tuple[str, ...]:
-    """Returns the labels of a model for these tags: ``O`` first, the others sorted by name.
+    """Returns the labels of a model for these tags: ``O`` first, then the other labels by name.
 
     Every type of span gets both ``B-`` and ``I-``; words outside of all spans have ``O``.
     """

@@ -1,7 +1,7 @@
 """Denoising: corrupts a text that a model then restores completely (BART).
 
 Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training", sections 2.2 and 4: *text
-infilling* replaces spans of tokens by one mask token each. The lengths are drawn from a Poisson
+infilling* replaces each span of tokens by one mask token. The lengths are drawn from a Poisson
 distribution (λ = 3); a span of length 0 inserts a mask. *Sentence permutation* shuffles the
 sentences. The published models mask 30 % of the tokens and permute all sentences.
 

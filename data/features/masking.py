@@ -143,7 +143,7 @@ class Masking(PickledByFields):
         """Chooses spans of words in random order, skipping words longer than the remaining budget.
 
         A span ends before a special token, before a word of another span, and before a word that is
-        longer than the remaining budget. If every word is longer than the budget, the shortest one
+        longer than the remaining budget. If every word is longer than the budget, the shortest word
         is chosen so that there is a prediction, unless it is longer than ``max_predictions``.
         """
         # Without `continues`, every token is a word. Arrays are bool [num_candidates].

@@ -17,7 +17,7 @@ Deliberate differences, so that every example can be made independently:
 - An example has at least two sentences, so the second segment continues the first in half of the
   examples (in the original: in fewer).
 - Sentences that a random second segment displaces wait for another epoch; the original starts its
-  next example with them.
+  next example with such sentences.
 """
 
 from dataclasses import dataclass

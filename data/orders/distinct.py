@@ -72,7 +72,8 @@ def _fill(
     batches: list[list[int]], texts: list[tuple[int, ...]], spare: list[int], batch_size: int
 ) -> None:
     """Fills each batch with the next spare examples whose texts it does not have yet."""
-    # All batches draw from the same cycle, so that each continues where the previous one stopped.
+    # All batches draw from the same cycle, so that each batch continues where the previous batch
+    # stopped.
     candidates = itertools.cycle(spare)
     for batch in batches:
         present = {text for index in batch for text in texts[index]}

@@ -53,7 +53,7 @@ class Settings:
       vocab_size: The size of the vocabulary; every token is smaller.
       length: The target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
-      validation_fraction: The share of documents held out, by the hash of each.
+      validation_fraction: The share of documents held out, by the hash of each document.
       keep: The name and fingerprint of the selector of documents; empty without a selector.
       format: The version of the record format.
       selector: The selector itself, which is not written.

@@ -91,7 +91,7 @@ def prepare(
       tokenizer: The tokenizer's folder or file, see ``load_tokenizer``.
       length: The target tokens of a sequence, T.
       packing: ``concat`` or ``first-fit``.
-      validation_fraction: The share of documents held out, in [0, 1), by the hash of each.
+      validation_fraction: The share of documents held out, in [0, 1), by the hash of each document.
       selector: Decides which documents are kept. If None, all documents are kept.
       workers: The function that makes the shards.
 
@@ -244,7 +244,7 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
     """Raises an error that says why the workers did not make a shard."""
     names = [shard_name(one) for one in parts]
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
-    # This call raises an error if the file itself has one.
+    # This call raises an error if the file itself has an error.
     prepare_shard(part, folder, settings)
     raise DataError(
         f"{missing} of {len(parts)} shards are not in {folder} after the workers have ended, "

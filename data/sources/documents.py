@@ -144,7 +144,7 @@ class _Texts:
 
 @dataclass(frozen=True)
 class JoinedRecords:
-    """The documents of several sources as the records of one.
+    """The documents of several sources as the records of one source.
 
     Attributes:
       parts: The documents of each source; some may be empty.

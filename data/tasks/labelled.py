@@ -399,7 +399,7 @@ class LabelledData(RecordData[E]):
 
 
 def _label_note(counts: Counter[str], labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a log line with known labels in the order of their ids, then others by name."""
+    """Returns a log line with known labels in the order of their ids, then other labels by name."""
     order = [*filter(counts.__contains__, labels), *sorted(counts.keys() - {*labels})]
     shown = ", ".join(f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN])
     hidden = len(order) - _LABELS_SHOWN

@@ -145,7 +145,7 @@ def encoded_texts(
     """Tokenizes single texts and pairs; see ``encode_texts``.
 
     Args:
-      texts: One or two texts each.
+      texts: The one or two texts of each example.
       locations: The location of each text or pair, for messages.
       tokenizer: The tokenizer.
       length: The length of a sequence, T.

@@ -118,7 +118,8 @@ class SpanCorruptionExamples(PickledByFields):
     @cached_property
     def _texts(self) -> tuple[np.ndarray, np.ndarray]:
         """The first token and the number of tokens of each text."""
-        # The corpus stores each document with BOS and EOS, if the tokenizer has them: skip them.
+        # The corpus stores each document with BOS and EOS, if the tokenizer has these tokens: skip
+        # them.
         special = self.tokenizer.special_ids
         before, after = special.bos is not None, special.eos is not None
         starts = self.corpus.document_starts

@@ -75,7 +75,7 @@ class Tokenizer(ABC):
       fingerprint: A stable hash of everything that determines the ids.
       own_chat_template: The chat template of its folder, or None.
       named_tokens: The special tokens of its folder by role, such as ``eos_token``. None if no
-        folder names them.
+        folder names special tokens.
       batch_settings: How transformers batches texts with its folder, or None without a folder.
       joins_bytes: Whether the text of tokens is the joined bytes of the single tokens. Then tokens
         after the end of a character do not change the text up to this character.
@@ -147,7 +147,7 @@ class Tokenizer(ABC):
 
         Returns:
           The ids, and for each id a half-open range of characters of ``text``. A character
-          that takes several tokens is in the ranges of all of them. The range of a token that
+          that takes several tokens is in the ranges of all these tokens. The range of a token that
           the template added is ``(0, 0)``.
         """
 

@@ -183,7 +183,7 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
     Raises:
       DataError: The post-processor fails, puts its texts in another order, or repeats a text.
     """
-    # Encode two texts of one ordinary token each, and read the special tokens around them.
+    # Encode two texts of one ordinary token each, and read the special tokens around these tokens.
     texts = {"a": _NO_ID - 1, "b": _NO_ID}
     probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
     probe.post_processor = backend.post_processor

@@ -179,7 +179,7 @@ class Frame:
     def join_offsets(
         self, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Adds the special tokens of one text, with the range ``(0, 0)`` for each."""
+        """Adds the special tokens of one text, with the range ``(0, 0)`` for each special token."""
         before, after = ([(0, 0)] * len(marks) for marks in self.single.marks)
         return self.join(ids).ids, [*before, *offsets, *after]
 

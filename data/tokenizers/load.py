@@ -94,7 +94,7 @@ _KNOWN = (
 )
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 # The files of each format. The first format whose files exist is loaded: original files come before
-# files exported from them.
+# files that were exported from originals.
 _IN_A_FOLDER = (
     ("characters.json",),
     ("sentencepiece.model",),

@@ -1,13 +1,13 @@
 """Marian's tokenizers (Junczys-Dowmunt et al. 2018), as the opus-mt models are published.
 
-Each language has a sentencepiece model that splits its text. A JSON vocabulary, one for both
-languages or one for each, gives the pieces their ids. Ids and texts are the same as with
-transformers' ``MarianTokenizer``, with these differences (neither class calls the punctuation
+Each language has a sentencepiece model that splits its text. A JSON vocabulary, shared by both
+languages or separate for each language, gives the pieces their ids. Ids and texts are the same as
+with transformers' ``MarianTokenizer``, with these differences (neither class calls the punctuation
 normalizer of ``sacremoses``, which transformers recommends):
 
 - Text never becomes special tokens, as with ``split_special_tokens`` in transformers.
-- The special tokens of the target side are looked up in the target's vocabulary. Transformers
-  uses the source's ids for both, which is wrong where the ids of the two vocabularies differ.
+- The special tokens of the target side are looked up in the target's vocabulary. Transformers uses
+  the source's ids for both sides, which is wrong where the ids of the two vocabularies differ.
 
 A text may begin with the language to translate to, ``>>fr<<``, which is one token.
 """

@@ -14,7 +14,7 @@ and ``bpe_model.cc``), unlike usual conversions of its files:
 Two differences remain. Sentencepiece adds up scores in float32 and the library in float64, so the
 library may choose the other of two nearly equal splits, as in ``hahaha`` or in very long lines.
 Where consecutive byte pieces are not UTF-8, which no text produces, the library replaces all of
-them.
+these pieces.
 
 ``transformers_backend`` is another conversion, which gives the ids that transformers 5 gives for a
 ``tokenizer.model``.
@@ -94,7 +94,7 @@ def parse_model(model: bytes) -> ModelProto:
 
 
 def obstacle(proto: ModelProto) -> str | None:
-    """Returns why a model has no exact counterpart in the library; None if it has one."""
+    """Returns why a model has no exact counterpart in the library; None if it has a counterpart."""
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
     # Each reason, and whether it applies; the export prints the first reason that applies.
     reasons = {

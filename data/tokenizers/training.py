@@ -46,7 +46,7 @@ class TokenizerConfig(Checked):
     """
 
     path: str | None = None
-    """An existing tokenizer (file or folder) to use instead of training one."""
+    """An existing tokenizer (file or folder) to use instead of training a tokenizer."""
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:

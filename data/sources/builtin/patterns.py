@@ -1,8 +1,8 @@
 r"""Small random tasks, endless and without a download: ``builtin:patterns``.
 
-A document is an **episode**: examples of one task, one line ``query > answer`` for each. Only the
-examples define the task, so a model that predicts an answer well has learned the task from the
-earlier examples. A task has a kind and a random part, its key:
+A document is an **episode**: examples of one task, with one line ``query > answer`` for each
+example. Only the examples define the task, so a model that predicts an answer well has learned the
+task from the earlier examples. A task has a kind and a random part, its key:
 
 ==============  ===========================  =======================================
 kind            the key                      an example, with its key in parentheses
@@ -35,7 +35,7 @@ LETTERS = "abcdefgh"
 DIGITS = "0123456789"
 """The digits of the numbers in ``count`` and ``arithmetic``."""
 MAPPED = LETTERS[:5]
-"""The letters of the queries of ``map``; its queries are all pairs of them."""
+"""The letters of the queries of ``map``; its queries are all pairs of these letters."""
 WORD_LENGTH = 3
 """The letters in a query of ``copy``, ``reverse`` and ``count``."""
 ADDENDS = DIGITS[:5]

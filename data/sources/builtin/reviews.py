@@ -86,7 +86,8 @@ def template_reviews(split: Split, seed: int = 0) -> list[Review]:
         groups["order"].append(
             [_review(f"{place} {text}", label, "order") for text, label in twins]
         )
-    # There are far more combinations of two adjectives; take as many as in the other parts.
+    # There are far more combinations of two adjectives; take as many combinations as in the other
+    # parts.
     groups["order"] = rng.sample(groups["order"], _TWINS)
     chosen: list[Review] = []
     for group in groups.values():

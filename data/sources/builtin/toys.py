@@ -11,7 +11,7 @@ name               a prompt                  a document          what a reward m
 In the documents about half of the sums are replaced by a random number, so that a model trained on
 them is right about half of the time. Reinforcement learning on the prompts can improve this rate. A
 tenth of the prompts of ``words``, chosen by a hash, is held out: training documents do not begin
-with them. None of the hundred sums is held out.
+with held-out prompts. None of the hundred sums is held out.
 """
 
 import hashlib
