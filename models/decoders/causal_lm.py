@@ -133,10 +133,9 @@ class CausalLM(nn.Module):
 
         Args:
           input_ids: token ids.
-          attention_mask: 1 for the tokens that may be attended to. With a cache
-            it covers the S slots of the cache, including the slots that this call
-            writes. A mask `[B, T, S]` states for each token all tokens that it
-            may attend to, including itself.
+          attention_mask: 1 for the tokens that may be attended to. With a cache, the mask covers
+            the S slots of the cache, including the slots that this call writes. A mask `[B, T, S]`
+            states for each token all tokens that it may attend to, including itself.
           position_ids: position of each token. Defaults to the index of the token among the real
             tokens of its sequence; in a packed sequence, of its document.
           segment_ids: number of the document that each token of a packed sequence

@@ -235,7 +235,7 @@ class Generator:
         Raises:
           UserError: the model is an encoder-decoder.
         """
-        require_head(self.config, ("causal_lm",), "holds no conversation", "give another model")
+        require_head(self.config, ("causal_lm",), "supports no conversations", "give another model")
         return CachedContext(self._model, self._params, _tokens_per_call())
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]], request: GenerationRequest) -> None:

@@ -230,9 +230,9 @@ def propose(
 ) -> tuple[Proposed, RowCaches]:
     """Chooses K tokens with the draft model; returns the tokens, and caches without the last token.
 
-    The token before the newest is always read, even if the draft model has already read it. The
-    draft model never reads the last token that it proposes, so if all tokens of the previous round
-    were accepted, it has not read the token before the newest.
+    The token before the newest token is always read, even if the draft model has already read it.
+    The draft model never reads the last token that it proposes, so if all tokens of the previous
+    round were accepted, it has not read the token before the newest token.
     """
     assert state.draft is not None
     assert state.before is not None

@@ -212,7 +212,7 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # Self-attention to the target so far, also to cached tokens.
+        # Self-attention to the target so far, including cached tokens.
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
         x = self.add(x, y, "attention", own.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
@@ -241,7 +241,7 @@ class PreNormDecoderLayer(DecoderLayer):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # Self-attention to the target so far, also to cached tokens.
+        # Self-attention to the target so far, including cached tokens.
         y = LayerNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)

@@ -267,10 +267,9 @@ class Encoder(nn.Module):
 
         Args:
           input_ids: token ids; `[B, C, T]` for head "multiple_choice".
-          attention_mask: 1 for the tokens that may be attended to. With a cache
-            it covers the S slots of the cache, including the slots that this call
-            writes. A mask `[B, T, S]` states for each token all tokens that it
-            may attend to, including itself.
+          attention_mask: 1 for the tokens that may be attended to. With a cache, the mask covers
+            the S slots of the cache, including the slots that this call writes. A mask `[B, T, S]`
+            states for each token all tokens that it may attend to, including itself.
           token_type_ids: 0 in the first part of a sequence, 1 in the second. Defaults
             to 0.
           position_ids: position of each token, from 0 (`position_offset` is added).
@@ -460,7 +459,7 @@ class Encoder(nn.Module):
             if attention_mask.ndim == 3:
                 raise UserError(
                     f"attention_mask [B, T, S] does not say which tokens are real: pooling "
-                    f"{c.pooling!r} needs one [B, T]"
+                    f"{c.pooling!r} needs [B, T]"
                 )
             return pool(x, attention_mask, (c.pooling,)).astype(e.dtype)
         if not c.has_pooler:

@@ -116,7 +116,7 @@ class HeadConvolution(nn.Module):
                 history.shape[1] == x.shape[1],
                 f"a mask [B, T, S] with T = {x.shape[1]} continues a cache of "
                 f"{history.shape[1]} beams: the convolution of heads needs the history of "
-                "each (models.nn.cache.with_beams)",
+                "each beam (models.nn.cache.with_beams)",
             )
             y += jnp.einsum("wNH,BTwNH->BTNH", taps[:0:-1], history)
             return y, jnp.concatenate([history, x[:, :, None]], axis=2)[:, :, 1:]

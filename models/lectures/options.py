@@ -134,7 +134,7 @@ class LectureOptions(_Base):
 
     @property
     def adds_positions(self) -> bool:
-        """Whether positions are vectors that are added."""
+        """Whether positions are vectors that are added to embeddings."""
         own = ("counter", "appended_counter", "binary", "table")
         return self.positions in own or super().adds_positions
 

@@ -24,8 +24,8 @@ from .masks import AttentionMask
 from .positions import Positions
 from .typing import Array, Bool, Float, Int
 
-# The score of a hidden key. A finite score gives a query without keys (padding) a uniform average
-# and not NaN.
+# The score of a hidden key. The score is finite, so that a query without keys (padding) gives a
+# uniform average and not NaN.
 HIDDEN = -1e30
 
 FEW_QUERIES = 8

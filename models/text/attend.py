@@ -94,7 +94,7 @@ class TextAttention(TextModel):
 
     heads = tuple(name for name, head in HEADS.items() if not head.takes_choices)
     refusal = "reads several texts at once"
-    remedy = "give the run that was fine-tuned to get it"
+    remedy = "give the run from which it was fine-tuned"
 
     def __call__(
         self,

@@ -47,7 +47,7 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     biases."""
 
     # Properties that differ between the derived families (`models.decoders.gpt`). The defaults are
-    # the values of GPT; a family that a docstring names sets another value.
+    # the values of GPT. If a docstring names a family, this family sets another value.
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
@@ -71,8 +71,9 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the affine maps have biases."""
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether a token attends only to itself and earlier tokens. Without this mask the model sees
-    the token that it predicts, so it learns nothing and cannot generate."""
+    """Whether a token attends only to itself and earlier tokens. Without the causal mask, the model
+    sees the token that it predicts, so it learns nothing and cannot generate.
+    """
     local_window: PositiveInt | None = None
     """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True

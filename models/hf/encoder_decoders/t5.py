@@ -1,8 +1,9 @@
 """T5 and mT5 in the Hugging Face format: configuration, classes and tensors.
 
 transformers 5 ignores `tie_word_embeddings` for tying: a model's output is tied to its embeddings
-unless its files have a different tensor for it. The field, like `scale_decoder_outputs`, only
-decides whether the decoder's output is multiplied by 1 / √D before it is projected.
+unless its files have a different tensor for it. `tie_word_embeddings`, like
+`scale_decoder_outputs`, only decides whether the decoder's output is multiplied by 1 / √D before it
+is projected.
 """
 
 import dataclasses

@@ -273,7 +273,8 @@ _RULES: Mapping[str, Callable[..., tuple[TensorRule, ...]]] = {
 def as_stored(config: Config, tensors: Callable[[], TensorSource]) -> Config:
     """Returns the configuration of a body without a pooler if its files have none.
 
-    transformers writes such files with `add_pooling_layer=False` and an unchanged `config.json`.
+    transformers writes files without a pooler with `add_pooling_layer=False` and an unchanged
+    `config.json`.
     """
     if config.head != "none" or not config.has_pooler:
         return config

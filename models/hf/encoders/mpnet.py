@@ -31,7 +31,8 @@ FORM = roberta_form(
                 for field in with_defaults(BERT_FIELDS, vocab_size=30_527)
                 if field.hf not in WITHOUT
             ),
-            # The table has this many rows, but transformers always counts 32 buckets.
+            # This field is the number of rows of the table, but transformers always uses 32
+            # buckets.
             FixedField("relative_attention_num_buckets", (32,)),
         ),
         NAMES,
