@@ -123,7 +123,7 @@ def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -
     if platform not in (None, device.platform):
         return f"the kernel requires a {platform}, got a {device.platform}"
     if platform == "gpu" and _is_old(device):
-        return f"the kernel requires NVIDIA's Ampere generation or later, got {device.device_kind}"
+        return f"the kernel requires NVIDIA's Ampere or later, got {device.device_kind}"
     # Check encoder, decoder and cross-attention, whose sizes differ.
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder

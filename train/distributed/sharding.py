@@ -89,7 +89,7 @@ def parameter_spec(
         require(
             size % math.prod(mesh.shape[axis] for axis in axes) == 0,
             f"parameter {name} {shape}: dimension {size} cannot be sharded over {over}: choose a "
-            f"divisor ({divisors_of(size)}), or change the dimension",
+            f"value from {divisors_of(size)}, or change the dimension",
         )
         spec.append(axes)
     return PartitionSpec(*spec)
@@ -259,8 +259,8 @@ def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1
     )
     require(
         length % context == 0,
-        f"data.length {length} cannot be sharded over mesh.{CONTEXT} {context}: choose a divisor "
-        f"({divisors_of(length)}), or change the length",
+        f"data.length {length} cannot be sharded over mesh.{CONTEXT} {context}: choose a value "
+        f"from {divisors_of(length)}, or change the length",
     )
 
 

@@ -151,7 +151,7 @@ def test_the_command(tmp_path, theirs, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "THEIRS"], "not trained here"),
+        (["evaluate", "THEIRS"], "validation data"),
         (["predict", "THEIRS", "--input", "none.txt"], "no head .*predict"),
         (["generate", "THEIRS"], "command embed"),
         (["translate", "THEIRS", "--input", "none.txt"], "head none cannot translate"),

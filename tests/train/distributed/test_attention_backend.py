@@ -72,7 +72,7 @@ def test_the_capped_scores_of_gemma_2(device, message, run):
 @pytest.mark.parametrize(
     ("device", "length", "message"),
     [
-        (TPU, 1024, "XLA block by block, not by splash attention: its windows with two sides"),
+        (TPU, 1024, "XLA block by block, not by splash attention: windows with two sides"),
         (gpu(), 1024, "XLA block by block, not by cuDNN: windows have two sides"),
         (CPU, 1024, "attention by XLA block by block"),
         (CPU, 128, "attention by XLA"),
@@ -96,12 +96,12 @@ def test_the_windows_of_modernbert(device, length, message, run):
         (
             gpu("7.5"),
             {},
-            "XLA, not by cuDNN: it requires NVIDIA's Ampere generation or later, got GPU 7.5",
+            "XLA, not by cuDNN: the kernel requires NVIDIA's Ampere or later, got GPU 7.5",
         ),
         (
             gpu("gfx942"),
             {},
-            "XLA, not by cuDNN: it requires NVIDIA's Ampere generation or later, got GPU gfx942",
+            "XLA, not by cuDNN: the kernel requires NVIDIA's Ampere or later, got GPU gfx942",
         ),
         (TPU, {"length": 64}, "XLA, not by splash attention: rows have 64 tokens, not a mult"),
         (TPU, {"dropout_rate": 0.1}, "attention by flash attention"),
@@ -122,7 +122,7 @@ def test_the_kernel_suits_the_device_or_the_reason_is_named(device, fields, mess
         (TPU, {"length": 512}, "attention by splash attention on a ring of 2 devices"),
         (TPU, {}, "on a ring of 2 devices, not by splash attention: the 4 parts of a row have 32"),
         (gpu(), {}, "on a ring of 2 devices, not by cuDNN: the tokens of a sequence are sharded"),
-        (CPU, {"length": 126}, "by XLA, not by XLA block by block: rows have 126 tokens, and mesh"),
+        (CPU, {"length": 126}, "by XLA, not by XLA block by block: rows have 126 tokens, but mesh"),
         (
             CPU,
             {"dropout_rate": 0.1, "length": 64},
@@ -146,7 +146,7 @@ def test_both_sides_of_a_translation_are_cut_alike(run):
     )
     config = dataclasses.replace(config, data=data)
     message = choose_kernel(config, CPU, context=2).description
-    assert "30 tokens, and mesh.context 2 " in message
+    assert "30 tokens, but mesh.context 2 " in message
 
 
 @pytest.mark.parametrize(

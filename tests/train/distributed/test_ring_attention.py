@@ -248,7 +248,7 @@ def test_a_call_that_a_ring_cannot_divide_is_refused():
     assert "probability 0.1" in (ring_refusal("splash", dropping, 4) or "")
     refused = ring_refusal("blocks", dataclasses.replace(dropping, num_keys=96), 2)
     assert refused == (
-        "the 4 parts of a row have 24 keys, and weights are dropped in parts of a multiple of 32"
+        "the 4 parts of a row have 24 keys, but dropout of weights requires a multiple of 32"
     )
     odd = Case({"context": 8}, num_keys=24)
     mesh = sharding.make_mesh(train.MeshConfig(data=1, **odd.mesh))
