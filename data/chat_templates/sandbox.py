@@ -227,7 +227,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             for one, times in ((left, right), (right, left)):
                 if isinstance(one, list | tuple) and isinstance(times, int):
                     spend(max(times, 0) * len(one))
-        if isinstance(left, Markup) or isinstance(right, Markup):  # Markup escapes the other
+        # An operand of the type Markup escapes the other operand.
+        if isinstance(left, Markup) or isinstance(right, Markup):
             left, right = (str.__str__(x) if isinstance(x, Traced) else x for x in (left, right))
         made = super().call_binop(context, operator, left, right)  # pyright: ignore
         return self._adopted(made, left, right)

@@ -1,1 +1,1 @@
-"""Texts by columns: anchors, positives, negatives and scores, for models of sentence vectors."""
+"""Reads texts by columns: anchors, positives, negatives and scores, for embedding models."""

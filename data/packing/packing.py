@@ -124,7 +124,7 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
             room.append(length)
         sequences[index].append((first, size))
         room[index] -= size
-        # A full sequence takes no further piece. Closing it lets another sequence open.
+        # A full sequence takes no further piece. Closing this sequence lets another sequence open.
         if room[index] == 0:
             closed.append(sequences.pop(index))
             room.pop(index)

@@ -47,7 +47,7 @@ class _Block:
 def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     """Reads the sentences of all files of a source.
 
-    The sentences have documents only if there are at least two marks of documents.
+    The sentences have documents only if the files mark at least two documents.
 
     Args:
       source: A source of the kind ``conll``; its field is the number of the tag column, from 1.
