@@ -213,7 +213,7 @@ def newest_step(folder: str | Path) -> int:
     found = steps(folder)
     if not found:
         empty = ", ".join(f"{CHECKPOINTS}/{number}" for number in numbered(folder))
-        note = f" ({empty} holds none)" if empty else ""
+        note = f" ({empty} is incomplete)" if empty else ""
         raise FileNotFoundError(
             f"{folder} has no checkpoint yet{note}: wait for its first checkpoint"
         )

@@ -188,7 +188,7 @@ def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.nda
 
 
 def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoRA) -> JsonObject:
-    """Returns the fields of `adapter_config.json` that say where the adapters are."""
+    """Returns the fields of `adapter_config.json` that state the places of the adapters."""
     targets = {adapter.module: _targets(adapter, adapters, mapping) for adapter in adapters}
     # The most frequent rank is the default; patterns list the modules with other ranks.
     (usual, _), *_ = collections.Counter(adapter.rank for adapter in adapters).most_common()

@@ -133,7 +133,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             (segment_ids is None) == (decoder_segment_ids is None),
             "only one side is packed: give both segment_ids or neither",
         )
-        # Encode the source, unless the caller or the cache holds the result of an earlier call.
+        # Encode the source, unless the caller or the cache has the result of an earlier call.
         encoded, attentions = None, None
         if encoder_outputs is not None:
             encoded = jnp.asarray(encoder_outputs)

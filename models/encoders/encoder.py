@@ -311,7 +311,7 @@ class Encoder(nn.Module):
 
         c, e = self.config, self.execution
         causal = c.head == "causal_lm"
-        # A mask per query does not say which tokens are real, so positions count columns.
+        # A mask per query does not state which tokens are real, so positions count columns.
         per_query = attention_mask is not None and attention_mask.ndim == 3
         position_ids, mask = prepare_inputs(
             c,

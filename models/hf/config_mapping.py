@@ -339,7 +339,7 @@ def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
     """
     number = hf_config.get("num_labels", 2)
     names = hf_config.get("id2label")
-    # Without names, transformers numbers the labels.
+    # Without names, transformers calls the labels LABEL_0, LABEL_1 and so on.
     if not names and isinstance(number, int) and not isinstance(number, bool):
         return tuple(f"LABEL_{i}" for i in range(number))
     if not isinstance(names, dict) or {str(key) for key in names} != {

@@ -85,7 +85,7 @@ def read_pair_scoring(folder: Path) -> PairScoring | None:
       folder: The folder.
 
     Returns:
-      The settings; None if the folder does not say that its model is a cross-encoder.
+      The settings; None if the folder does not state that its model is a cross-encoder.
 
     Raises:
       WeightsError: A file is broken, or a module or setting is not supported.

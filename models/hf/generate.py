@@ -85,7 +85,7 @@ def generate(
       int32[B · num_return_sequences, T']: the prompt (after its padding) or the start token; the
       new tokens, including the end token; and padding to the longest row with `pad_token_id` or
       the end token. At the context limit (`max_length` of the configuration), a search stops;
-      sampling drops the oldest tokens and continues. RoBERTa's positions are numbered from 0, as in
+      sampling drops the oldest tokens and continues. RoBERTa's positions count from 0, as in
       transformers' `generate`, unlike in the forward pass and in `Generator`.
 
     Raises:
@@ -158,7 +158,7 @@ def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | Non
 def counting_from_zero(model: Model) -> Model:
     """Returns a RoBERTa whose positions start at 0; returns other models unchanged.
 
-    transformers' `generate` numbers RoBERTa's positions from 0. In the forward pass, transformers
+    transformers' `generate` counts RoBERTa's positions from 0. In the forward pass, transformers
     and flaxzoo both start after the rows of the padding.
     """
     config = model.config

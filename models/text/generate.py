@@ -86,7 +86,7 @@ class TextGenerator(TextModel):
 
     def open_batch(self, max_rows: int) -> OpenBatch:
         """Returns a batch that texts may enter at any time; see `Generator.open_batch`."""
-        # Only the stored settings ban sequences, so the ban holds for all texts of the batch.
+        # Only the stored settings ban sequences, so the ban applies to all texts of the batch.
         banned = merged_request(self._stored, {"num_beams": 1}).bad_words_ids
         return self._generator.open_batch(max_rows, banned=banned)
 

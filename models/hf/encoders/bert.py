@@ -12,7 +12,7 @@ IGNORED = NAMES | {
     *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
 }
 IS_DECODER = FixedField("is_decoder", (False, True))
-"""The head says whether the model is a decoder, so both values are accepted."""
+"""The head determines whether the model is a decoder, so both values are accepted."""
 
 FORM = EncoderForm(
     config=BertConfig,

@@ -455,7 +455,7 @@ def _after_prefix(prefix: Cache, mask: Bool[Array, "B T T"]) -> dict[str, Any]:
         layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), prefix.layers),
         positions=None if prefix.positions is None else repeated(prefix.positions, 0),
     )
-    # Slot `prefix.index` + j will hold token j of the row.
+    # Slot `prefix.index` + j will contain token j of the row.
     hidden = jnp.zeros((number, width, cache.length), bool)
     own = jax.lax.dynamic_update_slice(hidden, mask, (0, 0, prefix.index))
     visible = own | (jnp.arange(cache.length) < prefix.index)

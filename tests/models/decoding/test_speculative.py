@@ -248,7 +248,7 @@ def test_an_end_in_the_middle_of_a_draft_ends_the_text():
 @pytest.mark.parametrize(
     ("changes", "number", "message"),
     [
-        ({"vocab_size": 30}, 3, "vocabulary .*30, .* 29"),
+        ({"vocab_size": 30}, 3, "vocabulary .*30 .* 29"),
         ({"head_convolution": 3}, 3, "draft model .*head_convolution"),
         ({"num_experts": 4}, 3, "draft model .*num_experts 4"),
         ({"max_length": 5}, 4, "5 tokens .*propose 4 .*3"),
