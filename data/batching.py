@@ -31,7 +31,7 @@ IteratorState = dict[str, Any]
 MIXTURE = "mixture"
 """The entry of an iterator's state that has the position of each source."""
 
-# ``grain.MapDataset.shuffle`` uses the same number.
+# ``grain.MapDataset.shuffle`` uses the same number of rounds.
 _SHUFFLE_ROUNDS = 4
 
 

@@ -240,7 +240,7 @@ class DPOData(PreferenceData):
         if self._reference is None:
             return split
         assert isinstance(split.examples, PairExamples)
-        # Compute them once for all epochs.
+        # Compute the log-probabilities once for all epochs.
         found = self._reference(split.examples)
         examples = dataclasses.replace(split.examples, reference_log_probs=found)
         return dataclasses.replace(split, examples=examples)

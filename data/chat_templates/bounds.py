@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 MAX_SOURCE = 1 << 17
-"""The longest template, in characters; published ones have up to 20,000."""
+"""The longest template, in characters; published templates have up to 20,000."""
 MAX_STEPS = 1 << 20
 """Maximum number of steps of a run, in addition to ``STEPS_PER_CHARACTER``."""
 STEPS_PER_CHARACTER = 64

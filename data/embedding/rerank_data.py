@@ -114,8 +114,8 @@ class RerankData(ColumnsData):
         texts, template = NumberedTexts.of(examples), Template.of(tokenizer, self.length)
         queries, documents = (TokenRows.of(x, tokenizer) for x in (texts.queries, texts.documents))
         number = texts.rows.shape[1] - 1
-        # Count truncated pairs; sampled documents are not known here.
-        # [n, 1 + C] to [n, 1] and [n, C], which broadcast to the sizes of all pairs.
+        # Count truncated pairs; sampled documents are not known yet. [n, 1 + C] to [n, 1] and [n,
+        # C], which broadcast to the sizes of all pairs.
         anchors, others = np.split(texts.rows, [1], axis=1)
         sizes = queries.sizes[anchors] + np.where(others == ABSENT, 0, documents.sizes[others])
         is_long = (sizes > template.room(2)) & (others != ABSENT)

@@ -46,7 +46,8 @@ class NumberedTexts:
     def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
         """Assigns a number to each different text of the examples."""
         most = max(len(example.documents) for example in examples)
-        # In `rows`, anchors and documents are counted separately. In `keys`, they share numbers.
+        # In `rows`, anchors and documents are counted separately. In `keys`, anchors and documents
+        # share numbers.
         queries, documents, texts = TextTable(), TextTable(), TextTable()
         rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
         for i, example in enumerate(examples):

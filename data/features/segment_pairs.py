@@ -6,7 +6,7 @@ examples the second segment is then replaced by sentences from a random position
 document. A tenth of the examples has a random shorter target. Pairs that are too long lose random
 tokens from either end of the longer segment.
 
-Deliberate differences, so that every example can be made independently:
+There are deliberate differences, so that every example can be made independently:
 
 - The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)`` examples. The
   starts of examples differ between epochs: example ``k`` begins with the first sentence that starts
@@ -81,7 +81,7 @@ class Segments(PickledByFields):
     Attributes:
       corpus: The sentences.
       length: The maximum number of tokens in an example, T.
-      frame: The special tokens of one text and of two.
+      frame: The special tokens of one text and of two texts.
       seed: The seed of the start positions of examples.
       next_sentence: Whether examples are pairs; otherwise they are single texts.
       short_fraction: The fraction of examples with a random shorter target.

@@ -29,7 +29,7 @@ class Windows:
     Attributes:
       corpus: The text as tokens; windows cross the ends of sentences and documents.
       length: The number of tokens of an example, T.
-      frame: The special tokens of one text and of two.
+      frame: The special tokens of one text and of two texts.
       next_sentence: Whether examples are pairs; otherwise they are single windows.
     """
 

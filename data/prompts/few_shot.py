@@ -93,7 +93,7 @@ class FewShot(Checked):
     def shots(self, query: PromptExample | Mapping[str, str]) -> list[PromptExample]:
         """Returns the examples for a query.
 
-        Without a seed they are in the order of ``examples``. With a seed, the example that was
+        Without a seed, the result has the order of ``examples``. With a seed, the example that was
         chosen first is next to the query.
 
         Raises:

@@ -33,8 +33,8 @@ class Documents(Sequence[str]):
       field: The feature that contains the text.
       fingerprint: A stable hash of all documents.
       indices: The records of the split, int64 [num_documents]. If None, all records.
-      lines_are_sentences: Whether each line of a document is one sentence. For joined sources, each
-          of ``parts`` has this attribute.
+          lines_are_sentences: Whether each line of a document is one sentence. For joined sources,
+          each of ``parts`` has this attribute.
       note: A line for the log if a filter left documents out, or if far more documents are held
         out than requested; else empty.
     """

@@ -64,7 +64,7 @@ class LabelledSource:
       kind: The kind, a key of ``FORMS``, or ``memory``.
       location: The glob, or the ``name/config`` of a TensorFlow Dataset.
       fields: The names or numbers of the fields.
-      named: Whether the user named these fields; False for default fields.
+      named: Whether the user named the fields; False for default fields.
       conditions: The conditions that a record must satisfy to be read.
     """
 

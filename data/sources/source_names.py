@@ -62,8 +62,7 @@ _FORMS: dict[str, str] = {
 _DEFAULT_PART = {"text": "file", **dict.fromkeys(("jsonl", *FILE_KINDS, "tfds", "hf"), "text")}
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
-# The kinds of source that any kind of data reads. A name among them is not a misspelling of another
-# kind.
+# The kinds of source that any kind of data reads. Such a name is not a misspelling of another kind.
 _ALL_KINDS = {*_FORMS, "tsv", "csv", "conll", "squad", "pairs", "corpora", "beir"}
 _KINDS = f"(?:{'|'.join([*sorted(_ALL_KINDS), 'instructions'])}):"
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
@@ -201,7 +200,7 @@ def require_unmixed(name: str, reader: str) -> None:
       reader: The reader of the source, which does not support weights, for the message.
 
     Raises:
-      DataError: It is a mixture.
+      DataError: The source is a mixture.
     """
     problem = f"{reader} does not support weights, got {name!r}: join the sources without weights"
     require(not split_mixture(name), problem, DataError)
@@ -279,7 +278,7 @@ def parse_source(name: str) -> Source:
     if kind == "text":
         require_one_of(f"the unit of source {name!r}", part, _UNITS, error=DataError)
     # Among built-in sources only the patterns have a part, the kinds of tasks. `Patterns.parse`
-    # checks it.
+    # checks the part.
     if kind == "builtin" and Patterns.parse(name) is None:
         require_one_of("the built-in text", name, _BUILTINS, error=DataError)
     return Source(name, cast(SourceKind, kind), location, part, conditions)

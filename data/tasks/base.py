@@ -247,13 +247,13 @@ class DocumentsData(MixableData):
         return self.mixed(self._noted(part, tokenizer, seed) for part in texts.parts)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the examples of the validation documents, the same each time."""
+        """Returns the examples of the validation documents, which are the same each time."""
         return self._noted(self.validation_documents(), tokenizer, None)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns the examples of all documents of another source, the same each time."""
+        """Returns the examples of all documents of another source, always the same examples."""
         return self._noted(load_whole(source), tokenizer, None)
 
     def _noted(self, documents: Documents, tokenizer: Tokenizer, seed: int | None) -> DataSplit:

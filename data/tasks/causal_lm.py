@@ -36,7 +36,7 @@ from ..tokenizers.base import Tokenizer
 from .base import DocumentsData, unknown_tokens
 
 EPISODES_PER_EPOCH = 1 << 16
-"""Examples in an epoch of ``builtin:patterns``; every epoch has new examples."""
+"""The number of examples in an epoch of ``builtin:patterns``; every epoch has new examples."""
 # Episodes that are drawn and tokenized to measure padding and to count tokens.
 _SAMPLED_EPISODES = 1000
 

@@ -2,8 +2,8 @@
 
 ``RecordData`` reads and divides any records; ``LabelledData`` adds labels and predictions. A
 subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and defines
-how a record becomes an example, and how examples become arrays. Everything else about a split is in
-this file.
+how a record becomes an example, and how examples become arrays. This file has all other code for
+splits.
 """
 
 from abc import abstractmethod

@@ -35,7 +35,7 @@ from .base import EVALUATION_SEED, DataConfig, SourceField, unknown_tokens
 VOCABULARY_PAIRS = 1_000_000
 """Maximum number of pairs for training a vocabulary; these pairs are evenly spaced."""
 NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
-"""Examples in an epoch of spelled-out numbers; every epoch has new examples."""
+"""The number of examples in an epoch of spelled-out numbers; every epoch has new examples."""
 
 # Evaluation still translates and scores a pair that does not fit, but without a loss.
 _OF_THE_LOSS = "left out of the loss"

@@ -129,9 +129,9 @@ class Tokenizer(ABC):
     def begins_document(self) -> tuple[int, ...]:
         """The tokens before the first token of a document.
 
-        These are the frame's tokens before a text. If the frame has no such tokens, the BOS token
-        is used, which also separates the documents of a corpus. A vocabulary without BOS has no
-        such tokens.
+        The result is the frame's tokens before a text. If the frame has no such tokens, the BOS
+        token is used, which also separates the documents of a corpus. A vocabulary without BOS has
+        no such tokens.
         """
         bos = self.special_ids.bos
         return self.frame.before or (() if bos is None else (bos,))
@@ -291,7 +291,7 @@ class Tokenizer(ABC):
 
         Use this method to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as
         ordinary characters. The mask absorbs spaces around it as its Hugging Face folder states.
-        Without a folder, it absorbs the spaces before it.
+        Without a folder, the mask absorbs the spaces before it.
 
         Args:
           text: For example ``The [MASK] pulled into the station.``

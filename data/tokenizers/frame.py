@@ -70,7 +70,7 @@ class Layout:
 
         Args:
           ids: The tokens of the framed texts.
-          types: The token type of each.
+          types: The token type of each token.
           texts: The token of each text; not a special token.
 
         Raises:

@@ -98,8 +98,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         encoding = _encode(self._backend, text, framed=add_special_tokens)
-        # The model may read the name of a special token as a piece of text. Then encode again
-        # without this piece.
+        # The model may read the name of a special token as a piece of text. In this case, encode
+        # again without the piece.
         pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         if not self._named_pieces.isdisjoint(id for id, of_frame in pairs if not of_frame):
             encoding = _encode(self._without_named_pieces, text, framed=add_special_tokens)
@@ -152,7 +152,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         }
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
-        """See ``Tokenizer``; the library finds them, before and after normalization."""
+        """See ``Tokenizer``; the library finds control tokens, before and after normalization."""
         finder, ids = self._finder
         found = _encode(finder, text)
         pairs = zip(found.ids, found.offsets, strict=True)

@@ -47,11 +47,11 @@ KINDS = ("map", "copy", "reverse", "count", "arithmetic")
 TEMPLATE = "{query} > {answer}\n"
 """An example as text, in the form of a prompt pattern."""
 NUM_DOCUMENTS = 2000
-"""Training episodes for readers of documents, for example to train a vocabulary."""
+"""The number of training documents, for readers of documents such as a vocabulary's training."""
 DOCUMENT_EXAMPLES = 24
-"""The number of examples in each of these documents."""
+"""The number of examples in each of the ``NUM_DOCUMENTS`` documents."""
 NUM_HELD_OUT = 200
-"""Held-out episodes for validation and prompts; several may show the same task."""
+"""The number of held-out episodes for validation and prompts; several may show the same task."""
 
 _NAME = "builtin:patterns"
 # Tasks whose hash has a first byte below 26 are held out: 26 of 256 values, a tenth.

@@ -9,7 +9,7 @@
 =============================  ======================================================
 
 If the source names no split, training reads ``train``, and validation reads the published
-validation split if there is one. The test split is never used. The rule for ``tfds:`` is the same.
+validation split if there is one. The test split is never used. The same rule holds for ``tfds:``.
 """
 
 import re

@@ -66,7 +66,7 @@ def write_texts(
       folder: The folder to write to.
     """
     builder = TextBuilder(documents, division, splits, folder)
-    # Hide a banner about downloads, because there are none.
+    # Hide a banner about downloads, because nothing is downloaded.
     with redirect_stdout(io.StringIO()):
         tfds.disable_progress_bar()
         try:

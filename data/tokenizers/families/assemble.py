@@ -81,7 +81,7 @@ def load_folder(path: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | N
     if len(files) == 1 and files[0].suffix == ".json":
         return _load_json(read_folder(path, files[0]), files[0])
     folder = read_folder(path, None)
-    # These classes read no older format.
+    # The classes of `_ANY_CLASS` read no older format.
     if folder.class_name in _ANY_CLASS:
         is_stated = folder.model_type is not None
         folder = dataclasses.replace(folder, class_name=None, is_stated=is_stated)

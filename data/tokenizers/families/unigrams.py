@@ -77,7 +77,8 @@ def albert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 def deberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     """Makes the tokenizer of DeBERTa version 2 and 3."""
-    # Version 2 has a vocabulary of unigrams. transformers does not use its normalization.
+    # Version 2 has a vocabulary of unigrams. transformers does not use the normalization of version
+    # 2.
     unknown, prefix = settings.named("unk_token"), settings.flag("add_prefix_space", True)
     pieces = list(vocabulary.scores)
     named = (unknown, 0.0) in pieces
