@@ -433,7 +433,8 @@ def _shared_names(config: TransformerConfig) -> list[tuple[str, ...]]:
 @functools.lru_cache(maxsize=8)
 def module_mapping(config: TransformerConfig) -> TensorMapping:
     """Returns the tensors of a model by the names of its modules in transformers 5."""
-    mapping = mapping_of(config).tensor_mapping(config)
+    record = mapping_of(config)
+    mapping = (record.module_mapping or record.tensor_mapping)(config)
 
     def renamed(name: str) -> str:
         for in_files, module in MODULES:

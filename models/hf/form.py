@@ -57,6 +57,8 @@ class Form(Generic[Config]):
     own_fields: Callable[[Config], JsonObject] | None = None
     """The inverse of `own_settings`, for export: returns further fields for a configuration."""
     generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    in_generate: Callable[[Config], Config] = lambda config: config
+    """Returns the configuration of the model that transformers' `generate` computes."""
 
     def mapping(self) -> HFMapping[Config]:
         """Returns the family's record."""
@@ -66,6 +68,7 @@ class Form(Generic[Config]):
             config_to_hf=self.config_to_hf,
             tensor_mapping=self.tensor_mapping,
             generation_defaults={self.model_type: self.generation_defaults},
+            in_generate=self.in_generate,
         )
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:

@@ -4,7 +4,6 @@ Names, meanings and defaults follow transformers' `generate`; unsupported argume
 name. `Generator` does the work.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,12 +17,12 @@ from ..decoding.generator import Generator, sampling_keys
 from ..decoding.padding import pad_rows
 from ..decoding.request import GenerationRequest, Hypothesis, check_token_ids
 from ..decoding.speculative import NUM_DRAFT_TOKENS, Draft
-from ..encoders.roberta import RobertaConfig
 from ..heads.specs import CAUSAL_HEADS
 from ..model import Model
 from ..nn.typing import Params
-from ..registry import create
+from ..registry import create, family_of
 from .generation_config import ARGUMENTS, EFFECTIVE, FIELDS, request_from_hf
+from .registry import mapping_of
 from .tensors.mapping import WeightsError
 
 WHERE = "models.generate"
@@ -94,7 +93,7 @@ def generate(
     """
     # Read the prompts and the requested settings.
     num_readable = beams_of(model).vocab_size
-    model = counting_from_zero(model)
+    model = as_in_generate(model)
     causal = model.config.head in CAUSAL_HEADS
     fields = _hf_fields(requested)
     given = _rows(input_ids)
@@ -152,22 +151,16 @@ def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | Non
         )
     model, params = assistant
     number = NUM_DRAFT_TOKENS if num_tokens is None else num_tokens
-    return Draft(counting_from_zero(model), params, number)
+    return Draft(as_in_generate(model), params, number)
 
 
-def counting_from_zero(model: Model) -> Model:
-    """Returns a RoBERTa whose positions start at 0; returns other models unchanged.
-
-    transformers' `generate` counts RoBERTa's positions from 0. In the forward pass, transformers
-    and flaxzoo both start after the rows of the padding.
-    """
-    config = model.config
-    if not isinstance(config, RobertaConfig) or config.head not in CAUSAL_HEADS:
+def as_in_generate(model: Model) -> Model:
+    """Returns the model that transformers' `generate` computes, which may count other positions."""
+    # A family without a Hugging Face form has no other positions.
+    if family_of(model.config).hf_module is None:
         return model
-    longer = config.max_length + config.position_offset
-    return create(
-        dataclasses.replace(config, position_offset=0, max_length=longer), model.execution
-    )
+    config = mapping_of(model.config).in_generate(model.config)
+    return model if config == model.config else create(config, model.execution)
 
 
 def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:

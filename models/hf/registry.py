@@ -6,7 +6,7 @@ package (`Family.hf_module`), which defines `MAPPING`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -48,6 +48,13 @@ class HFMapping(Generic[Config]):
         config
     )
     """Completes a configuration with facts that only the stored tensors show."""
+    module_mapping: Callable[[Config], TensorMapping] | None = None
+    """Returns the mapping by the names of modules in transformers. If None, they are the names in
+    files."""
+    in_generate: Callable[[Config], Config] = lambda config: config
+    """Returns the configuration of the model that transformers' `generate` computes."""
+    notes: Callable[[Config], Sequence[str]] = lambda config: ()
+    """Returns notes for the reader of a saved model, one line each."""
 
 
 AnyMapping: TypeAlias = HFMapping[Any]

@@ -9,13 +9,13 @@ from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..decoding.request import published_request
-from ..encoders.bert import BertConfig
 from ..heads.specs import CAUSAL_HEADS, HEADS
 from ..init import fitting_params
 from ..model import Model
 from ..nn.typing import Params
 from ..tokenizer import Vocabulary
 from .cross_encoder import PairScoring, write_pair_scoring
+from .registry import mapping_of
 from .save_weights import FILE_BYTES, Precision, search_fields, write_json, write_weights
 from .sentence_embedding import EmbeddingSettings, write_embedding_settings
 from .sparse_encoder import SparseSettings, write_sparse_settings
@@ -184,8 +184,7 @@ def write_model(
         notes.append(
             "config.json cannot state that questions may have no answer: this setting is not saved"
         )
-    if head.name == "none" and isinstance(config, BertConfig) and not config.body_pooler:
-        notes.append("the model has no pooler: load it with add_pooling_layer=False")
+    notes += mapping_of(config).notes(config)
     if translates and tokenizer is not None and settings.generation is None:
         notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)

@@ -6,7 +6,7 @@ A family states its differences in an `EncoderForm`: fields, names of parts, cla
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -113,10 +113,17 @@ class EncoderForm(Form[Config]):
     them."""
     classifier_rates: Mapping[str, Rate]
     """For each head, the field with the dropout rate of the classifier's input."""
+    modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of this form that differ for the names of modules in transformers, as in adapters."""
 
     def mapping(self) -> HFMapping[Config]:
         """Returns the family's record."""
-        return dataclasses.replace(super().mapping(), as_stored=as_stored)
+        return dataclasses.replace(
+            super().mapping(),
+            as_stored=as_stored,
+            module_mapping=dataclasses.replace(self, **self.modules).tensor_mapping,
+            notes=_notes,
+        )
 
     @property
     def prefix(self) -> str:
@@ -252,6 +259,14 @@ class EncoderForm(Form[Config]):
         if config.head in ("masked_lm", "causal_lm"):
             ignored.append(IgnoredTensor("cls.seq_relationship.*"))
         return ignored
+
+
+def _notes(config: EncoderConfig) -> Sequence[str]:
+    """Returns a note on a body without the pooler that its class in transformers has."""
+    lacks_pooler = type(config).body_pooler and not config.body_pooler
+    if config.head != "none" or not lacks_pooler:
+        return ()
+    return ("the model has no pooler: load it with add_pooling_layer=False",)
 
 
 def _later_norms(flax: str, hf: str, *, bias: bool) -> tuple[TensorRule, ...]:

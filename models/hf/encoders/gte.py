@@ -1,6 +1,7 @@
 """GTE in the Hugging Face format: the form of transformers 5, and the authors' model type `new`."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from ....data.common.json_text import JsonObject, JsonValue
@@ -9,7 +10,14 @@ from ..config_mapping import ConfigMapping, HFConfig, Settings, typed_field
 from ..generation_config import NAMES
 from ..tensors.mapping import TensorRule, WeightsError, linear
 from .encoder_form import BERT_EMBEDDINGS, LEGACY_NAMES, TokenLogits
-from .rotary_form import rotary_fields, rotary_form, take_older_values, take_positions
+from .rotary_form import (
+    LAYERS,
+    MODULES,
+    rotary_fields,
+    rotary_form,
+    take_older_values,
+    take_positions,
+)
 
 OLDER_VALUES: dict[str, JsonValue] = {
     "layer_norm_type": "layer_norm",
@@ -38,12 +46,13 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     take_positions(fields, settings, source, 160_000.0)
 
 
-def _output_rules(config: GteConfig, prefix: str) -> Sequence[TensorRule]:
+def _output_rules(config: GteConfig, prefix: str, layers: str) -> Sequence[TensorRule]:
     """Returns the rules of the last map of the feed-forward layers, the only map with a bias."""
     del config
-    return linear("layers/feed_forward/down", f"{prefix}encoder.layer.{{i}}.mlp.down_proj")
+    return linear("layers/feed_forward/down", f"{prefix}{layers}.mlp.down_proj")
 
 
+LM_HEAD = TokenLogits("lm_head.dense", "lm_head.norm", "lm_head.decoder.bias", "lm_head.decoder")
 FORM = rotary_form(
     GteConfig,
     "gte",
@@ -65,12 +74,16 @@ FORM = rotary_form(
         ("feed_forward/up", "feed_forward/gate"): "mlp.up_gate_proj",
         "feed_forward_norm": "mlp_ln",
     },
-    token_logits=TokenLogits(
-        "lm_head.dense", "lm_head.norm", "lm_head.decoder.bias", "lm_head.decoder"
-    ),
-    own_rules=_output_rules,
+    token_logits=LM_HEAD,
+    own_rules=functools.partial(_output_rules, layers="encoder.layer.{i}"),
     own_settings=_own_settings,
     older_names=(*LEGACY_NAMES, ("gte.", "new.")),
+    modules={
+        "layers": LAYERS,
+        "parts": MODULES,
+        "token_logits": LM_HEAD._replace(transform_norm="lm_head.layer_norm"),
+        "own_rules": functools.partial(_output_rules, layers=LAYERS),
+    },
 )
 
 

@@ -11,7 +11,14 @@ from ..config_mapping import ConfigMapping, Settings, typed_field
 from ..generation_config import NAMES
 from ..tensors.mapping import WeightsError
 from .encoder_form import BERT_EMBEDDINGS, TokenLogits
-from .rotary_form import rotary_fields, rotary_form, take_older_values, take_positions
+from .rotary_form import (
+    LAYERS,
+    MODULES,
+    rotary_fields,
+    rotary_form,
+    take_older_values,
+    take_positions,
+)
 
 OLDER_NAMES = {
     "n_embd": "hidden_size",
@@ -110,5 +117,10 @@ FORM = rotary_form(
         "cls.predictions.decoder",
     ),
     own_settings=_own_settings,
+    modules={
+        "embeddings": BERT_EMBEDDINGS,
+        "layers": LAYERS,
+        "parts": {**MODULES, "feed_forward/down": "mlp.down_proj"},
+    },
 )
 MAPPING = FORM.mapping()

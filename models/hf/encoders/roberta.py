@@ -1,5 +1,6 @@
 """RoBERTa in the Hugging Face format."""
 
+import dataclasses
 from typing import Any, TypeVar, cast
 
 from ....data.common.fields import NonNegativeInt, expectation, require
@@ -46,6 +47,16 @@ def _own_fields(config: RobertaConfig) -> JsonObject:
     }
 
 
+def _in_generate(config: Config) -> Config:
+    """Returns the configuration of a model whose positions start at 0.
+
+    transformers' `generate` counts positions from 0. In the forward pass, transformers and flaxzoo
+    both start after the rows of the padding.
+    """
+    longer = config.max_length + config.position_offset
+    return dataclasses.replace(config, position_offset=0, max_length=longer)
+
+
 def roberta_form(
     config: type[Config], model_type: str, name: str, **differences: Any
 ) -> EncoderForm[Config]:
@@ -74,6 +85,7 @@ def roberta_form(
         },
         "own_settings": _own_settings,
         "own_fields": _own_fields,
+        "in_generate": _in_generate,
         "generation_defaults": {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1},
     }
     return EncoderForm(

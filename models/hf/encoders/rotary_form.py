@@ -13,6 +13,19 @@ from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm
 Config = TypeVar("Config", bound=NomicBertConfig)
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn")
+LAYERS = "layers.{i}"
+"""The name of one layer in the modules of transformers 5."""
+MODULES = {
+    "attention/query": "self_attn.q_proj",
+    "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj",
+    "attention/output": "self_attn.o_proj",
+    "attention_norm": "post_attention_layernorm",
+    "feed_forward/up": "mlp.up_proj",
+    "feed_forward/gate": "mlp.gate_proj",
+    "feed_forward_norm": "post_mlp_layernorm",
+}
+"""The name of each part of a layer in the modules of transformers 5, which the families share."""
 
 
 def take_older_values(fields: JsonObject, values: dict[str, JsonValue], source: str) -> None:

@@ -103,6 +103,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Electra": ("ForMaskedLM", {**BODY, "embedding_size": 16}),
     "ModernBert": ("ForMaskedLM", BODY),
     "Albert": ("ForMaskedLM", {**BODY, "embedding_size": 16}),
+    "NomicBert": ("ForMaskedLM", BODY),
+    "Gte": ("ForMaskedLM", BODY),
     "T5": ("ForConditionalGeneration", T5),
     "MT5": ("ForConditionalGeneration", T5),
     "Bart": ("ForConditionalGeneration", BOTH),
@@ -184,7 +186,7 @@ def modules_of(family, *kinds):
 
 def head_of(family):
     names = {"Bert": "decoder", "Roberta": "lm_head.decoder", "DistilBert": "vocab_projector"}
-    names |= {"Electra": "generator_lm_head", "MPNet": "lm_head.decoder"}
+    names |= {"Electra": "generator_lm_head", "MPNet": "lm_head.decoder", "Gte": "lm_head.decoder"}
     return names.get(family, "lm_head")
 
 

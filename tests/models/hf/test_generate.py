@@ -11,7 +11,7 @@ import pytest
 from flaxzoo import models
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.models.decoding.generator import check_seed
-from flaxzoo.models.hf.generate import counting_from_zero
+from flaxzoo.models.hf.generate import as_in_generate
 from flaxzoo.models.hf.tensors.mapping import WeightsError
 
 from ...support.parity import note_tokens
@@ -196,7 +196,7 @@ def test_the_same_scores(made, family, ending):
         max_new_tokens=12,
         eos_token_id=(EOS,),
     )
-    model = counting_from_zero(model)
+    model = as_in_generate(model)
     found = models.Generator(model, params).search(rows(), request)
     flat = [hypothesis for row in found for hypothesis in row]
     for hypothesis, sequence in zip(flat, expected.sequences.tolist(), strict=True):
