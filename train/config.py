@@ -92,8 +92,8 @@ class TrainConfig(Checked):
     keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep."""
     keep_best: NonNegativeInt = 1
-    """Number of best checkpoints to keep: those with the lowest validation loss, or with the
-    highest nDCG@10 if the run trains vectors."""
+    """Number of best checkpoints to keep. The best checkpoints have the lowest validation loss, or
+    the highest nDCG@10 if the run trains vectors."""
     best_metric: str | None = None
     """The metric that determines the best checkpoints: min: or max:, followed by the name of a
     metric, such as max:accuracy, min:ema_loss or max:hellaswag/acc (a task of `evaluate.tasks`).

@@ -98,8 +98,8 @@ class OptimizerConfig(Checked):
             f"optimizer.adafactor_momentum requires optimizer.name adafactor, got "
             f"{self.name}: leave it out",
         )
-        # Check only the syntax here. The parameters, which decide whether a pattern matches, do not
-        # exist yet.
+        # Check only the syntax here. Whether a pattern matches depends on the parameters, which do
+        # not exist yet.
         for pattern in self.frozen:
             try:
                 re.compile(pattern)

@@ -177,7 +177,7 @@ def _mend_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             opened = os.open(os.devnull, os.O_RDWR)
-            # `os.open` returns the lowest free number, which need not be that of this stream.
+            # `os.open` returns the lowest free number, which need not be the number of this stream.
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)

@@ -64,7 +64,7 @@ def log(line: str) -> None:
 
 
 def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments before `--`, and those after it."""
+    """Returns the arguments before `--`, and the arguments after `--`."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:cut], arguments[cut + 1 :]
 
@@ -75,8 +75,8 @@ def parse(
     """Reads the options of a command.
 
     Args:
-        cls: a dataclass whose fields are the options. Its docstring describes the command, and the
-          field docstrings describe the options.
+        cls: a dataclass whose fields are the options. The docstring of the class describes the
+          command, and the docstrings of the fields describe the options.
         arguments: the user's arguments after the name of the command.
         command: the command, for messages: "flaxzoo generate".
         renamed: field names in messages of the library → options, where the two differ.
@@ -92,7 +92,7 @@ def parse(
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     required = [field for field in fields if field.default is dataclasses.MISSING]
     own = vars(cls).get("__annotations__", {})
-    # List the options that the class declares before the inherited ones.
+    # List the options that the class declares before the inherited options.
     optional = sorted((x for x in fields if x not in required), key=lambda x: x.name not in own)
     words = [command]
     for field in (*required, *optional):
@@ -206,7 +206,7 @@ def _complaint(error: argparse.ArgumentError) -> str:
     """Rewrites argparse's message in the style of this file."""
     name, message = (error.argument_name or "").partition("/")[0], error.message
     if message.startswith("expected"):
-        return f"{name} has no value: add one"
+        return f"{name} has no value: add a value"
     if message.startswith("ignored explicit argument"):
         return f"{name} takes no value: leave {message.split()[-1]} out"
     return f"{name} {message}".strip()

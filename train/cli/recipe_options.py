@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "data": ("The examples to train and validate on.", ("data.",)),
     "objective": ("The loss and its hyperparameters.", ("objective.",)),
-    "tokenizer": ("The vocabulary: an existing one, or one to train.", ("data.tokenizer.",)),
+    "tokenizer": ("The vocabulary, which exists or is trained.", ("data.tokenizer.",)),
     "model": ("Sizes and variants of the model.", ("model.",)),
     "adapters": (
         "LoRA: any of these options freezes the model of --init-from and trains adapters to it.",
@@ -82,7 +82,7 @@ MOST_USED = (
     *("objective.rewards", "objective.max_new_tokens", "objective.num_generations"),
     *("objective.kind", "objective.beta"),
 )
-"""The options that `--help` shows after the command-specific ones."""
+"""The options that `--help` shows after the command-specific options."""
 
 
 class RecipeParser(OptionParser):
@@ -119,7 +119,7 @@ class RecipeParser(OptionParser):
         preset = first["preset"]
         require(
             preset != "" and not (preset or "").startswith("--"),
-            f"--preset has no value: add one (see flaxzoo {command} {name} --help)",
+            f"--preset has no value: add a value (see flaxzoo {command} {name} --help)",
         )
         self.everything = "--help-all" in self._options
         helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
@@ -163,7 +163,7 @@ class RecipeParser(OptionParser):
         """Returns the configuration with the preset's published vocabulary size, if applicable.
 
         Options that choose a vocabulary take precedence. `plan` and `bench` assume the published
-        model. `train` builds a vocabulary of a different size from the text, and logs this.
+        model. `train` builds a vocabulary of a different size from the text, and logs this size.
         """
         named = any(hasattr(parsed, option) for option in VOCABULARY)
         if self._preset is None or config.init_from is not None or named:
@@ -260,7 +260,7 @@ def add_options(
         helping: whether to read the help texts from the source code, which is slow.
     """
     fields = {x.name: x for x in settings_of(config, with_text=helping)}
-    # The longest entry that covers a field decides its group.
+    # The longest entry that covers a field determines the group of the field.
     title_of = {entry: title for title, (_, entries) in GROUPS.items() for entry in entries}
     entry_of = {
         name: max((e for e in title_of if _covers(e, name)), key=len, default="") for name in fields

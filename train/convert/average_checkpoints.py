@@ -51,7 +51,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
         )
     check_not_existing(output)
     taken = kept[-last:]
-    # Compute and check the mean before anything is written.
+    # Compute and check the mean before any file is written.
     mean = _mean(folder, taken, model_config(folder))
     check_finite(mean, folder)
 

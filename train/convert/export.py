@@ -270,7 +270,7 @@ def _write_peft(
     """Writes the adapters of a run, without reading the base model's parameters."""
     run = load_adapters(folder, step, ema=ema)
     check_finite(run.trained, folder)
-    # This rejects a model that transformers lacks before anything is written.
+    # Reject a model that transformers lacks before any file is written.
     mapping_of(run.model.config).config_to_hf(run.model.config)
     name = _base_name(run) if base is None else _checked_base(base, run)
     remedy = (

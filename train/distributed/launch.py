@@ -84,7 +84,7 @@ def launch(command: list[str], processes: int) -> int:
 
 
 def split_gpus(gpus: list[str], processes: int) -> list[list[str]]:
-    """Splits the GPUs into equal contiguous shares, one per process; empty without GPUs.
+    """Splits the GPUs into equal contiguous shares for the processes; empty without GPUs.
 
     Raises:
         UserError: The GPUs cannot be divided equally.

@@ -160,7 +160,7 @@ class Ring:
         axis: the axis of the mesh that the devices are on.
         size: their number, n.
         kernel: attends to a part of the keys.
-        causal: whether a query attends only to its own key and to earlier ones.
+        causal: whether a query attends only to its own key and to earlier keys.
         window: if given, a query attends only to the last `window` of these keys.
         cap: if given, scores s become cap · tanh(s / cap).
         dropout_rate: the probability that a weight is dropped, if there are dropout keys.

@@ -236,7 +236,7 @@ def state_shardings(
 def has_virtual_devices() -> bool:
     """Returns whether the devices are virtual devices of a CPU, which share its threads.
 
-    A device of XLA's CPU client runs a limited number of programs at once, including those that
+    A device of XLA's CPU client runs a limited number of programs at once, including programs that
     wait for a collective. With many queued programs, the collective itself may never start. A
     caller that starts several programs therefore has to wait for each program.
     """

@@ -131,7 +131,7 @@ class Checkpoints:
             measure: The number that is lowest for the best checkpoint, if this step was evaluated.
 
         Raises:
-            RunError: This checkpoint or the previous one cannot be written.
+            RunError: This checkpoint or the previous checkpoint cannot be written.
         """
         step = int(state.step)
         # A run that stops right after a checkpoint would save the same step again.
@@ -238,7 +238,7 @@ class Checkpoints:
         return state, restored[DATA]
 
     def wait(self) -> None:
-        """Waits until every checkpoint is on disk and every replaced one is removed."""
+        """Waits until every checkpoint is on disk and every replaced checkpoint is removed."""
         with self._writing():
             self._manager.wait_until_finished()
         self.written = self.newest
@@ -247,7 +247,7 @@ class Checkpoints:
 
 
 def _parts(state: TrainState) -> dict[str, PyTree]:
-    """Returns the arrays of a checkpoint by folder, without absent ones."""
+    """Returns the arrays of a checkpoint by folder, without absent arrays."""
     # The average of the parameters is a separate part, so that it can be read alone.
     ema, ema_further = split(ema_of(state.opt_state) or {})
     parts = {
@@ -264,8 +264,8 @@ def _parts(state: TrainState) -> dict[str, PyTree]:
 def set_aside_damaged(run: Path, log: LogFn) -> None:
     """Renames damaged checkpoints, so that the newest remaining one is intact.
 
-    Checkpoints are checked completely from the newest on, until one is intact. In older checkpoints
-    only the measure is checked, because Orbax reads the measure of every checkpoint.
+    Checkpoints are checked completely, from the newest on, until a checkpoint is intact. In older
+    checkpoints only the measure is checked, because Orbax reads the measure of every checkpoint.
 
     Args:
         run: The run folder.

@@ -107,7 +107,8 @@ def check_devices(config: TrainConfig) -> None:
           support the run.
     """
     if jax.process_count() == 1:
-        # Several processes check this in `make_sharded_step`, where only the first one reports.
+        # Several processes check the mesh in `make_sharded_step`, where only the first process
+        # reports an error.
         check_pmap(config)
     make_mesh(config.mesh)
 

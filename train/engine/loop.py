@@ -92,7 +92,7 @@ class Loop:
                 saving = self._is_due(self.config.checkpoint_every) or self._is_last
                 if saving or any(map(self._is_due, self.evaluations)):
                     # Log first, so that a state with a non-finite loss is never saved. Evaluate
-                    # every checkpoint, so that the best one is kept.
+                    # every checkpoint, so that the best checkpoint is kept.
                     self._log_pending()
                     self._evaluate()
                 if saving:
@@ -193,7 +193,7 @@ class Loop:
         # mark.
         self.evaluation_due = True
         step, average = self.step, evaluated_by_ema(self.state)
-        # Score the average of the parameters as well, if the optimizer keeps one.
+        # Score the moving average of the parameters too, if the optimizer keeps an average.
         states = {"": self.state} if average is None else {"": self.state, "ema_": average}
         with self.stopper.saving_first(f"the evaluation after step {step}"):
             evaluations = {x: self._run_model_on_validation_data(s) for x, s in states.items()}
@@ -225,7 +225,7 @@ class Loop:
         own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if own else usual
         shown += ("ema_loss",) * (average is not None)
-        # The first metric of each task is its main one.
+        # The first metric of each task is its main metric.
         shown += tuple({name.split("/")[0]: name for name in reversed(judged[""])}.values())
         self.progress.evaluated(step, validation, shown)
         self.callbacks(step, lambda callback: callback.on_evaluation(step, validation))
@@ -279,7 +279,7 @@ class Loop:
         return {**scores, **vector_scores(evaluation, self.run.validation, by_dot=by_dot)}
 
     def _measure(self, scores: Scores) -> float | None:
-        """Returns the measure of a checkpoint, which is lowest for the best one.
+        """Returns the measure of a checkpoint; the best checkpoint has the lowest measure.
 
         Returns None if the metric belongs to a task, and no tasks are due in this evaluation.
         """

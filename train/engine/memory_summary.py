@@ -103,7 +103,7 @@ def check_state_fits(
 
 
 def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) -> None:
-    """Checks that a batch fits into the machine's memory, before making one.
+    """Checks that a batch fits into the machine's memory, before a batch is made.
 
     Args:
         config: The run.
@@ -113,7 +113,7 @@ def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) 
     Raises:
         UserError: The batch does not fit.
     """
-    # The host of each process holds only its part of the global batch.
+    # The host of each process stores only its part of the global batch.
     whole = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
     needed, remedy = whole // jax.process_count(), _remedies(config, resumed)
     _require_memory("a batch needs", needed, available_on_machine(), remedy=remedy)

@@ -72,7 +72,7 @@ class ShardedStep:
         return self.candidates[0].exchange
 
     def compile(self, batch: BatchShapes) -> tuple[Candidate, jax.stages.Compiled]:
-        """Compiles the first candidate that fits into memory, or the last one.
+        """Compiles the first candidate that fits into memory, or the last candidate.
 
         All processes compile together and choose the same candidate.
 

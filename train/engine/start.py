@@ -115,10 +115,10 @@ def _open(
             set_aside_damaged(folder, log)
     run = prepare_run(config, folder, log, custom, extend=extend)
     objective = objective_of(run.config, custom.objective)
-    # This raises DataError if the examples do not fill a batch.
+    # Making the batches raises DataError if the examples do not fill a batch.
     TrainBatches(run.train.examples, run.config.batch_size, run.config.seed, num_steps=1)
     if isinstance(run.config.objective, OnlineConfig):
-        # Building the trainer checks mesh and parameters; nothing is compiled yet.
+        # The construction of the trainer checks mesh and parameters, but compiles no program yet.
         trainer = compile_policy_trainer(run, objective, custom.rewards)
     else:
         trainer = compile_trainer(run.config, objective)
@@ -327,8 +327,8 @@ def _with_base(
     # Delete the random base first, so that the memory never contains two bases.
     state = dataclasses.replace(trainer.init(), frozen=None)
     assert shapes.frozen is not None
-    # Fully trained parameters keep their dtype. They keep their random values if the base lacks
-    # them.
+    # Fully trained parameters keep their dtype, and keep their random values if the base lacks
+    # these parameters.
     initial = join_params(shapes.frozen, without_adapters(state.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, initial, jax.tree.map(lambda x: x.sharding, placed), log)

@@ -20,7 +20,8 @@ SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals that end a run at once when repeated; a shell may send several SIGHUPs."""
 SECONDS_OF_ONE = 1.0
-"""Signals within this time count as one: a parent process may forward the terminal's signal."""
+"""Several signals within this time are one signal: a parent process may forward the terminal's
+signal."""
 
 
 class StopNow(BaseException):

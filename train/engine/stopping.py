@@ -52,7 +52,7 @@ class Stopper:
             raise StopNow
 
     def check_local(self) -> None:
-        """Raises StopNow after a signal, unless other processes wait for this one."""
+        """Raises StopNow after a signal, unless other processes wait for this process."""
         if self._is_single and self._request.number:
             raise StopNow
 

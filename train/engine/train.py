@@ -111,7 +111,7 @@ def train(
     """
     if not isinstance(config, TrainConfig):
         raise UserError(
-            f"config {config!r} is not a TrainConfig: give one, for example "
+            f"config {config!r} is not a TrainConfig: give a TrainConfig, for example "
             'train.recipe("quickstart")'
         )
     # A stage continues from a checkpoint. Raise the error before the folder records the stage.

@@ -68,7 +68,7 @@ def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference])
 
 
 def log_rows(rows: Rows, log: LogFn) -> None:
-    """Logs the rows, one short line each."""
+    """Logs each row in a short line."""
     for row in rows:
         reward = f"; reward {row['reward']}" if "reward" in row else ""
         prompt, answer = (textwrap.shorten(row[x], 100) for x in ("prompt", "completion"))

@@ -93,8 +93,8 @@ class RewardModel:
             contexts: the prompt of each completion.
             completions: the completions.
         """
-        # If encoding fails in one process, `barrier` stops all processes. Otherwise the other
-        # processes would wait forever in a computation that this process does not start.
+        # If encoding fails in one process, `barrier` stops all processes. Without the barrier, the
+        # other processes would wait forever in a computation that this process does not start.
         together = nullcontext if self._mesh is None else barrier
         with together():
             rows = [

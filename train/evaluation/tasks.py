@@ -245,7 +245,8 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
         settings: The names and the settings of the tasks.
 
     Raises:
-        UserError: A task is unknown, its data or a package is missing, or two tasks have one name.
+        UserError: A task is unknown, its data or a package is missing, or two tasks have the same
+          name.
     """
     of_kind = {name: kind for name in settings.tasks for kind in KINDS if _is(kind, name)}
     opened: list[Task] = [kind.open(name, settings) for name, kind in of_kind.items()]

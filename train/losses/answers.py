@@ -72,5 +72,5 @@ def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S
         f"{rewards.shape[0]} rewards cannot be divided into groups of {group_size}: give the "
         "rewards of whole groups, and at least 2 answers to each prompt",
     )
-    # The answers to a prompt are consecutive, so each row is one group.
+    # The answers to a prompt are consecutive, so each row of the result is one group.
     return rewards.reshape(-1, group_size)

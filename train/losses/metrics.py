@@ -20,7 +20,7 @@ from ...data.common.fields import require
 
 Scores = dict[str, float]
 Labels = Sequence[object] | np.ndarray
-"""A number (or a list of numbers) per example; anything else raises UserError."""
+"""A number (or a list of numbers) per example; other values raise UserError."""
 
 
 def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str]) -> Scores:
@@ -37,7 +37,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
         `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
 
     Raises:
-        UserError: there is nothing to score, or a prediction is missing.
+        UserError: no example is given, or a prediction is missing.
     """
     from sklearn.metrics import matthews_corrcoef
 
@@ -81,7 +81,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
         `pearson` and `spearman`; 0 if either series is constant.
 
     Raises:
-        UserError: there is nothing to score, or a prediction is missing or not finite.
+        UserError: no example is given, or a prediction is missing or not finite.
     """
     from scipy import stats
 
@@ -114,7 +114,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         on either side, and `token_accuracy`.
 
     Raises:
-        UserError: there is nothing to score, a word has no predicted tag, or a tag is not BIO.
+        UserError: no example is given, a word has no predicted tag, or a tag is not BIO.
     """
     from seqeval.metrics.v1 import precision_recall_fscore_support
     from seqeval.scheme import IOB2, Entities
@@ -165,7 +165,7 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
         `exact_match` and `f1`, fractions where the scripts print percent.
 
     Raises:
-        UserError: there is nothing to score, or a question has no prediction.
+        UserError: no example is given, or a question has no prediction.
     """
     missing = [question for question in gold if question not in predicted]
     require(
@@ -246,7 +246,7 @@ def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, fl
         installed.
 
     Raises:
-        UserError: there is nothing to score, or the numbers of texts and references differ.
+        UserError: no example is given, or the numbers of texts and references differ.
     """
     scores = translation_scores(references, texts)
     return scores if missing_rouge() else {**scores, **rouge_scores(references, texts)}
@@ -274,7 +274,7 @@ def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
         longest common subsequence; fractions.
 
     Raises:
-        UserError: the package is not installed, there is nothing to score, or the numbers of texts
+        UserError: the package is not installed, no text is given, or the numbers of texts
           and references differ.
     """
     missing = missing_rouge()
@@ -301,7 +301,7 @@ def translation_scores(
         fraction of translations that equal their reference.
 
     Raises:
-        UserError: there is nothing to score, or the numbers of translations and references differ.
+        UserError: no example is given, or the numbers of translations and references differ.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF

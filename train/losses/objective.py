@@ -187,7 +187,7 @@ class Objective:
         own, trained = split(params)
         if self.forward is None:
             return self._model_outputs(apply_fn, own, batch, rng)
-        # `forward` decides the order and the inputs of the models.
+        # `forward` determines the order and the inputs of the models.
         run = {"model": _bound_each(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for name, model in self.models.items():

@@ -1,7 +1,8 @@
 """Router losses of a mixture of experts, added to any objective.
 
 Fedus et al. 2022, "Switch transformers", section 2.2: the balance of the experts. Zoph et al. 2022,
-"ST-MoE", section 3.2: small logits of the router. Both are means over the sequences of a batch.
+"ST-MoE", section 3.2: small logits of the router. Both losses are means over the sequences of a
+batch.
 """
 
 import dataclasses

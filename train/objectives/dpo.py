@@ -134,7 +134,7 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
     names = ("preference", *(f"rewards/{n}" for n in _REWARDS), "logps/chosen", "logps/rejected")
 
     def counts(batch: Batch) -> Terms:
-        # A pair of weight 1/3 counts as a third of a pair.
+        # A pair of weight 1/3 adds a third of a pair to the count.
         return dict.fromkeys(names, jnp.sum(pair_weights(batch)))
 
     def terms(outputs: Outputs, batch: Batch, reference: Outputs | None = None) -> Terms:

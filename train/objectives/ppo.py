@@ -135,8 +135,8 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     - `old_values` float32 `[B, T]`: the values of the old policy.
 
     Measures, under TRL's names: `policy/approxkl_avg` (½ of the squared log-ratio),
-    `policy/clipfrac_avg`, `policy/entropy_avg`, `val/ratio`, `val/clipfrac_avg`. All except
-    `val/clipfrac_avg` are means over the tokens of answers.
+    `policy/clipfrac_avg`, `policy/entropy_avg`, `val/ratio`, `val/clipfrac_avg`. All measures
+    except `val/clipfrac_avg` are means over the tokens of answers.
 
     Args:
         settings: the hyperparameters.

@@ -1,9 +1,10 @@
 """Replaced-token detection: a generator replaces masked tokens, and the model finds them.
 
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
-section 2. The generator learns masked tokens. Its samples replace the masked tokens, and the model
-of the run, the discriminator, learns which tokens differ from the text. A sample that equals the
-original token is an original token, not a replaced token. No gradient flows through the samples.
+section 2. The generator learns masked tokens. The generator's samples replace the masked tokens,
+and the model of the run, the discriminator, learns which tokens differ from the text. A sample that
+equals the original token is an original token, not a replaced token. No gradient flows through the
+samples.
 
 Embeddings may also be shared as described by He et al. 2021, "DeBERTaV3", section 3.2.
 

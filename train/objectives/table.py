@@ -58,7 +58,7 @@ def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
 
 def _of_data(kind: str) -> Iterator[tuple[type[ObjectiveConfig[Any]], type[DataConfig]]]:
     """Yields the objectives that learn from a kind of data, each with the class of the data."""
-    # The order of the table decides the default.
+    # The order of the table determines the default.
     for name in OBJECTIVES:
         objective = objective_class(name)
         yield from ((objective, data) for data in objective.data_kinds if data.kind == kind)
@@ -89,7 +89,9 @@ def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
         # The dataclass is frozen, and the mark must not become a field or an option.
         object.__setattr__(chosen, "is_default", True)
         return chosen
-    raise UserError(f"data.kind {data.kind!r} has no objective: add it to objectives/table.py")
+    raise UserError(
+        f"data.kind {data.kind!r} has no objective: add an objective to objectives/table.py"
+    )
 
 
 def objectives_of(data: DataConfig) -> list[str]:

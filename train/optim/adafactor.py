@@ -3,8 +3,8 @@
 Algorithms 4 and 5: the second moment of a matrix is the product of the running means of its squared
 gradient over each row and over each column; updates are clipped to a root mean square of 1, and the
 learning rate is relative to the root mean square of the parameter itself, at least 0.001. optax's
-`scale_by_factored_rms` factors an array along its two largest axes. Here the kernel of each layer
-and expert is factored separately, as one matrix that contains all heads.
+`scale_by_factored_rms` factors an array along its two largest axes. This module factors the kernel
+of each layer and expert separately, as one matrix that contains all heads.
 """
 
 import functools
@@ -110,7 +110,7 @@ def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTr
 
 
 def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
-    # One `vmap` for each leading axis, of layers and of experts.
+    # Apply one `vmap` for each leading axis, of layers and of experts.
     return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
 
 

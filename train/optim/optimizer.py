@@ -50,9 +50,9 @@ def make_optimizer(
     beta2) times as long, 3.2 for its betas. Mosbach et al. (2021) recommend the correction for
     fine-tuning.
 
-    LAMB (You et al. 2020, algorithm 2) also corrects this bias. There are two differences from
-    `optax.lamb`. Biases and norms have no decay and therefore no trust ratio, as in the published
-    LAMB code for BERT. Each layer of the stack has a separate trust ratio.
+    LAMB (You et al. 2020, algorithm 2) also corrects this bias. This LAMB differs from `optax.lamb`
+    in two respects. Biases and norms have no decay and therefore no trust ratio, as in the
+    published LAMB code for BERT. Each layer of the stack has a separate trust ratio.
 
     Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All rules
     multiply decay by the learning rate.

@@ -1,8 +1,9 @@
 """Properties of parameters by name: which are matrices, which are stacked, and along which axes.
 
 Optimizers treat a parameter by its path alone. The layers of a model are stored in a stack,
-`layers/…` of shape `[L, …]` (in two stacks for an encoder-decoder, `encoder/layers/…`). Here layer
-i also has the name `layers/i/…` and is treated as if stored separately.
+`layers/…` of shape `[L, …]` (in two stacks for an encoder-decoder, `encoder/layers/…`). For
+optimizers, layer i also has the name `layers/i/…`, and is treated like a layer that is stored
+separately.
 """
 
 import dataclasses

@@ -12,9 +12,9 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     """Returns a linear warm-up from 0 to the peak, followed by the decay `config.schedule`.
 
     BERT uses linear decay with `final_fraction` 0: 10,000 of 1,000,000 steps of warm-up, then decay
-    to 0. Here step i, counted from 1, has the rate of i, so the first step has a positive rate and
-    the last has rate 0. (The original code counts from 0 and decays from step 0 on, so its decay
-    starts at 1 - warm-up / steps, 0.99 of the peak.)
+    to 0. In this module, step i, counted from 1, has the rate of i, so the first step has a
+    positive rate and the last step has rate 0. (The original code counts from 0 and decays from
+    step 0 on, so its decay starts at 1 - warm-up / steps, 0.99 of the peak.)
 
     Warm-up-stable-decay (`wsd`) keeps the peak until the last `decay_fraction` of the run, then
     decays linearly (Hu et al. 2024, section 4; Hägele et al. 2024, section 3, with their linear
@@ -51,7 +51,7 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
         "wsd": lambda: _stable_decay(config, decay_steps, round(config.decay_fraction * steps)),
     }
     rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
-    # optax counts from 0, and an update at rate 0 would do nothing, so shift by one.
+    # optax counts from 0, and an update at rate 0 would have no effect, so shift the count by one.
     schedule = optax.join_schedules([rise, decays[config.schedule]()], [warmup])
     return (lambda step: schedule(step + 1)) if warmup else schedule
 

@@ -89,7 +89,8 @@ class Tpu(Chip):
     """A TPU chip. The field `memory` is the usable memory."""
 
     ring_multiple: int
-    """An axis of the topology is a ring if its length is a multiple of this, otherwise a line."""
+    """An axis of the topology is a ring if its length is a multiple of this number, otherwise a
+    line."""
     megacore: bool = False
     """Whether jax needs an option to treat the two cores of a chip as one device."""
 

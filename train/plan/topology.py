@@ -22,7 +22,7 @@ class Topology:
 
     name: str
     chip: Chip | None
-    """None for virtual devices of a CPU."""
+    """None if the devices are virtual devices of a CPU."""
     units: int
     """Number of slices of TPUs, or of hosts with GPUs."""
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Topology:
         return jax.devices("cpu")
 
     def _tpus(self, chip: Tpu) -> list[Device]:
-        # libtpu takes the name of one slice. The number of slices is an option.
+        # libtpu takes the name of one slice. A separate option has the number of slices.
         name = self.name.rsplit("*", 1)[-1]
         options: dict[str, str | int | tuple[int, ...]] = {}
         if chip.megacore:

@@ -1,4 +1,4 @@
-"""Recipes of ALBERT: any published size, and a small one for two CPU cores."""
+"""Recipes of ALBERT: any published size, and a small size for two CPU cores."""
 
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tokenizers.training import TokenizerConfig

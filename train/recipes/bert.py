@@ -224,7 +224,7 @@ RECIPES: dict[str, Recipe] = {
             "Pretraining as lectures describe it: 512 tokens from a random position, or two halves "
             "from two parts of the text. 256 · 512 · 1,000,000 tokens are 39.7 times the 3.3 "
             "billion words of Wikipedia and BooksCorpus; Devlin et al. 2019 state 40 epochs, and "
-            "some lectures 50."
+            "some lectures state 50 epochs."
         ),
         config=_one_phase(),
     ),

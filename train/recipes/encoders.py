@@ -14,7 +14,7 @@ from ..optimizer_config import OptimizerConfig
 def of_size(preset: str) -> TrainConfig:
     """Returns the settings of any published size, on the user's text."""
     model = registry.preset(preset)
-    # Add a pretraining head to presets that are published without one.
+    # Add a pretraining head to presets that are published without such a head.
     if not HEADS[model.head].predicts_masked:
         model = model.with_head("masked_lm", ())
     # The vocabulary grows to the size of the tokenizer.

@@ -40,9 +40,9 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     """Returns GPT-3's training on 300 billion tokens (Brown et al. 2020, table 2.1, appendix B).
 
     For GPT-2 only the batch size is published (512 sequences, Radford et al. 2019, section 2.3).
-    Its other settings follow GPT-3's model of the same size. Differences from the paper: Common
-    Crawl only as C4, a constant batch size, and a rate that decays over the whole run instead of
-    the first 260 billion tokens. Dropout is 0, because the text is seldom repeated.
+    The other settings of GPT-2 follow GPT-3's model of the same size. Differences from the paper:
+    Common Crawl only as C4, a constant batch size, and a rate that decays over the whole run
+    instead of the first 260 billion tokens. Dropout is 0, because the text is seldom repeated.
     """
     model = dataclasses.replace(registry.preset(name), dropout_rate=0.0)
     length = model.max_length
@@ -144,8 +144,8 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train primer-quickstart\n"
             "The recipe has the two most important changes (So et al. 2021): squared ReLU, and a "
             "convolution over three tokens after the projections of attention. All other settings, "
-            "including steps and sizes, are those of `quickstart`.\n"
-            "Expect a validation loss about 0.3 nats per token below that of `quickstart`."
+            "including steps and sizes, are the same as in `quickstart`.\n"
+            "Expect a validation loss about 0.3 nats per token below the loss of `quickstart`."
         ),
         config=dataclasses.replace(
             QUICKSTART,

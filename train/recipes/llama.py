@@ -15,7 +15,7 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train llama-quickstart\n"
             "Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and "
             "therefore the vocabulary, differs between Python versions.\n"
-            "The sizes are those of `quickstart`, with two key/value heads for the four query "
+            "The model has the sizes of `quickstart`, with two key/value heads for the four query "
             "heads."
         ),
         config=TrainConfig(

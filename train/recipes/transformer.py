@@ -94,7 +94,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         details=(
             "Run: flaxzoo train numbers-en-fr\n"
-            "Expect all of the thousand held-out numbers to be correct (flaxzoo evaluate).\n"
+            "Expect all of the thousand validation numbers to be correct (flaxzoo evaluate).\n"
             "For another language of num2words: --data.source builtin:numbers-en-de"
         ),
         config=TrainConfig(

@@ -76,7 +76,7 @@ def of_format(pattern: str) -> RewardFunction:
     """Returns a reward of 1 for a completion that matches a pattern as a whole, else 0.
 
     Args:
-        pattern: a regular expression. Its `.` also matches a line feed.
+        pattern: a regular expression. A `.` in the expression also matches a line feed.
 
     Raises:
         UserError: the pattern is not a regular expression.

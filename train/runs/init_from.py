@@ -20,7 +20,7 @@ HEAD = "head/"
 """Prefix of the parameters of the head. All other parameters belong to the body."""
 
 SHOWN = 3
-"""Number of parameters that a message names. The others are counted."""
+"""Number of parameters that a message names. The message has only the number of the others."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
 """The fields that most often cause different shapes of the body."""
 
@@ -31,7 +31,7 @@ class InitFromPlan:
 
     folder: Path
     step: int | None
-    """None for a folder in the Hugging Face format."""
+    """None if the folder is in the Hugging Face format."""
     source: TransformerConfig
     """The configuration of the model in the folder."""
     source_shapes: Params

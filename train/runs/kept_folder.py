@@ -28,7 +28,7 @@ class KeptFolder:
         """Checks that the folder is unchanged and contains what was saved.
 
         Args:
-            saved: a step. The folder must have the checkpoint of this step or of a later one.
+            saved: a step. The folder must have the checkpoint of this step or of a later step.
 
         Raises:
             RunError: the folder was deleted or replaced, or the checkpoint is missing.

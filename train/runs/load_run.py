@@ -1,4 +1,4 @@
-"""Reads the configuration of a run folder, or derives one for a published model."""
+"""Reads the configuration of a run folder, or derives a configuration for a published model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
 
     A published model has the settings of a preset of its size, whether the folder is in the Hugging
     Face format or an imported run. A run that flaxzoo trained has the settings of the recipe,
-    except the precision and the rematerialization, which are those of the trained run.
+    except the precision and the rematerialization, which the folder determines.
 
     Args:
         name: A recipe that trains models of any family.

@@ -27,7 +27,7 @@ SECONDS_BETWEEN_FLUSHES = 30.0
 class MetricsLog:
     """Writes one line of metrics per logged step.
 
-    A run that resumes at step n removes later lines, so that its file equals that of an
+    A run that resumes at step n removes later lines, so that its file equals the file of an
     uninterrupted run.
     """
 

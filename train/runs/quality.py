@@ -1,9 +1,9 @@
 """Selects documents with a trained classifier of text quality.
 
 Brown et al. 2020, appendix A, trained a classifier to predict whether a document is from a
-high-quality corpus or from the unfiltered crawl, and kept documents with a high score. Here the
-classifier is any run of sequence classification. A document is kept if the probability of the good
-label is at least a threshold.
+high-quality corpus or from the unfiltered crawl, and kept documents with a high score. In flaxzoo,
+the classifier is any run of sequence classification. A document is kept if the probability of the
+good label is at least a threshold.
 """
 
 import hashlib

@@ -47,7 +47,7 @@ from .reference import check_second_model, prepared_data
 from .stages import add_stage, check_extension, last_trained, next_stage
 
 SHOWN_CHANGES = 3
-"""Number of differences that a message names. The others are counted."""
+"""Number of differences that a message names. The message has only the number of the others."""
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
 """The fields whose effect on the training examples is part of the fingerprint of the data."""
 
@@ -119,7 +119,7 @@ def prepare_run(
         f"{folder} has no run to extend: give the folder of a run",
         error=RunError,
     )
-    # A run in the folder must match the configuration. Otherwise the folder must be empty.
+    # A run in the folder must match the configuration. A folder without a run must be empty.
     if existing:
         writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
         if writer not in (None, own):
@@ -217,7 +217,7 @@ def _existing_run(
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
-    # Compare the configurations after the same adjustments that the stored one received.
+    # Compare the configurations after the adjustments that the stored configuration received.
     config = _initialized_from(config, folder, own_examples=custom.examples is not None)
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     if config.lora is not None and old.lora is not None:
@@ -285,7 +285,7 @@ def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> Trai
     new = (*plan.new(config.model), *head_parameters(config.model))
     also = dict.fromkeys((*config.lora.also_trained, *new))
     lora = dataclasses.replace(config.lora, also_trained=tuple(also))
-    # This rejects patterns that match nothing, before the data are read.
+    # Reject patterns that match no parameters before the data are read.
     make_lora(lora, create(config.model))
     return dataclasses.replace(config, lora=lora)
 

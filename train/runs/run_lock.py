@@ -1,6 +1,6 @@
 """Locks a run folder, so that only one process at a time trains in it.
 
-The training process holds a record lock of the operating system on the file `lock.json` in the
+The training process has a record lock of the operating system on the file `lock.json` in the
 folder. The system releases the lock when the process ends, even after `kill -9`, and NFS shares it
 between machines. The file names the holder, for messages of other processes.
 """
@@ -26,7 +26,7 @@ LOCK_FILE = "lock.json"
 
 _HELD: dict[Path, str] = {}
 """Path → entry of each file that this process has locked. The system would grant the same process a
-second lock; this table prevents that.
+second lock; this table prevents a second lock.
 """
 
 

@@ -81,7 +81,7 @@ def save_run(
     config = config_of_model(model.config)
     if data is not None:
         objective = default_objective(data)
-        # The data decide how the folder is evaluated, so they must suit the model's head.
+        # The data determine how the folder is evaluated, so the data must suit the model's head.
         heads = objective.heads(data)
         require(
             model.config.head in heads,
@@ -104,7 +104,7 @@ def save_run(
             )
 
     if embedding is not None:
-        # This raises UserError if a layer does not fit.
+        # `width` raises UserError if a layer does not fit.
         embedding.width(model.config.d_model)
     make_params_only_run(
         Path(folder),

@@ -1,7 +1,7 @@
 """Stages of a run: `train(…, extend=True)` adds steps, with settings that may differ.
 
-The file `config.json` has the configuration of the last stage. Its entry `stages` lists the earlier
-stages: their steps, their configurations and the fingerprints of their data.
+The file `config.json` has the configuration of the last stage. The entry `stages` of this file
+lists the earlier stages: their steps, their configurations and the fingerprints of their data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -81,7 +81,7 @@ def next_stage(
         new: The configuration of the new stage.
         folder: The run folder.
         num_examples: The number of training examples.
-        same_data: Whether the training examples are the same. Their order then continues.
+        same_data: Whether the training examples are the same, so that their order continues.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
     # With the same data, the order of examples continues after the examples that were already read.

@@ -45,7 +45,7 @@ class Served:
 
     Attributes:
         name: its name in requests.
-        source: its folder or its name on the hub, for the owner of the server.
+        source: the folder of the model, or its name on the hub.
         front: the object with its tokenizer, such as a `TextGenerator`.
         workers: kind of work → the worker, such as "generation".
     """

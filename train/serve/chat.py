@@ -136,7 +136,7 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) 
     schemas = list(fields.tools) if form is not None and listed is None else None
     encoded = encode_chat(tokenizer, messages, tools=schemas, add_generation_prompt=True)
     sampling = fields.sampling(generator.stored, alternatives=fields.top_logprobs)
-    # The answer ends with the turn.
+    # The tokens that end a turn also end the answer.
     ends = turn_ends(tokenizer, template, tools=bool(tools))
     works = make_works(
         generator,

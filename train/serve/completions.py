@@ -129,7 +129,7 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
             _Echo(_text_of(model.front, given, group[0].ids), group[0].ids, score)
             for given, group, score in zip(fields.prompts, prompts, scores, strict=True)
         ]
-    # With max_tokens 0 nothing is generated, and the answer has only the prompt.
+    # With max_tokens 0, no tokens are generated, and the answer has only the prompt.
     wanted = [] if fields.max_tokens == 0 else works
     job = service.engine.submit(worker, wanted, tokens=num_tokens(wanted))
     answer = _Answer(model.front.tokenizer, fields, start, works, echoes)

@@ -96,7 +96,7 @@ class Task(Generic[Work, Event]):
         """Whether the last event was sent, or the task was canceled."""
 
     def send(self, event: Event, *, last: bool = False) -> None:
-        """Sends an event to the job. Only the engine's thread may call this."""
+        """Sends an event to the job. Only the engine's thread may call this method."""
         if not self.ended:
             self.ended = last
             self.job.engine.post(self.job, (self.index, event, last))
@@ -148,7 +148,7 @@ class Job(Generic[Event]):
         self._timer = self.loop.call_later(limit, self.arrive, late)
 
     def arrive(self, event: "Posted[Event]") -> None:
-        """Takes an event. Only the event loop may call this."""
+        """Takes an event. Only the event loop may call this method."""
         self._events.append(event)
         self._arrived.set()
 
@@ -287,7 +287,7 @@ class Engine:
     def leave(self, job: AnyJob) -> None:
         """Releases a job, and cancels the job if it has not ended.
 
-        Only the event loop may call this.
+        Only the event loop may call this method.
         """
         if job in self.jobs:
             self.jobs.remove(job)
@@ -300,7 +300,7 @@ class Engine:
             job.arrive(error)
 
     def post(self, job: AnyJob, event: Posted[Any]) -> None:
-        """Keeps an event until the end of the step. Only the engine's thread may call this."""
+        """Keeps an event until the end of the step, in the engine's thread."""
         self._outbox.setdefault(job.loop, []).append((job, event))
 
     def _add(self, job: AnyJob) -> None:

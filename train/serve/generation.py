@@ -191,7 +191,7 @@ class GenerationWorker:
         if settings.warm_up_all:
             longest, samplings = self.generator.max_length, every_sampling()
         lengths, sizes = batch.cache_lengths, batch.row_numbers
-        # A cache holds the context and at least one new token.
+        # A cache has space for the context and at least one new token.
         if not settings.warm_up_all:
             lengths = lengths[: 1 + sum(length <= longest for length in lengths)]
 

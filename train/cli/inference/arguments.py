@@ -44,8 +44,8 @@ class SamplingArguments(ContextArguments):
     run imported from one, may set other defaults for this and the next options in
     generation_config.json.)"""
     do_sample: bool | None = None
-    """Sample tokens; --no-do-sample takes the most probable token each time. By default tokens are
-    sampled, unless the folder or another option sets this."""
+    """Sample tokens; --no-do-sample takes the most probable token each time. By default, tokens are
+    sampled, unless the folder or another option turns sampling off."""
     temperature: NonNegative | None = None
     """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
     probable token. By default 1."""
@@ -55,12 +55,12 @@ class SamplingArguments(ContextArguments):
     top_p: TopP | None = None
     """Sample from the most probable tokens whose probabilities sum to p."""
     min_p: Fraction | None = None
-    """Sample from the tokens that are at least p times as probable as the best one."""
+    """Sample from the tokens that are at least p times as probable as the most probable token."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end a continuation."""
     seed: Seed = 0
-    """Seed for sampling. The same seed gives the same text. If each prompt has a seed, this is the
-    seed of the first prompt, and it increases by one with each prompt."""
+    """Seed for sampling. The same seed gives the same text. If each prompt has a seed, this option
+    is the seed of the first prompt, and the seed increases by one with each prompt."""
 
     def requested(self) -> dict[str, int | float]:
         """Returns the given options as keyword arguments of `models.generate`."""
@@ -83,7 +83,7 @@ class DecodingArguments(SamplingArguments):
     """Continuations of each prompt. By default 1."""
     batch_size: PositiveInt = 8
     """With many prompts: the number of completions generated at once. When a completion ends, the
-    next one begins.
+    next completion begins.
     """
     assistant_model: str | None = None
     """A smaller model with the same tokenizer: a run folder, a folder in the Hugging Face format,

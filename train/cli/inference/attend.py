@@ -97,7 +97,8 @@ def _print_word(attention: "Attention", parsed: AttendArguments, word: str) -> N
     """Prints what each occurrence of a word attends to, with columns for layers or heads."""
     weights = attention.chosen(parsed.layer, parsed.head)  # [layers, heads, Q, K]
     name = "layer" if parsed.layer is None else "head"
-    # One column per layer (its mean over heads), or per head of the chosen layer.
+    # The table has a column for each layer (its mean over heads), or for each head of the chosen
+    # layer.
     columns = weights.mean(axis=1) if parsed.layer is None else weights[0]
     one_head = parsed.layer is not None and parsed.head is not None
     numbers = [parsed.head] if one_head else range(1, len(columns) + 1)

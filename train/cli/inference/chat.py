@@ -175,7 +175,7 @@ def _obey(conversation: "Conversation", line: str, transcript: Path | None) -> N
         conversation.reset()
     elif command == "/save":
         if not text:
-            raise UserError("/save has no file: name one, as in /save conversation.jsonl")
+            raise UserError("/save has no file: name a file, as in /save conversation.jsonl")
         conversation.save(os.path.expanduser(text))
         log(f"saved {text}")
     elif command == "/help":

@@ -116,7 +116,7 @@ def evaluate_command(arguments: list[str]) -> None:
 
 def _check(parsed: EvaluateArguments) -> None:
     """Raises UserError if an option would be ignored, or if examples are missing."""
-    # An option counts as given if its value differs from the default.
+    # An option is given if its value differs from the default.
     fields = {field.name: field.default for field in dataclasses.fields(EvaluateArguments)}
     given = [name for name, default in fields.items() if getattr(parsed, name) != default]
     chosen = [f"--{name}".replace("_", "-") for name in ("tasks", "shots", "without_heads")]
@@ -134,8 +134,8 @@ def _check(parsed: EvaluateArguments) -> None:
     if mode == "--tasks":
         require(
             len(parsed.shots) <= 1,
-            f"--tasks requires a single number of examples, got --shots with "
-            f"{len(parsed.shots)}: give one",
+            f"--tasks requires a single number of examples, got --shots with {len(parsed.shots)}: "
+            "give one number",
         )
 
 
@@ -213,7 +213,7 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
         check_picture(parsed.plot)
     examples = prompt_examples(parsed.data)
     queries = prompt_examples(parsed.queries or parsed.data, "validation")
-    # Without a pattern, the names of the fields choose one.
+    # Without a given pattern, the names of the fields determine the pattern.
     if parsed.pattern is None:
         pattern = pattern_for([name for name in examples[0].fields if name != "task"])
     else:

@@ -60,7 +60,7 @@ def score_command(arguments: list[str]) -> None:
     if parsed.input is None:
         texts = list(parsed.text)
     elif parsed.whole:
-        # Keep all line ends except the last one.
+        # Keep all line feeds except the last line feed.
         lines = [line for _, _, line in text_lines(parsed.input, keep_ends=True)]
         texts = ["".join(lines).removesuffix("\n").removesuffix("\r")]
     else:

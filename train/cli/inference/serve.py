@@ -23,7 +23,7 @@ class ServeArguments(RowSettings):
     host: str = "127.0.0.1"
     """The address to listen on. Any other address than localhost requires a key."""
     port: Port = 8000
-    """The port; 0 chooses a free one."""
+    """The port; 0 chooses a free port."""
     api_key_file: Path | None = None
     """A file with the key that clients must send. Defaults to the key in the environment variable
     FLAXZOO_API_KEY."""

@@ -17,7 +17,7 @@ class PrepareArguments:
     Runs on Apache Beam (the `prepare` extra), by default in this process. Beam's own options follow
     two dashes: -- --runner DataflowRunner … All workers must see SOURCE and OUT under the same
     names (a shared file system). Running the command again keeps complete shards and writes the
-    missing ones.
+    missing shards.
     """
 
     source: SourceName

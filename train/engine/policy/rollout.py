@@ -1,8 +1,8 @@
 """Rollouts on the devices: sampled answers, scored by the policy and the reference.
 
 A rollout is a batch of answers, R = prompts · G rows of T tokens: the prompt, padded on the left to
-P tokens, then the answer, padded on the right to N. Everything is a function of the parameters, the
-prompts, the rewards and the key of the step.
+P tokens, then the answer, padded on the right to N. All results are functions of the parameters,
+the prompts, the rewards and the key of the step.
 """
 
 import dataclasses

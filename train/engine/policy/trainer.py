@@ -132,7 +132,7 @@ class PolicyTrainer:
     def _rewards(
         self, rollout: Rollout, batch: NumpyBatch, examples: PolicyExamples
     ) -> Float[Array, "R F"]:
-        """Returns the rewards of this process's answers; NaN for filler and answers without one.
+        """Returns the rewards of this process's answers, with NaN for filler and missing rewards.
 
         Raises:
             StepNotTaken: a reward failed, on this or another process.
@@ -309,7 +309,7 @@ def compile_policy_trainer(
     Args:
         run: the run, with an online objective.
         objective: the loss of a batch of answers.
-        own_rewards: the caller's rewards, in addition to the configured ones.
+        own_rewards: the caller's rewards, in addition to the configured rewards.
 
     Raises:
         UserError: mesh, batch and parameters do not fit each other, a reward is unknown, or the

@@ -19,8 +19,8 @@ def vector_scores(
     """Returns the scores of the vectors that an evaluation kept; empty without vectors.
 
     Pairs without scores are evaluated as a search: for each different anchor, all different
-    documents of the split are ranked by cosine, and the positives of the anchor are the
-    relevant ones. For scored pairs the cosines are compared with the scores. For texts with labels,
+    documents of the split are ranked by cosine, and the positives of the anchor are the relevant
+    documents. For scored pairs the cosines are compared with the scores. For texts with labels,
     `label_accuracy` is the fraction of texts whose nearest other text has the same label. For
     several data sets, the scores are computed for each data set, such as `qa_ndcg@10`, and then
     averaged.

@@ -16,7 +16,9 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         UserError: the shapes differ.
     """
     shapes = np.shape(first), np.shape(second)
-    problem = f"the two arrays must have one shape, got {list(shapes[0])} and {list(shapes[1])}"
+    problem = (
+        f"the two arrays must have the same shape, got {list(shapes[0])} and {list(shapes[1])}"
+    )
     require(shapes[0] == shapes[1], f"{problem}: give two vectors for each pair")
     return (normalized(first) * normalized(second)).sum(-1)
 

@@ -35,9 +35,8 @@ def evaluate_retrieval(
 ) -> dict[str, float]:
     """Evaluates a model on a collection for retrieval, and BM25 for comparison.
 
-    A model that embeds texts ranks all documents by cosine. Queries have the model's prompt `query`
-    before them, if it has one, and documents the first of its prompts `document`, `passage` and
-    `corpus`. A sparse encoder ranks by dot product. A cross-encoder (a sequence classifier with one
+    A model that embeds texts ranks all documents by cosine. The model's prompt `query`, if any,
+    precedes each query. The first of the model's prompts `document`, `passage` and `corpus`, if any, precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a sequence classifier with one
     label) ranks the first 20 documents of BM25 again.
 
     Args:

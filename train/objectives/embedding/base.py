@@ -98,7 +98,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return {}
 
     def build(self, data: EmbeddingData) -> Objective:
-        """Returns the objective. Its term is named after `kind`."""
+        """Returns the objective. The term of the objective is named after `kind`."""
         del data
         guide = None if self.second_model is None else frozen_embedder(self.second_model)
 
@@ -202,7 +202,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             f"{len(names)}: give --objective.kind several --objective.kinds "
             + " ".join(f"{name}={self.kind}" for name in names),
         )
-        # The form of the scores decides the default objective of a single data set.
+        # The form of the scores determines the default objective of a single data set.
         form = data.score_form()
         if is_default and form not in self.accepted_scores:
             return self._as(DEFAULTS[form])

@@ -86,7 +86,8 @@ class GISTConfig(EmbeddingObjective):
     whole_batch = True
 
     guide: str = ""
-    """The folder of the guide, a model of vectors with the same tokenizer. It is not trained."""
+    """The folder of the guide, a model of vectors with the same tokenizer. The guide is not
+    trained."""
     temperature: Positive = 0.01
     """Divides the cosine similarities."""
     margin: NonNegative = 0.0

@@ -56,8 +56,8 @@ class TaughtConfig(EmbeddingObjective):
     num_documents = (2, math.inf)
 
     teacher: str | None = None
-    """The folder of the teacher, a model of vectors with the same tokenizer. It is not trained. If
-    None, the scores of the data are used."""
+    """The folder of the teacher, a model of vectors with the same tokenizer. The teacher is not
+    trained. If None, the scores of the data are used."""
     similarity: Similarity = "dot"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
 

@@ -76,7 +76,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         require(
             samples or any(len(example.documents) > 1 for example in examples),
             f"objective.loss {self.loss} compares the documents of a query, but each record of "
-            f"{data.source_name!r} has one: choose --objective.loss binary",
+            f"{data.source_name!r} has one document: choose --objective.loss binary",
         )
         for example in examples if self.loss == "contrast" else ():
             given = example.score if isinstance(example.score, tuple) else ()

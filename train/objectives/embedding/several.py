@@ -84,7 +84,7 @@ class SeveralConfig(EmbeddingObjective):
 
     @property
     def second_model(self) -> str | None:
-        """The folder of the guide or teacher, if a data set has one."""
+        """The folder of the guide or teacher, if a data set has a guide or teacher."""
         named = (made.second_model for made in self._chosen().values())
         folders = [*dict.fromkeys(folder for folder in named if folder is not None)]
         require(

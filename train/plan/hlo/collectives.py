@@ -102,7 +102,8 @@ def _ring_bytes(kind: str, operand_bytes: int, result_bytes: int, num_devices: i
 def _between_slices(program: HloProgram, num_devices: int) -> Iterator[CollectiveOp]:
     """Yields the collectives between slices, which the TPU compiler delegates to the hosts.
 
-    They are printed as `send` instructions, one per device for its part of the array.
+    Such collectives are printed as `send` instructions; each device has an instruction for its part
+    of the array.
     """
     for computation, runs in program.runs():
         for instruction in computation.values():
@@ -158,7 +159,7 @@ def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int
     """
     spanned = {name: (before, size) for name, before, size in _USED_AXIS.findall(used)}
     # Split every axis into three: before the spanned part, the part, and after it. A group has all
-    # indices of the part, and the first group has index 0 elsewhere.
+    # indices of the part, and the first group has index 0 on the other axes.
     shape: list[int] = []
     index: list[int | slice] = []
     for name, digits in _MESH_AXIS.findall(axes):

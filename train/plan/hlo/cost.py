@@ -181,7 +181,7 @@ def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> 
 
 
 def _bytes_written(value: Instruction, array: HloArray, fused: Computation) -> int:
-    """Returns the bytes that a fusion writes for one result, which may be an in-place update."""
+    """Returns the bytes that a fusion writes for one result, which may be updated in place."""
     if array.on_chip:
         return 0
     while _is_relayout(value) and value.operands[0] in fused:

@@ -64,7 +64,7 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[HloArray, ...]:
-        """The types of the result: one, or all elements of a tuple."""
+        """The types of the result: a single type, or the types of all elements of a tuple."""
         return tuple(
             HloArray(dtype, tuple(integers(dims)), "S(1)" in layout)
             for dtype, dims, layout in _ARRAY.findall(self.result)
@@ -88,7 +88,7 @@ class Instruction:
 
     @property
     def integer(self) -> int | None:
-        """Value of a constant integer, or None for anything else."""
+        """Value of a constant integer, or None for other instructions."""
         if self.opcode != "constant" or not _INTEGER.match(self.result):
             return None
         return int(self.attributes.split(")")[0])
@@ -125,7 +125,8 @@ class HloProgram:
     def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, float]]:
         """Yields every computation that runs with its number of runs.
 
-        Each of the n branches of a conditional counts as 1 / n runs, as if the branches took turns.
+        Each of the n branches of a conditional is counted as 1 / n runs, as if the branches took
+        turns.
 
         Args:
             fused: Whether to descend into fusions as well.
