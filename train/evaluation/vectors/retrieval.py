@@ -36,8 +36,9 @@ def evaluate_retrieval(
     """Evaluates a model on a collection for retrieval, and BM25 for comparison.
 
     A model that embeds texts ranks all documents by cosine. The model's prompt `query`, if any,
-    precedes each query. The first of the model's prompts `document`, `passage` and `corpus`, if any, precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a sequence classifier with one
-    label) ranks the first 20 documents of BM25 again.
+    precedes each query. The first of the model's prompts `document`, `passage` and `corpus`, if
+    any, precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a sequence
+    classifier with one label) ranks the first 20 documents of BM25 again.
 
     Args:
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
