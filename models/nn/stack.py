@@ -189,7 +189,7 @@ class LayerContext:
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for the layers and their self-attention."""
     real: Float[Array, "B T"] | None = None
-    """1 for real tokens, for a mixture of experts. If None, all are real."""
+    """1 for real tokens, for a mixture of experts. If None, all tokens are real."""
     windowed_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
     """Whether each layer has an attention window."""
     norm_scales: Float[Array, "L D"] | None = None
@@ -268,7 +268,7 @@ def make_layer_context(
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that the decoder may attend to.
       positions: the positions of the tokens, unless a stack adds them later.
-      real: 1 for real tokens. If None, all are real.
+      real: 1 for real tokens. If None, all tokens are real.
       head_mask: factor of the weights of each head, for all layers or per layer.
       cross_head_mask: factor of the weights of each head of cross-attention.
 

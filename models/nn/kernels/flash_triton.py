@@ -163,7 +163,7 @@ class _Tile:
         return scores
 
     def kept(self, key: tuple[Array, Array] | None) -> Bool[Array, "_ _"] | None:
-        """Returns whether each weight is kept, or None if all are."""
+        """Returns whether each weight is kept, or None if all weights are kept."""
         if key is None:
             return None
         count = self.spec.block_k // (GROUP // ROWS)
