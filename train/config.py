@@ -55,7 +55,7 @@ class TrainConfig(Checked):
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
     parallel: Parallel = "jit"
-    """jit: any mesh. pmap: data parallelism over the devices of one process."""
+    """jit: supports any mesh. pmap: data parallelism over the devices of one process."""
     gather: Gather = "auto"
     """When parameters that are sharded over `mesh.fsdp` are all-gathered. layer: the parameters of
     each layer are gathered in the forward and the backward pass of each micro-batch, and its
@@ -68,7 +68,7 @@ class TrainConfig(Checked):
     model, and the parts of its head that the head of the run has too. The run then reads only
     `dropout_rate` of `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
-    """The checkpoint of `init_from`. Defaults to the newest."""
+    """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
     lora: LoRAConfig | None = None
     """Train low-rank adapters on the model of `init_from`, whose parameters are frozen."""
     steps: NonNegativeInt = 0

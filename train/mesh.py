@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from ..data.common.fields import Checked, Range
 
 Parallel = Literal["jit", "pmap"]
-"""jit: any mesh. pmap: data parallelism over the devices of one process."""
+"""jit: supports any mesh. pmap: data parallelism over the devices of one process."""
 Gather = Literal["auto", "step", "layer"]
 """When parameters that are sharded over `fsdp` are all-gathered; see `TrainConfig`."""
 

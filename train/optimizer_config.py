@@ -80,7 +80,7 @@ class OptimizerConfig(Checked):
     ema_decay: EmaDecay | None = None
     """Decay of an exponential moving average of the parameters, such as 0.999. Evaluations measure
     this average in addition to the last parameters, and the option `--ema` of other commands uses
-    it. If None, no average."""
+    it. If None, no average is kept."""
     frozen: Sequence[str] = ()
     """Patterns of parameters to freeze, such as `.*embedding.* layers/[0-5]`: regular expressions
     that match the whole path of a parameter, of a part of the model, or of a layer."""

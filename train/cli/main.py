@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         # pathlib raises RuntimeError for a symlink loop and for a missing home folder.
         if _raised_in(error).partition(".")[0] == "pathlib":
             return _fail(f"{str(error).rstrip('.')}: correct the path", 2)
-        # jax raises these types when JAX_PLATFORMS names a missing backend. Others are bugs.
+        # jax raises these types when JAX_PLATFORMS names a missing backend. Other errors are bugs.
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms or _raised_in(error) != "jax._src.xla_bridge":
             raise

@@ -106,7 +106,7 @@ class RecipeParser(OptionParser):
         Args:
             command: `train`, `plan` or `bench`.
             arguments: the name of the recipe, a run folder or a file of settings, then the options.
-            description: the description of the command. Defaults to the recipe's.
+            description: the description of the command. Defaults to the details of the recipe.
             example: options to show in the example. Defaults to the example in the recipe's
               details.
 

@@ -105,7 +105,7 @@ def export_model(
           stablehlo: the forward pass as a program that needs only jax, with its parameters.
           peft: the adapters of a run that trained them, without their base, for the package peft,
           with the tokenizer, its chat template and a model card.
-        step: The checkpoint. Defaults to the newest.
+        step: The checkpoint. Defaults to the newest checkpoint.
         dtype: The precision of the written parameters.
         file_bytes: The maximum size of a file in the Hugging Face format. Tensors are not split.
         ema: Whether to write the moving average of the parameters, which a run with

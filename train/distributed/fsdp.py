@@ -81,7 +81,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
 
     Args:
         function: sums gradients over given rows, in one or several micro-batches.
-        way: how to exchange. If `way` has no axes, returns `function` unchanged.
+        way: the way to exchange gradients. If `way` has no axes, returns `function` unchanged.
         mesh: the mesh; it must be jax's current mesh when the result is traced.
         shardings: the shardings of the state; gradients are sharded like the parameters.
     """

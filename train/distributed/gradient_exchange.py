@@ -60,7 +60,7 @@ def choose_exchanges(
         whole_batch: whether the loss of an example depends on the other examples of the batch.
         by_rows: whether the exchanged gradients are nevertheless sums over the rows of the devices,
           as the gradients of `cached_gradient` are.
-        micro_batches: their number.
+        micro_batches: the number of micro-batches.
         execution: how the model is run.
         device_memory: the memory of a device in bytes; None if unknown.
         has_adapter: whether adapters to the layers are trained.
@@ -98,7 +98,7 @@ def full_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -
     Args:
         state: arrays or their shapes.
         dtype: see `Way`.
-        micro_batches: their number.
+        micro_batches: the number of micro-batches.
     """
 
     def size(tree: PyTree, dtype: DTypeLike | None) -> int:
@@ -152,7 +152,7 @@ def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, .
 
     Args:
         mesh: the mesh.
-        micro_batches: their number.
+        micro_batches: the number of micro-batches.
         shards: whether `fsdp` can be one of the axes.
     """
     sizes = _sizes(mesh)

@@ -158,7 +158,7 @@ class Ring:
 
     Attributes:
         axis: the axis of the mesh that the devices are on.
-        size: their number, n.
+        size: the number of devices, n.
         kernel: attends to a part of the keys.
         causal: whether a query attends only to its own key and to earlier keys.
         window: if given, a query attends only to the last `window` of these keys.
@@ -308,7 +308,7 @@ class Ring:
               to new results, which include the contribution of these keys.
             first: the results for the device's own keys: sums that stay, and sums that rotate with
               the keys.
-            keys: the device's own.
+            keys: the device's own keys.
 
         Returns:
             The sums. After the last step, the rotating sums belong to the device's own keys again.

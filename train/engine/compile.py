@@ -38,7 +38,7 @@ def configured_step(
 
     Args:
         config: the run.
-        objective: what is learned.
+        objective: the training objective.
         mesh: from `make_mesh`; its devices need not be present.
         device_memory: the memory of a device in bytes; None if unknown.
 

@@ -164,8 +164,8 @@ def make_sharded_step(
 
     Args:
         model: a model of flaxzoo, from `models.create`.
-        objective: what is learned. If it has a `reference`, the state gets a frozen copy of the
-          initial parameters.
+        objective: the training objective. If the objective has a `reference`, the state gets a
+          frozen copy of the initial parameters.
         tx: the optimizer.
         mesh: from `make_mesh`; its devices need not be present.
         num_micro_batches: the number of sequential parts of a batch, to save memory.

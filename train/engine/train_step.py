@@ -31,7 +31,7 @@ def make_train_step(
 
     Args:
         apply_fn: `apply_fn({"params": params}, rng=…, **inputs)`.
-        objective: what is learned.
+        objective: the training objective.
         tx: the optimizer.
         num_micro_batches: the number of equal parts of a batch, processed sequentially to save
           memory; the result equals the result of the whole batch. For an objective that needs the

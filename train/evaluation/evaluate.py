@@ -51,7 +51,7 @@ def score_run(
         folder: a run folder.
         source: a source with the kind of data that the run was trained on, or a list of examples.
           Defaults to the run's validation data.
-        step: the checkpoint. Defaults to the newest.
+        step: the checkpoint. Defaults to the newest checkpoint.
         num_beams: the number of beams for translation, by default 4. Only for translation data.
         max_length: the number of tokens to truncate rows to, which may exceed the length in
           training unless the positions are learned. Defaults to the length in training.
@@ -231,7 +231,7 @@ def losses_without_heads(
         folder: a run folder.
         source: a source with the kind of data that the run was trained on. Defaults to the run's
           validation data.
-        step: the checkpoint. Defaults to the newest.
+        step: the checkpoint. Defaults to the newest checkpoint.
         log: called with a line that describes the data.
 
     Returns:

@@ -138,7 +138,7 @@ def predict(
         folder: the run folder of a model with a classification, tagging, span or choice head.
         path: a file in the format of this kind of data, "-" for standard input, or a list of
           examples.
-        step: the checkpoint. Defaults to the newest.
+        step: the checkpoint. Defaults to the newest checkpoint.
         ema: whether to use the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
         log: called with a line that describes the file.
@@ -209,7 +209,7 @@ def predict_yes_no(
           the hub.
         path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of pairs.
         instruction: see `models.YesNoPrompt`, whose instruction is the default.
-        step: the checkpoint. Defaults to the newest.
+        step: the checkpoint. Defaults to the newest checkpoint.
         ema: whether to use the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
         log: called with a line that describes the file.

@@ -46,11 +46,11 @@ Results = dict[str, dict[str, float | int]]
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A model to judge.
+    """A model to measure.
 
     Attributes:
         folder: The folder of a run or a model.
-        step: The checkpoint. If None, the newest.
+        step: The checkpoint. If None, the newest checkpoint.
         loaded: The model and newer parameters than the folder's, if any.
         log: Called with lines about texts that are truncated.
     """

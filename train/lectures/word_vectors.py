@@ -25,7 +25,7 @@ def read_word_vectors(
     Args:
         path: the file, also compressed by gzip. A file of word2vec has a first line with the
           numbers of words and of dimensions; a file of GloVe does not.
-        words: the words to keep. If None, all.
+        words: the words to keep. If None, all words are kept.
 
     Returns:
         The vector of each word, float32 `[D]`.

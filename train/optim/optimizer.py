@@ -61,7 +61,7 @@ def make_optimizer(
     moments are stored and stay 0.
 
     Args:
-        config: hyper-parameters.
+        config: the hyperparameters.
         steps: length of the run, for the schedule.
         model: the model's configuration, whose family names the parameters below and above the
           layers, for `config.layer_decay`; if None, the names of all families apply.
@@ -212,7 +212,7 @@ def rate_factors(
 
     Args:
         params: parameters or their shapes.
-        config: hyper-parameters.
+        config: the hyperparameters.
         model: the model's configuration; see `make_optimizer`.
 
     Raises:

@@ -40,7 +40,7 @@ class ReferenceModel(PickledByFields):
 
     Attributes:
         folder: A run folder, or a folder in the Hugging Face format, with a causal language model.
-        step: The checkpoint. Defaults to the newest.
+        step: The checkpoint. Defaults to the newest checkpoint.
         log: Called with a line that says how many pairs will be scored.
 
     Example::

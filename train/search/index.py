@@ -98,7 +98,7 @@ class SearchIndex:
               A text that is longer than the model reads is truncated.
             folder: the folder of the index, which does not exist or is empty.
             run: a run folder, a folder of sentence-transformers, or a name on the hub.
-            step: the checkpoint. Defaults to the newest.
+            step: the checkpoint. Defaults to the newest checkpoint.
             log: called with the numbers of texts that were truncated.
 
         Raises:

@@ -213,8 +213,8 @@ def serve(
 
     Args:
         names: the models; see `open_models`.
-        address: where to listen.
-        limits: what is accepted.
+        address: the address to listen on.
+        limits: the limits of the queue and of each request.
         rows: how texts to embed, score, classify and translate are batched.
         log: called with lines about the start and the end.
 

@@ -21,7 +21,7 @@ class ModelArguments:
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     step: NonNegativeInt | None = None
-    """The checkpoint. By default the newest."""
+    """The checkpoint. Defaults to the newest checkpoint."""
     ema: bool = False
     """Use the moving average of the parameters (--optimizer.ema-decay)."""
 
@@ -37,7 +37,7 @@ class ContextArguments(ModelArguments):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingArguments(ContextArguments):
-    """How tokens are chosen."""
+    """The settings that choose tokens."""
 
     max_new_tokens: NewTokens | None = None
     """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a

@@ -34,7 +34,8 @@ class EmbedArguments(ModelArguments):
     ) = None
     """How the hidden states of a text become one vector: the first token's, the largest values,
     the mean, the sum over the square root of the length, the mean weighted by position, or the
-    last token's. Several are concatenated. Defaults to the model's setting, else mean."""
+    last token's. The vectors of several poolings are concatenated. Defaults to the model's setting,
+    else mean."""
     normalize: bool | None = None
     """Whether to scale each vector to length 1. Defaults to the model's setting, else no."""
     prompt_name: str | None = None

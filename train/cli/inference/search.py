@@ -24,7 +24,7 @@ class IndexArguments:
     """The model: a run folder, a folder in the Hugging Face format, or a name on the Hugging Face
     hub."""
     step: NonNegativeInt | None = None
-    """The checkpoint of a run. By default the newest."""
+    """The checkpoint of a run. Defaults to the newest checkpoint."""
 
 
 def index_command(arguments: list[str]) -> None:

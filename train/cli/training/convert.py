@@ -53,7 +53,7 @@ class ExportArguments:
     """Maximum size of a file in the form huggingface, in 10^9 bytes, by default 5. Tensors are
     never split."""
     step: NonNegativeInt | None = None
-    """The checkpoint. By default the newest."""
+    """The checkpoint. Defaults to the newest checkpoint."""
     ema: bool = False
     """Write the moving average of the parameters (--optimizer.ema-decay)."""
     generator: bool = False

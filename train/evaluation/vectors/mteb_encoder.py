@@ -35,7 +35,7 @@ class MTEBEncoder:
     Args:
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
           name on the hub.
-        step: the checkpoint. Defaults to the newest.
+        step: the checkpoint. Defaults to the newest checkpoint.
         log: called with the numbers of texts that were truncated.
 
     Raises:

@@ -44,7 +44,7 @@ def evaluate_retrieval(
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
           name on the hub.
         source: a name such as `beir:scifact` (see `data.read_retrieval`), or the collection.
-        step: the checkpoint. Defaults to the newest.
+        step: the checkpoint. Defaults to the newest checkpoint.
         loaded: the model in the folder and its parameters. If None, this function loads them.
         log: called with lines that describe the data.
 

@@ -22,7 +22,7 @@ def cosent(
     Args:
         similarity: of both texts of each pair, such as `cosine`.
         scores: the score of each pair.
-        real: which pairs count.
+        real: a mask of the real pairs.
         scale: s.
     """
     # [B, B], where i is the row.

@@ -89,7 +89,7 @@ class GISTConfig(EmbeddingObjective):
     """The folder of the guide, a model of vectors with the same tokenizer. The guide is not
     trained."""
     temperature: Positive = 0.01
-    """Divides the cosine similarities."""
+    """The temperature, which divides the cosine similarities."""
     margin: NonNegative = 0.0
     """The smallest difference between the guide's similarities of a pair and of a negative."""
     margin_strategy: Literal["absolute", "relative"] = "absolute"

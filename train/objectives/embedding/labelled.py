@@ -62,5 +62,5 @@ class BatchHardSoftMarginConfig(LabelledTextsConfig):
         return labelled.batch_hard_soft_margin(self.distances(vectors), batch["labels"], real)
 
     def items(self, real: Real) -> Bool[Array, " B"]:
-        """Returns which texts count."""
+        """Returns a mask of the real texts."""
         return real.anchors

@@ -40,7 +40,7 @@ class TripletConfig(EmbeddingObjective):
         return scored.triplet(vectors, distance=self.distance, margin=self.margin)
 
     def items(self, real: Real) -> Bool[Array, "B N"]:
-        """Returns which negatives count."""
+        """Returns a mask of the real negatives."""
         return real.negatives
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
@@ -107,7 +107,7 @@ class MarginMSEConfig(TaughtConfig):
         return scored.margin_error(vectors, wanted, similarity=self.similarity)
 
     def items(self, real: Real) -> Bool[Array, "B N"]:
-        """Returns which negatives count."""
+        """Returns a mask of the real negatives."""
         return real.negatives
 
 

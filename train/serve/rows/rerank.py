@@ -39,7 +39,7 @@ class RerankFields(Checked):
     """The documents, or objects with a field `text`, for an answer in the form of Cohere and Jina:
     an object with `results`."""
     top_n: PositiveInt | None = None
-    """The number of documents to return. By default all."""
+    """The number of documents to return. Defaults to all documents."""
     raw_scores: bool = False
     """Return logits instead of scores, without the model's activation."""
     return_text: bool = False

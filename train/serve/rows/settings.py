@@ -7,7 +7,7 @@ from ....data.common.fields import Checked, NonNegative, NonNegativeInt, Positiv
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowSettings(Checked):
-    """How rows are batched."""
+    """The settings of batches."""
 
     rows: PositiveInt = 16
     """The number of texts that a language model generates at once. More rows take more memory."""
