@@ -57,16 +57,16 @@ class TrainConfig(Checked):
     parallel: Parallel = "jit"
     """jit: supports any mesh. pmap: data parallelism over the devices of one process."""
     gather: Gather = "auto"
-    """When parameters that are sharded over `mesh.fsdp` are all-gathered. layer: the parameters of
-    each layer are gathered in the forward and the backward pass of each micro-batch, and its
-    gradients are scattered. step: all parameters are gathered once per step, and the summed
+    """Determines when parameters that are sharded over `mesh.fsdp` are all-gathered. layer: the
+    parameters of each layer are gathered in the forward and the backward pass of each micro-batch,
+    and its gradients are scattered. step: all parameters are gathered once per step, and the summed
     gradients are scattered once. auto: step if the mesh uses only data and fsdp, and the compiled
     step fits into a device's memory, which must be known; otherwise layer."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on the Hugging Face hub. The run uses the sizes, the tokenizer and the body of the initial
-    model, and the parts of its head that the head of the run has too. The run then reads only
-    `dropout_rate` of `model`, and ignores `data.tokenizer`."""
+    model, and the parts of its head that both models have. The run then reads only `dropout_rate`
+    of `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
     lora: LoRAConfig | None = None

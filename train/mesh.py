@@ -8,7 +8,7 @@ from ..data.common.fields import Checked, Range
 Parallel = Literal["jit", "pmap"]
 """jit: supports any mesh. pmap: data parallelism over the devices of one process."""
 Gather = Literal["auto", "step", "layer"]
-"""When parameters that are sharded over `fsdp` are all-gathered; see `TrainConfig`."""
+"""Determines when parameters that are sharded over `fsdp` are all-gathered; see `TrainConfig`."""
 
 Devices = Annotated[int, Range(least=-1)]
 """A number of devices; -1: all remaining devices."""
@@ -19,13 +19,13 @@ class MeshConfig(Checked):
     """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
 
     data: Devices = -1
-    """Copies of the model, each with a part of the batch; -1: all remaining devices."""
+    """Number of copies of the model, each with a part of the batch; -1: all remaining devices."""
     fsdp: Devices = 1
-    """Shards of the parameters and the optimizer state, each with a part of the batch."""
+    """Number of shards of the parameters and the optimizer state, each with a part of the batch."""
     expert: Devices = 1
-    """Shards of the experts of a mixture, each with a part of the batch; other parameters are
-    sharded over this axis as over `fsdp`."""
+    """Number of shards of the experts of a mixture, each with a part of the batch; other parameters
+    are sharded over this axis as over `fsdp`."""
     context: Devices = 1
-    """Shards of the tokens of each sequence."""
+    """Number of shards of the tokens of each sequence."""
     tensor: Devices = 1
-    """Shards of the heads, the feed-forward layers and the vocabulary."""
+    """Number of shards of the heads, the feed-forward layers and the vocabulary."""

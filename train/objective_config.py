@@ -157,7 +157,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def vector_settings(
         self, data: D, settings: "VectorSettings | None"
     ) -> "VectorSettings | None":
-        """Returns the settings of the run's model for vectors, or None if it computes none.
+        """Returns the settings of the run's model for vectors, or None if it computes no vectors.
 
         Args:
             data: The data.

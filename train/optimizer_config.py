@@ -90,8 +90,9 @@ class OptimizerConfig(Checked):
         momentum = self.adafactor_momentum
         require(
             self.state_dtype == "float32" or self.name != "adafactor" or momentum,
-            f"optimizer.state_dtype {self.state_dtype}: adafactor keeps no moment of a parameter's "
-            "size: leave it out, or keep a first moment (--optimizer.adafactor-momentum)",
+            f"optimizer.state_dtype {self.state_dtype} has no effect, because adafactor keeps no "
+            "moment of a parameter's size: leave it out, or keep a first moment "
+            "(--optimizer.adafactor-momentum)",
         )
         require(
             self.name == "adafactor" or not momentum,

@@ -20,9 +20,10 @@ class TrainState:
     opt_state: optax.OptState
     frozen: Params | None = None
     """Parameters that no step changes: the reference of an objective, the base of adapters, or
-    frozen further models of the objective under `further`; None if there are none."""
+    frozen further models of the objective under `further`. If None, all parameters are trained."""
     further: Params | None = None
-    """Parameters of further models that the objective trains, by name; None if there are none."""
+    """Parameters of further models that the objective trains, by name. If None, it has no such
+    models."""
 
 
 Metrics = dict[str, Array]

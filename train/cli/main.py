@@ -151,8 +151,8 @@ def _dispatch(arguments: list[str]) -> int:
 def _give_threads_to_virtual_devices() -> None:
     """Gives XLA four threads per virtual device, unless `NPROC` is set.
 
-    A device blocks one thread per collective that it waits for. With one thread per device,
-    devices that wait for different collectives of a step deadlock.
+    A device blocks one thread per collective that it waits for. With one thread per device, devices
+    deadlock if they wait for different collectives of a step.
     """
     found = re.search(VIRTUAL_DEVICES, os.environ.get("XLA_FLAGS", ""))
     if found is not None:

@@ -114,7 +114,7 @@ class RecipeParser(OptionParser):
             UserError: the recipe is unknown or does not have the preset.
         """
         name, *self._options = _expanded(arguments)
-        # These determine the defaults, so read them before the other options are parsed.
+        # These options determine the defaults, so read them before the other options are parsed.
         first = {x: _value_of(x, self._options) for x in ("preset", "init_from", OBJECTIVE)}
         preset = first["preset"]
         require(

@@ -23,7 +23,7 @@ class BadSteps:
     """Counts the steps that were skipped because their loss or gradient was not finite."""
 
     most: int
-    """The number of consecutive skipped steps that a run survives."""
+    """The number of consecutive steps that a run may skip."""
     counts: SkipCounts
     checkpoints: Checkpoints
     """The checkpoints of the run, for messages."""

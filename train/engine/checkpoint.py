@@ -70,7 +70,7 @@ class Checkpoints:
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
-                best_fn=_loss,  # unused, but without it Orbax does not write metrics
+                best_fn=_loss,  # unused, but Orbax writes no metrics without this function
                 create=True,
                 cleanup_tmp_directories=True,
                 # An old checkpoint is renamed before its files are removed, so that an interrupted
@@ -215,7 +215,7 @@ class Checkpoints:
             The state, and the state of the data iterator.
 
         Raises:
-            RunError: `shapes` has frozen parameters, and the checkpoint has none.
+            RunError: `shapes` has frozen parameters, but the checkpoint has no frozen parameters.
         """
         require(
             shapes.frozen is None or (self._folder / str(step) / FROZEN).is_dir(),
@@ -262,7 +262,7 @@ def _parts(state: TrainState) -> dict[str, PyTree]:
 
 
 def set_aside_damaged(run: Path, log: LogFn) -> None:
-    """Renames damaged checkpoints, so that the newest remaining one is intact.
+    """Renames damaged checkpoints, so that the newest remaining checkpoint is intact.
 
     Checkpoints are checked completely, from the newest on, until a checkpoint is intact. In older
     checkpoints only the measure is checked, because Orbax reads the measure of every checkpoint.

@@ -47,11 +47,11 @@ def configured_step(
     """
     check_pmap(config)
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
-    # Refuse sizes that the mesh cannot divide before the step is made.
+    # Before the step is made, refuse sizes that the mesh cannot divide.
     require(
         mesh.shape["expert"] == 1 or config.model.num_experts,
-        f"mesh.expert {mesh.shape['expert']} shards the experts of a mixture, and the model has "
-        "none: use mesh.fsdp",
+        f"mesh.expert {mesh.shape['expert']} shards the experts of a mixture, but the model has no "
+        "experts: use mesh.fsdp",
     )
     check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
     # The model needs the name of the kernel, not "auto".

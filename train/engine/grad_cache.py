@@ -1,13 +1,13 @@
 """GradCache: the gradient of a loss that compares the examples of a batch, in micro-batches.
 
-A loss that compares the examples of a batch is not a sum over micro-batches. With g the gradient of
-the loss with respect to the outputs of the model, and J the Jacobian of the outputs of a
-micro-batch, the gradient with respect to the parameters is the sum of J^T g over micro-batches (Gao
-et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup"). GradCache
-runs the model twice: first without a gradient, for the outputs of the whole batch, and again after
-g is known. GradCache needs the memory of one micro-batch and of the outputs of the whole batch. The
-second run is a sum over rows. Without FSDP, each device therefore accumulates its gradients over
-all micro-batches, and devices exchange the gradients once.
+A loss that compares the examples of a batch is not a sum over micro-batches. Let g be the gradient
+of the loss with respect to the outputs of the model, and J the Jacobian of the outputs of a
+micro-batch. Then the gradient with respect to the parameters is the sum of J^T g over micro-batches
+(Gao et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup").
+GradCache runs the model twice: first without a gradient, for the outputs of the whole batch, and
+again after g is known. GradCache needs the memory of one micro-batch and of the outputs of the
+whole batch. The second run is a sum over rows. Without FSDP, each device therefore accumulates its
+gradients over all micro-batches, and devices exchange the gradients once.
 """
 
 from collections.abc import Callable

@@ -176,7 +176,7 @@ class Loop:
             if measure is not None:
                 self.checkpoints.add_measure(self.step, measure)
             return
-        # A policy is compared with its start even if the start has random parameters.
+        # Compare a policy with its initial model even if the initial model has random parameters.
         started = self.config.init_from is not None or self.trainer.validation is not None
         compared = self.config.objective.compares_with_start and started
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):

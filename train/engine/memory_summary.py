@@ -15,7 +15,7 @@ from ..state import TrainState, in_units
 from .machine_memory import Device, available_bytes, available_on_machine
 
 if TYPE_CHECKING:
-    from ...data.common.progress import LogFn  # needs rich, which `flaxzoo bench` does without
+    from ...data.common.progress import LogFn  # imports rich, which `flaxzoo bench` does not need
 
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
 """The arrays of a global batch by name, as shapes."""
@@ -92,7 +92,7 @@ def check_state_fits(
         resumed: Whether the run already exists, so that its batch size must stay the same.
 
     Raises:
-        UserError: They do not fit.
+        UserError: The parameters and the optimizer state do not fit.
     """
     _require_memory(
         "parameters and optimizer state need",

@@ -87,7 +87,7 @@ class ShardedStep:
             program = self._compile_if_it_fits(candidate, batch)
             if program is not None:
                 return candidate, program
-        # Do not check the last candidate: `check_step_fits` reports a last candidate that does not
+        # Do not check the last candidate, because `check_step_fits` reports an error if it does not
         # fit.
         return smallest, self.trace(batch, smallest).lower().compile()
 

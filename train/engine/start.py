@@ -190,7 +190,8 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
 def mixture_lines(run: Run) -> list[tuple[str, str]]:
     """Returns each source of a mixture and its share of the run; empty for other data.
 
-    After a stage with other data has begun, the share is the share in the batches of this stage.
+    If a stage began with other data, the share refers to the batches from the beginning of this
+    stage on.
     """
     examples, config = run.train.examples, run.config
     if not isinstance(examples, MixedExamples):

@@ -158,7 +158,8 @@ def _backward(
     smoothing: float, gradient: Projection, cotangent: CrossEntropy
 ) -> tuple[Projection, None, None]:
     del smoothing  # the gradient already includes the smoothing
-    # `correct` and `nll` have no gradient, so only the loss's cotangent counts.
+    # `correct` and `nll` have no gradient, so the gradient depends only on the cotangent of the
+    # loss.
     scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), gradient)
     return scaled, None, None
 

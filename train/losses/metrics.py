@@ -32,9 +32,9 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
         names: the L labels.
 
     Returns:
-        `accuracy` and `matthews`; for two labels `f1` of the second, positive label, for more
-        labels `f1_macro`, the mean over the labels that occur. If an example has several labels:
-        `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
+        `accuracy` and `matthews`; for two labels also `f1` of the second (positive) label; for more
+        labels also `f1_macro`, the mean over the labels that occur. If an example has several
+        labels: `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
 
     Raises:
         UserError: no example is given, or a prediction is missing.
@@ -43,7 +43,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
 
     gold, predicted = (x.astype(np.int64) for x in _paired(gold, predicted))
     equal = gold == predicted
-    # With several labels an example is correct if all of them are.
+    # With several labels, an example is correct if all of its labels are correct.
     if gold.ndim == 2:
         return {
             "accuracy": float(equal.all(axis=1).mean()),

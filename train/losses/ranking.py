@@ -28,7 +28,7 @@ def contrast(
     Args:
         scores: the score of the positive, then the scores of the negatives.
         real: missing documents are not candidates.
-        scale: the factor of σ(score), a number from 0 to 1.
+        scale: the factor of σ(score), which is between 0 and 1.
     """
     logits = scale * jax.nn.sigmoid(scores)
     return jax.nn.logsumexp(jnp.where(real, logits, MASKED), axis=1) - logits[:, 0]
@@ -154,7 +154,8 @@ def ranking_measures(
     discounts = jnp.where(ranks <= CUTOFF, 1 / jnp.log2(1.0 + ranks), 0.0)
     # The ideal order has all relevant documents first.
     ideal = jnp.sum(-jnp.sort(-hits.astype(jnp.float32), axis=1) * discounts, axis=1)
-    # The rank of the first relevant document, or 1 if there is none, which `found` excludes.
+    # The rank of the first relevant document, or 1 for a query without such documents, which
+    # `found` excludes.
     first = jnp.argmax(hits, axis=1) + 1
     found = jnp.any(hits, axis=1) & (first <= CUTOFF)
     return {

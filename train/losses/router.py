@@ -55,7 +55,8 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         given = objective.inputs(batch)
         inputs = given if isinstance(given, tuple) else (given,)
         rows = sum((_num_sequences(one) for one in inputs), jnp.float32(0))
-        # Balance over the batch is one value per run of the model, otherwise one per sequence.
+        # The balance over the batch is one value per run of the model. The balance over a sequence
+        # is one value per sequence.
         balanced = jnp.float32(len(inputs)) if over_batch else rows
         return {**objective.counts(batch), BALANCE: balanced, Z: rows}
 

@@ -21,7 +21,10 @@ from ..objective_config import ObjectiveConfig, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(ObjectiveConfig[SequenceClassificationData]):
-    """Labels of texts, of the kind given by the data; it has no hyperparameters."""
+    """The classification of texts; the data determine the kind of labels.
+
+    It has no hyperparameters.
+    """
 
     kind = "classification"
     data_kinds = (SequenceClassificationData,)

@@ -22,7 +22,7 @@ from .reward import preference_metrics
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPOConfig(ObjectiveConfig[DPOData]):
-    """The settings of direct preference optimization; the defaults are TRL's."""
+    """The settings of direct preference optimization, with the defaults of TRL."""
 
     kind = "dpo"
     data_kinds = (DPOData,)

@@ -35,7 +35,7 @@ Scale = Literal["group", "batch", "none"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GRPOConfig(OnlineConfig):
-    """The settings of group relative policy optimization; the defaults are TRL's."""
+    """The settings of group relative policy optimization, with the defaults of TRL."""
 
     kind = "grpo"
 
@@ -44,9 +44,9 @@ class GRPOConfig(OnlineConfig):
     epsilon_high: NonNegative | None = None
     """Largest relative increase of a probability; defaults to `epsilon`."""
     loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
-    """How losses are averaged over tokens. dapo and bnpo: over all tokens of the batch. grpo: over
-    the tokens of each answer, then over answers. dr_grpo: the sum is divided by the number of
-    answers times max_new_tokens."""
+    """The method that averages losses over tokens. dapo and bnpo: over all tokens of the batch.
+    grpo: over the tokens of each answer, then over answers. dr_grpo: the sum is divided by the
+    number of answers times max_new_tokens."""
     scale_rewards: Scale = "group"
     """The standard deviation that divides centered rewards, or none."""
     importance: Literal["token", "sequence"] = "token"
@@ -133,7 +133,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     low, high = settings.epsilon, settings.epsilon_high
     require(
         loss_type != "dr_grpo" or longest is not None,
-        "max_new_tokens must be a number, got None. The loss type dr_grpo divides by it.",
+        "max_new_tokens must be a number, got None. The loss type dr_grpo divides by this number.",
     )
     measures = ("entropy", *(("kl",) if beta else ()), *CLIPPED)
 

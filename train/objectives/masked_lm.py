@@ -15,7 +15,7 @@ from ..objective_config import ObjectiveConfig, Scores, entropy_baseline, perple
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
-    """Masked tokens, and next sentences or the order of segments if the data have pairs."""
+    """Prediction of masked tokens, and of next sentences or the order of segments for pairs."""
 
     kind = "masked_lm"
     data_kinds = (PretrainingData,)
@@ -97,7 +97,7 @@ MASKED = Objective(
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
 PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
-"""The name of the loss of pairs of segments, by the meaning of their label."""
+"""Meaning of the label of a pair of segments → the name of the loss of pairs."""
 
 
 def _of_pairs(term: str) -> Objective:

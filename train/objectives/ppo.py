@@ -29,7 +29,7 @@ _OF_POLICY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PPOConfig(OnlineConfig):
-    """The settings of proximal policy optimization; the defaults are TRL's."""
+    """The settings of proximal policy optimization, with the defaults of TRL."""
 
     kind = "ppo"
     learns_values = True

@@ -151,7 +151,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
     require(
         narrow or width == embedded,
         f"objective.generator_size {size} needs embeddings of {embedded} for layers of {width}, "
-        f"and {type(model).__name__} has no d_embedding: choose 1, or an ELECTRA or a DeBERTa",
+        f"but {type(model).__name__} has no d_embedding: choose 1, or an ELECTRA or a DeBERTa",
     )
     changes: dict[str, Any] = {
         "num_heads": heads,

@@ -27,7 +27,7 @@ from .online import OnlineConfig, per_token_spec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RLOOConfig(OnlineConfig):
-    """The settings of REINFORCE with a leave-one-out baseline; the defaults are TRL's."""
+    """The settings of REINFORCE with a leave-one-out baseline, with the defaults of TRL."""
 
     kind = "rloo"
 

@@ -1,4 +1,4 @@
-"""Read the configuration of a run from the JSON form that `train.config.to_dict` writes."""
+"""Reads the configuration of a run from the JSON form that `train.config.to_dict` writes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -28,7 +28,7 @@ HASHED = 64
 
 @dataclasses.dataclass(frozen=True)
 class RunningModel:
-    """The model of a run that trains, for callbacks.
+    """The model of a run during training, which callbacks receive.
 
     Attributes:
         model: The Flax module: `model.apply({"params": params}, input_ids=…)`.
@@ -48,9 +48,9 @@ class RunningModel:
               `optimizer.ema_decay` keeps.
 
         Returns:
-            The number of steps that the parameters have taken, and a nested dict of numpy arrays.
-            In `on_step` the next step has already begun, and the parameters are the parameters
-            after this next step.
+            The number of steps of the training so far, and a nested dict of numpy arrays. In
+            `on_step` the next step has already begun, and the parameters are the parameters after
+            this next step.
 
         Raises:
             UserError: Other processes have parts of the parameters, or the run keeps no moving
@@ -84,7 +84,7 @@ class Callback:
     """
 
     def on_start(self, running: RunningModel) -> None:
-        """Receives the model, from which to read parameters, before the first step of this call."""
+        """Receives the model before the first step of this call, to read its parameters later."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receives the metrics of a step: `loss`, its terms, and `gradient_norm`.

@@ -20,7 +20,8 @@ HEAD = "head/"
 """Prefix of the parameters of the head. All other parameters belong to the body."""
 
 SHOWN = 3
-"""Number of parameters that a message names. The message has only the number of the others."""
+"""Number of parameters that a message names. For further parameters, a message has only their
+number."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
 """The fields that most often cause different shapes of the body."""
 

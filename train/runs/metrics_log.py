@@ -88,8 +88,8 @@ class MetricsLog:
 
     def _cannot_write(self, fault: OSError) -> RunError:
         return RunError(
-            f"cannot write the metrics to {self._file.parent} ({fault.strerror}): correct it; "
-            "the same command resumes from the newest checkpoint"
+            f"cannot write the metrics to {self._file.parent} ({fault.strerror}): correct this "
+            "problem; the same command resumes from the newest checkpoint"
         )
 
 

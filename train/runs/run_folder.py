@@ -47,7 +47,8 @@ from .reference import check_second_model, prepared_data
 from .stages import add_stage, check_extension, last_trained, next_stage
 
 SHOWN_CHANGES = 3
-"""Number of differences that a message names. The message has only the number of the others."""
+"""Number of differences that a message names. For further differences, a message has only their
+number."""
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
 """The fields whose effect on the training examples is part of the fingerprint of the data."""
 
@@ -145,7 +146,7 @@ def prepare_run(
             )
     if plan is not None:
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
-    # Check all that needs no data first, because reading the data may take long.
+    # First check everything that needs no data, because reading the data may take long.
     check_length(config)
     check_second_model(config.objective.second_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
@@ -346,7 +347,7 @@ def _stored_fingerprints(folder: Path) -> JsonObject:
 
 
 def create_folder(run: Run) -> None:
-    """Creates the run folder unless it exists, and writes a new stage into an existing one.
+    """Creates the run folder unless it exists, and writes a new stage into an existing folder.
 
     Call this function after all other checks.
 

@@ -53,7 +53,7 @@ class TextFields(Checked):
     min_p: Fraction | None = None
     """Samples from the tokens that are at least p times as probable as the best one."""
     repetition_penalty: Repetition | None = None
-    """Above 1 makes tokens of the prompt and the text less likely."""
+    """A value above 1 makes tokens of the prompt and the text less likely."""
     presence_penalty: Penalty = 0.0
     """A number that is subtracted from the logits of tokens that occur in the text."""
     frequency_penalty: Penalty = 0.0

@@ -41,14 +41,14 @@ class SamplingArguments(ContextArguments):
 
     max_new_tokens: NewTokens | None = None
     """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a
-    run imported from one, may set other defaults for this and the next options in
+    run imported from such a folder, may set other defaults for this option and the next options in
     generation_config.json.)"""
     do_sample: bool | None = None
     """Sample tokens; --no-do-sample takes the most probable token each time. By default, tokens are
     sampled, unless the folder or another option turns sampling off."""
     temperature: NonNegative | None = None
-    """Below 1 makes the text more predictable, above 1 more varied; 0 always takes the most
-    probable token. By default 1."""
+    """A value below 1 makes the text more predictable, and a value above 1 makes the text more
+    varied. With 0, the most probable token is always taken. By default 1."""
     top_k: NonNegativeInt | None = None
     """Sample from the k most probable tokens only. By default, or with 0, all tokens are
     candidates."""
@@ -73,9 +73,9 @@ class DecodingArguments(SamplingArguments):
     """The options that control how prompts are continued."""
 
     repetition_penalty: Positive | None = None
-    """Above 1 makes tokens that have already occurred less likely."""
+    """A value above 1 makes tokens that have already occurred less likely."""
     num_beams: NumBeams | None = None
-    """Above 1 searches for the most probable continuations with this many beams instead of
+    """A number above 1 searches for the most probable continuations with this many beams instead of
     sampling."""
     length_penalty: LengthPenalty | None = None
     """With beams: above 0 favors longer continuations. By default 1."""

@@ -38,7 +38,7 @@ class EvaluateArguments(ModelArguments):
     """Truncate rows to this many tokens, which may exceed the length in training. Defaults to the
     length in training. A model with learned positions cannot exceed the length in training."""
     without_heads: bool = False
-    """Print a table of the increase of the loss without each attention head."""
+    """Print a table that shows how much the loss increases without each attention head."""
     shots: tuple[NonNegativeInt, ...] = ()
     """The numbers of examples in a prompt: --shots 0 1 4 16. With --tasks, --shots has a single
     number, and defaults to the number that each task defines."""
@@ -59,8 +59,9 @@ class EvaluateArguments(ModelArguments):
     queries: str | None = None
     """With --shots: a source of questions that replaces the questions of --data."""
     pattern: str | None = None
-    r"""With --shots: the name of a pattern or a template, the answer last: 'Q: {question}\nA:
-    {answer}\n'. Defaults to the named pattern that has the fields of the examples."""
+    r"""With --shots: the name of a pattern, or a template that ends with the answer: 'Q:
+    {question}\nA: {answer}\n'. Defaults to the named pattern that has the fields of the examples.
+    """
     answers: Literal["labels", "texts"] | None = None
     """With --shots: choose the most probable label (labels), or compare the text of greedy decoding
     (texts). Defaults to labels if the examples have at most 20 labels."""
@@ -161,11 +162,11 @@ def _average_of(parsed: EvaluateArguments) -> "Loaded | None":
 
 
 def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
-    """Prints a table of the increase of the loss without each attention head."""
+    """Prints a table that shows how much the loss increases without each attention head."""
     from ...evaluation.evaluate import losses_without_heads
 
     losses = losses_without_heads(parsed.run, parsed.data, step=parsed.step, log=log)
-    # The table shows the differences to the loss of the whole model.
+    # The table shows the differences from the loss of the whole model.
     whole = losses.pop("loss")
     print(f"loss {whole:.4f}; without one head, by layer and head:")
     for name, table in losses.items():

@@ -44,7 +44,7 @@ class PromptArguments(DecodingArguments):
     Defaults to all examples, but at most 8."""
     pattern: str | None = None
     r"""The name of a pattern (grammar, words, news, question, arithmetic, review, pair,
-    translation, patterns), or a template with fields in braces, the answer last: 'Q:
+    translation, patterns), or a template with fields in braces that ends with the answer: 'Q:
     {question}\nA: {answer}\n'. Defaults to the named pattern with the fields of the examples."""
     labels: tuple[str, ...] = ()
     """Instead of a pattern: the label before each field of the examples, one field per line: 'Poor

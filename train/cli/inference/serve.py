@@ -30,8 +30,8 @@ class ServeArguments(RowSettings):
     max_requests: PositiveInt = 512
     """Maximum number of requests that wait or run; further requests get status 429."""
     max_tokens: PositiveInt = 1_000_000
-    """Maximum number of tokens of these requests, including the new tokens that they may generate;
-    further requests get status 429."""
+    """Maximum number of tokens of the requests that wait or run, including the new tokens that
+    these requests may generate; further requests get status 429."""
     time_limit: Positive = 600.0
     """Seconds after which a request is canceled."""
 

@@ -26,9 +26,9 @@ class TranslateArguments(ModelArguments):
     """α: above 0 favors longer translations. Defaults to the setting of an imported model, else
     0.6."""
     num_return_sequences: PositiveInt = 1
-    """The number of translations of each line, best first. Above 1, each translation is printed on
-    a separate line: the number of the input line, the score and the text, separated by tabs. An
-    empty line has one empty translation with score 0."""
+    """The number of translations of each line, best first. If the number is above 1, each
+    translation is printed on a separate line: the number of the input line, the score and the text,
+    separated by tabs. An empty line has one empty translation with score 0."""
     truncate: bool = False
     """Truncate sentences that exceed the model's length. By default, such sentences are an
     error."""

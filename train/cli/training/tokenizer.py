@@ -20,7 +20,8 @@ class TokenizerArguments:
     kind: TokenizerKind = "byte-bpe"
     """The kind of tokenizer."""
     vocab_size: PositiveInt | None = None
-    """Number of tokens, including special tokens. The kind characters does not accept a number."""
+    """Number of tokens, including special tokens. The kind characters does not accept this
+    option."""
 
 
 def tokenizer_command(arguments: list[str]) -> None:

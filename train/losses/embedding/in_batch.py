@@ -95,7 +95,7 @@ def multiple_negatives(
         return jnp.where(counted, scaled, MASKED)
 
     every = [logits(direction) for direction in directions]
-    # One softmax over all candidates, or one for each direction.
+    # Compute one softmax over all candidates, or a softmax for each direction.
     softmaxes = [jnp.concatenate(every, axis=1)] if partition == "joint" else every
     normalizer = sum(jax.nn.logsumexp(x, axis=1) for x in softmaxes) / len(softmaxes)
     # The positive has the same logit in each softmax, so subtract it once from the mean.

@@ -39,7 +39,7 @@ DEFAULTS: dict[ScoreForm, str] = {
     "documents": "distillation",
     "labels": "batch_all_triplet",
 }
-"""The default objective by the scores of the data."""
+"""Form of the scores of the data → the default objective."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     pooling: tuple[PoolingMode, ...] | None = None
     """How the hidden states of a text become one vector; see `flaxzoo embed`. Defaults to the
-    setting of `init_from`, or mean."""
+    setting of `init_from`, else mean."""
     normalize: bool | None = None
-    """Whether vectors are scaled to length 1. Defaults to the setting of `init_from`, or no."""
+    """Whether vectors are scaled to length 1. Defaults to the setting of `init_from`, else no."""
     matryoshka_dims: tuple[PositiveInt, ...] = ()
     """Numbers of dimensions. For each number d, the first d dimensions of each vector are also
     trained as a vector (Matryoshka). Include the full number of dimensions.

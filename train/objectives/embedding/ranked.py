@@ -67,7 +67,7 @@ class TaughtConfig(EmbeddingObjective):
         return self.score_forms if self.teacher is None else ("none",)
 
     def scores(self, vectors: Vectors, batch: Batch) -> Array:
-        """Returns the teacher's scores, computed or from the data."""
+        """Returns the teacher's scores, which are computed or read from the data."""
         if vectors.guide is not None:
             return to_own(vectors.guide, self.similarity)
         return batch["scores"]

@@ -174,7 +174,7 @@ LOSSES: Mapping[Loss, _Loss] = {
 def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
     """Returns a loss of the scores of each query's documents.
 
-    With s_c the score of document c of a query, and y_c its label, the losses are
+    s_c is the score of document c of a query, and y_c is the label of this document. The losses are
 
     - `binary`: the cross-entropy of σ(s_c) and y_c, the mean over all pairs (Nogueira and Cho 2019,
       "Passage re-ranking with BERT", equation 1);

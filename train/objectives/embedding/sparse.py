@@ -72,7 +72,7 @@ class SpladeConfig(MultipleNegativesConfig):
     """The similarity of two vectors: dot for the scalar product, or cosine."""
     activation: SparseActivation | None = None
     """relu: weights log(1 + max(0, logit)). log1p_relu: log(1 + log(1 + max(0, logit))). Defaults
-    to the setting of `init_from`, or relu."""
+    to the setting of `init_from`, else relu."""
     document_weight: NonNegative = 3e-5
     """The weight of the regularizer of documents in the loss."""
     query_weight: NonNegative = 5e-5
@@ -81,7 +81,7 @@ class SpladeConfig(MultipleNegativesConfig):
     """The part of the run during which the weights of the regularizers grow quadratically from
     0."""
     ramp_steps: NonNegativeInt = 0
-    """Number of steps until the weights of the regularizers are reached; 0: derived from
+    """Number of steps until the regularizers have their full weights; 0: derived from
     `ramp_fraction`."""
 
     def __post_init__(self) -> None:
