@@ -24,10 +24,12 @@ import jax
 import pytest
 import yaml
 from flaxzoo import data, models
+from flaxzoo.data.chat.rows import read_rows
 from flaxzoo.data.prepared.write_shards import in_order
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli import main as cli
+from flaxzoo.train.cli.options import split_at_dashes
 from flaxzoo.train.engine import compile as parallel
 from flaxzoo.train.recipes import RECIPES
 
@@ -298,11 +300,12 @@ def test_commands_and_python_blocks_run(section, folder, opened, monkeypatch, ca
         with devices_of(" ".join(arguments)):
             assert cli.main(arguments) == 0, (arguments, capsys.readouterr().err)
 
+    names = {}  # a Python block uses the names of the blocks before it
     opening = ()  # None after anything but a `train` command
     for language, block in section.blocks("sh", "python"):
         if language == "python":
             with devices_of(block):
-                exec(compile(block, section.page, "exec"), {})
+                exec(compile(block, section.page, "exec"), names)
             opening = None
             continue
         for line, arguments in commands(block):
@@ -317,6 +320,44 @@ def test_commands_and_python_blocks_run(section, folder, opened, monkeypatch, ca
                 continue
             opening = (*opening, tuple(arguments))
             opened(opening, functools.partial(run, arguments))
+
+
+NOT_RUN = [
+    line.removeprefix("$ ")
+    for one in SECTIONS
+    for _, block in one.blocks("text")
+    for line in block.replace("\\\n", " ").splitlines()
+    if re.match(r"(\$ )?flaxzoo ", line)
+]
+"""Commands that need a compiler for TPUs or GPUs, a download, or minutes."""
+
+
+@pytest.mark.parametrize("line", NOT_RUN)
+def test_the_options_of_other_commands_exist(line, capsys):
+    arguments, _ = split_at_dashes(shlex.split(line)[1:])
+    assert cli.main([*arguments, "--nothing"]) == 2
+    assert "unknown option --nothing" in capsys.readouterr().err
+
+
+def test_the_records_of_the_pages_are_json():
+    records = [block for one in SECTIONS for _, block in one.blocks("json")]
+    assert records
+    for line in "".join(records).splitlines():
+        assert json.loads(line)
+
+
+def test_the_file_of_settings_is_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ((_, text),) = section("docs/train/files.md", "Run from a file").blocks("toml")
+    Path("run.toml").write_text(text, encoding="utf-8")
+    read_options(["train", "run.toml"], capsys)
+
+
+def test_the_file_of_instructions_is_read(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    ((_, text),) = section("docs/train/instruct.md", "Labeled data as instructions").blocks("toml")
+    Path("tasks.toml").write_text(text, encoding="utf-8")
+    assert sum(1 for _ in read_rows("instructions:tasks.toml")) == 96
 
 
 def test_the_pages_show_all_commands():
