@@ -27,7 +27,13 @@ def mixture(weights, sizes, units=None, unit="tokens"):
 
 @pytest.mark.parametrize(
     ("weights", "units"),
-    [([0.7, 0.3], None), ([5, 3, 1, 1], None), ([1, 1], [100.0, 1.0]), ([1e-3, 1], None)],
+    [
+        ([0.7, 0.3], None),
+        ([5, 3, 1, 1], None),
+        ([1, 1], [100.0, 1.0]),
+        ([1e-3, 1], None),
+        ([0.8, 0.15, 0.05], [9.0, 40.0, 1.0]),
+    ],
 )
 def test_every_prefix_has_the_proportions(weights, units):
     mixed = mixture(weights, [7] * len(weights), units)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from itertools import pairwise
 
+import fsspec
 import numpy as np
 import pytest
 from flaxzoo.data import (
@@ -154,6 +155,17 @@ def test_the_bytes_depend_on_nothing_but_the_files(texts, letters, tmp_path):
     prepare(source_of(texts), one, letters, length=LENGTH)
     assert contents(one) == first
     assert times == {path: path.stat().st_mtime_ns for path in one.rglob("*.array_record")}
+
+
+def test_files_in_an_object_store_are_prepared_as_local_ones(texts, letters, tmp_path):
+    local, remote, tokenizer = tmp_path / "local", tmp_path / "remote", load_tokenizer(letters)
+    memory, folder = fsspec.filesystem("memory"), f"/{tmp_path.name}-store"
+    for path in texts.iterdir():
+        memory.pipe(f"{folder}/{path.name}", path.read_bytes())
+    prepare(source_of(texts), local, letters, length=LENGTH)
+    prepare(source_of(f"memory:/{folder}"), remote, letters, length=LENGTH)
+    check_equal(rows_of(remote, tokenizer), rows_of(local, tokenizer))
+    memory.rm(folder, recursive=True)
 
 
 def test_an_interrupted_run_goes_on(texts, letters, tmp_path):

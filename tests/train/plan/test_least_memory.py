@@ -1,14 +1,19 @@
 """The memory that every step needs, from shapes alone."""
 
 import dataclasses
+import importlib.util
+import re
+from pathlib import Path
 
 import jax
 import pytest
 from flaxzoo import models, train
+from flaxzoo.models.registry import families
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.engine.compile import configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.plan.least_memory import WAYS, least_memory, trained_by
+from flaxzoo.train.plan.topology import parse_topology
 from flaxzoo.train.state import count_parameters
 
 
@@ -34,3 +39,41 @@ def test_adapters_need_their_base_in_16_bits():
     assert 2 * number < adapted.state < 2.3 * number
     assert whole.state == pytest.approx(16 * number, rel=0.01)
     assert adapted.activations < whole.activations
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+SIZES = re.findall(
+    r"^\| (\w+) \| `(\S+)` \| ([\d,]+) \| ([\d,]+) \| [\d.,]+ GiB \| `(\S+)` \|$",
+    (DOCS / "scale" / "largest.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+@pytest.fixture(scope="module")
+def largest_models():
+    """The script that writes the page."""
+    spec = importlib.util.spec_from_file_location("largest_models", DOCS / "largest_models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "preset", "vocabulary", "number", "topology"), SIZES)
+def test_a_published_size_fits_the_topology_of_the_page(
+    largest_models, family, preset, vocabulary, number, topology
+):
+    """And no smaller one of the page."""
+    config = largest_models.planned(family, preset)
+    memory = least_memory(trained_by(config, "AdamW"), 1)
+    assert f"{config.model.vocab_size:,}" == vocabulary
+    assert f"{memory.parameters:,}" == number
+    *smaller, least = largest_models.TOPOLOGIES[: largest_models.TOPOLOGIES.index(topology) + 1]
+    assert largest_models.fits(memory, parse_topology(least))
+    assert not any(largest_models.fits(memory, parse_topology(x)) for x in smaller)
+
+
+def test_the_page_has_each_family():
+    assert {row[0] for row in SIZES} == {name for name, x in families().items() if x.presets}
