@@ -314,7 +314,7 @@ def _base_name(run: AdapterRun) -> str | None:
 
 
 def _checked_base(base: str, run: AdapterRun) -> str:
-    """Returns `base`, unless it is a folder that peft cannot load the adapters onto."""
+    """Returns `base`; raises RunError for a folder that peft cannot load the adapters onto."""
     file = Path(base).expanduser() / CONFIG_FILE
     if not file.is_file():  # a name on the hub, or a folder that does not exist yet
         return base

@@ -20,7 +20,7 @@ FILE = "README.md"
 
 @dataclasses.dataclass(frozen=True)
 class SentenceUsage:
-    """How a card describes a model that sentence-transformers loads."""
+    """The texts of a card about a model that sentence-transformers loads."""
 
     hub_task: str
     example: str

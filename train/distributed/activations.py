@@ -131,8 +131,8 @@ def _around_ring(mesh: Mesh) -> Around:
         )
         if reason := ring_refusal(module.kernel, call, size):
             raise UserError(
-                f"execution.attention {module.kernel} cannot serve this call ({reason}): choose "
-                "xla, which gathers keys and values"
+                f"execution.attention {module.kernel} does not support this call ({reason}): "
+                "choose xla, which gathers keys and values"
             )
 
         def on_ring(

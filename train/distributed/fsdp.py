@@ -57,7 +57,7 @@ class Way:
     """A way to gather parameters and to exchange gradients."""
 
     gather: Gather
-    """The time when parameters are gathered, "step" or "layer"."""
+    """Whether parameters are gathered once per step ("step") or in each layer ("layer")."""
     axes: tuple[str, ...]
     """The mesh axes that `exchanged` sums over. The compiler sums over all other axes."""
     per_layer: bool

@@ -93,7 +93,8 @@ def choose_exchanges(
 def full_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -> int:
     """Returns the bytes per device, besides the state, of gathering parameters once per step.
 
-    These are the full parameters, their gradients and, with several micro-batches, their sums.
+    These bytes are the full parameters, their gradients and, with several micro-batches, their
+    sums.
 
     Args:
         state: arrays or their shapes.

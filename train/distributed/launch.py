@@ -140,7 +140,7 @@ def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
 
 
 def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """Returns the first failed index after all end, or `ENDING_SECONDS` after a failure."""
+    """Returns the index of the first failed process, at most `ENDING_SECONDS` after its failure."""
     failed, deadline = None, math.inf
     statuses: list[int | None] = [None]
     while None in statuses and time.monotonic() < deadline:

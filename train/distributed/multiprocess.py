@@ -47,7 +47,7 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
 
     Enter the context before jax initializes its devices. Environment variables define the other
     processes. `flaxzoo launch`, SLURM (for a step with several tasks) and Kubernetes (for a TPU
-    pod) set them, or the user sets `JAX_COORDINATOR_ADDRESS`.
+    pod) set these variables, or the user sets `JAX_COORDINATOR_ADDRESS`.
 
     Args:
         rendezvous_seconds: The time to wait for all processes, in seconds.

@@ -300,7 +300,7 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
         all(part in aligned for part in shards.values()),
         f"{sizes}: a batch cannot be divided equally over {len(shards)} processes: the "
         f"{mesh.size // len(shards)} devices of a process must be a multiple or a divisor of "
-        f"mesh.{CONTEXT} × mesh.tensor; change these",
+        f"mesh.{CONTEXT} × mesh.tensor; change these sizes",
     )
     return min(own) // wide, number // wide
 

@@ -43,7 +43,7 @@ class RewardModel:
         params: its parameters.
         tokenizer: the tokenizer of the reward model, which may differ from the policy's tokenizer.
         length: the maximum number of tokens.
-        mesh: the devices to shard the model over. If None, it is on one device.
+        mesh: the devices to shard the model over. If None, the model is on one device.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RewardModel:
 
         Args:
             folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
-            mesh: the devices to shard the model over. If None, it is on one device.
+            mesh: the devices to shard the model over. If None, the model is on one device.
 
         Raises:
             FileNotFoundError: the folder does not exist.
@@ -169,7 +169,7 @@ class RewardModel:
 def _placed(x: Array, sharding: Sharding) -> Array:
     """Returns an array over devices, including devices of other processes.
 
-    Unlike `jax.device_put`, this does not wait for processes that open the model later.
+    Unlike `jax.device_put`, this function does not wait for processes that open the model later.
     """
     whole = np.asarray(x)
     return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)

@@ -31,7 +31,7 @@ _EVALUATION = 0x5EED
 
 
 def evaluation_key(seed: int) -> Key[Array, ""]:
-    """Returns the key for sampling in evaluations. The keys of rows are derived from it."""
+    """Returns the key for sampling in evaluations. The keys of rows are derived from this key."""
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _EVALUATION)
 
 

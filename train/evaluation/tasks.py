@@ -203,7 +203,7 @@ class Answers(Task):
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
         encoded = [record.encode(writer.tokenizer) for record in self.records]
-        # The answer of a conversation ends with the turn.
+        # The tokens that end a turn also end the answer of a conversation.
         is_chat = any(isinstance(record.context, Dialogue) for record in self.records)
         stop = self.settings.stop
         ends: dict[str, Any] = answer_options(writer, stop) if is_chat else {"stop_strings": stop}

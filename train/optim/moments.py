@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
     """A moment in 8 bits."""
 
     codes: Array
-    """A code per number of the parameter; int8 for a first moment, uint8 for a second."""
+    """A code per number of the parameter; int8 for a first moment, uint8 for a second moment."""
     scales: Array
     """The largest absolute value of each block, float32[…, blocks]."""
 

@@ -206,9 +206,9 @@ def rate_factors(
 ) -> PyTree:
     """Returns each parameter's learning-rate factor: 0 if frozen, otherwise by its depth.
 
-    The factor is 1 for the head and all else above the stack, `layer_decay` for the top layer,
-    `layer_decay`² for the layer below it, …, and `layer_decay`^(L + 1) for the embeddings. (ELECTRA
-    and BEiT also start the decay at the head; Sun et al. 2019 start at the top layer.)
+    The factor is 1 for the head and all other parameters above the stack, `layer_decay` for the top
+    layer, `layer_decay`² for the layer below it, …, and `layer_decay`^(L + 1) for the embeddings.
+    (ELECTRA and BEiT also start the decay at the head; Sun et al. 2019 start at the top layer.)
 
     Args:
         params: parameters or their shapes.

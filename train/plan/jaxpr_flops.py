@@ -1,9 +1,9 @@
 """Counts the FLOPs of the matmuls in a program before compilation.
 
 A matmul has 2 · m · n · k FLOPs, and a matmul in the body of a scan is counted in each iteration.
-Attention counts every pair of query and key, including pairs that a causal or padding mask hides
-(as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked pairs computes less.
-All other operations of a transformer add a few thousandths of these FLOPs.
+In attention, every pair of query and key is counted, including pairs that a causal or padding mask
+hides (as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked pairs computes
+less. All other operations of a transformer add a few thousandths of these FLOPs.
 """
 
 import math
@@ -13,7 +13,7 @@ from jax.extend import core
 
 
 def matmul_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
-    """Returns the FLOPs of all matmuls. A `cond` counts its most expensive branch."""
+    """Returns the FLOPs of all matmuls. Of a `cond`, only the most expensive branch is counted."""
     if isinstance(jaxpr, core.ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
     return sum(_equation_flops(equation) for equation in jaxpr.eqns)

@@ -183,7 +183,8 @@ def _work(plan: Plan) -> Iterator[str]:
         "backward pass in every layer; attention counts all pairs, masked ones too"
     )
     if plan.device_flops:
-        # A ratio above 1 means repeated work. Below 1, kernels or frozen parameters save work.
+        # A ratio above 1 means repeated work. A ratio below 1 means that kernels or frozen
+        # parameters save work.
         ratio = round(plan.device_flops * plan.num_devices / plan.model_flops, 2)
         why = ": recomputed or done on several" if ratio > 1 else ""
         if ratio < 1:

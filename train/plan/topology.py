@@ -68,7 +68,7 @@ class Topology:
         options: dict[str, str | int | tuple[int, ...]] = {}
         if chip.megacore:
             options["chip_config_name"] = "megacore"
-        # Set the number of chips, because jax otherwise expects four per host.
+        # Set the number of chips, because jax otherwise expects four chips per host.
         if self.num_devices == self.units:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.units > 1:

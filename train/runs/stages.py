@@ -100,7 +100,7 @@ def next_stage(
 
 
 def earlier_stages(folder: Path) -> list[dict[str, Any]]:
-    """Returns the stages before the last one, each with `start`, `end` and `train`."""
+    """Returns the stages before the last stage, each with `start`, `end` and `train`."""
     return cast(list[dict[str, Any]], read_config(folder).get(STAGES, []))
 
 

@@ -59,7 +59,7 @@ class SearchIndex:
         self._texts, self._embedder = folder / TEXTS, embedder
         try:
             self.vectors: np.ndarray = np.load(folder / VECTORS, mmap_mode="r")
-            # [N + 1], the first byte of each line of the texts, and the end of the last.
+            # [N + 1], the first byte of each line of the texts, and the end of the last line.
             self._starts: np.ndarray = np.load(folder / STARTS, mmap_mode="r")
         except (OSError, ValueError) as error:
             raise RunError(f"{folder} is damaged ({error}): build the index again") from None

@@ -35,8 +35,8 @@ _LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNOR
 Answer: TypeAlias = "JsonValue | Response | AsyncIterator[bytes]"
 """The answer of an endpoint: JSON, a response, or the parts of a stream of server-sent events."""
 QUICK_BODY = 1 << 16
-"""The size in bytes of a longer body, whose fields another thread reads, because reading takes
-long."""
+"""The largest body, in bytes, whose fields are read in the thread of the event loop. Another thread
+reads larger bodies, because reading them takes long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ class _Handler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
-        status = 499  # the client has gone before an answer
+        status = 499  # the client has disconnected before an answer
         request = Request(scope, receive)
 
         # Remember the status that the client gets, to count it.

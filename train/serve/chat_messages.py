@@ -1,4 +1,7 @@
-"""Reads the messages and the tools of a conversation. A client may send any JSON in them."""
+"""Reads the messages and the tools of a conversation.
+
+A client may send any JSON as messages and tools.
+"""
 
 import json
 from collections.abc import Mapping, Sequence

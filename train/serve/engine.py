@@ -350,7 +350,10 @@ class Engine:
             message()
 
     def _receive(self) -> bool:
-        """Takes all messages, and waits for one if no worker has work. Returns False to stop."""
+        """Takes all messages, and waits for a message if no worker has work.
+
+        Returns False to stop.
+        """
         # Wait until the first worker has work, or without a limit if all workers are idle.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
         compiles = not waits and bool(self._later)

@@ -36,7 +36,7 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
     Args:
         names: for each model a run folder, a folder in the Hugging Face format, a name on the hub,
           or NAME=FOLDER. The name defaults to the last part of the folder.
-        settings: how texts to embed, score, classify and translate are batched.
+        settings: the settings that batch texts to embed, score, classify and translate.
         log: called with lines about the models.
 
     Raises:
@@ -51,7 +51,7 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
         name = name or Path(folder).resolve().name
         if name in models:
             raise UserError(f"two models are named {name!r}: give one of the models as NAME=FOLDER")
-        # The head in the configuration tells which workers the model gets.
+        # The head in the configuration determines the workers of the model.
         generates = model_config(local_folder(folder)).head in CAUSAL_HEADS
         opened = _open_causal if generates else opening.open_rows
         models[name] = opened(name, folder, settings, log)

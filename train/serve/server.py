@@ -215,7 +215,7 @@ def serve(
         names: the models; see `open_models`.
         address: the address to listen on.
         limits: the limits of the queue and of each request.
-        rows: how texts to embed, score, classify and translate are batched.
+        rows: the settings that batch texts to embed, score, classify and translate.
         log: called with lines about the start and the end.
 
     Raises:

@@ -45,13 +45,13 @@ class TextFields(Checked):
     model: str | None = None
     """The name of the model. Optional if the server has only one model."""
     temperature: Temperature | None = None
-    """With 0, decoding is greedy. Defaults to the setting stored with the model, or 1."""
+    """With 0, decoding is greedy. Defaults to the setting stored with the model, else 1."""
     top_p: TopP | None = None
     """Samples from the most probable tokens whose probabilities sum to p."""
     top_k: NonNegativeInt | None = None
     """Samples from the k most probable tokens."""
     min_p: Fraction | None = None
-    """Samples from the tokens that are at least p times as probable as the best one."""
+    """Samples from the tokens that are at least p times as probable as the most probable token."""
     repetition_penalty: Repetition | None = None
     """A value above 1 makes tokens of the prompt and the text less likely."""
     presence_penalty: Penalty = 0.0

@@ -26,7 +26,8 @@ from .familiar_names import remedy_for
 Config = TypeVar("Config")
 
 DERIVED = ("model.head", "model.labels")
-"""The fields that follow from the data. Help does not show them, and giving them is an error."""
+"""The fields that follow from the data. Help does not show these fields, and a setting for such a
+field is an error."""
 
 INTERNAL = ("stage",)
 """The fields that are not settings."""
@@ -95,7 +96,7 @@ def named_recipe(name: str) -> Recipe:
     from ..runs.load_run import config_of_run
 
     return Recipe(
-        summary=f"The run in {name}: this command resumes it.",
+        summary=f"The run in {name}: this command resumes the run.",
         details=(
             f"Run: flaxzoo train {name} --extend-to 1000\n"
             "The defaults of all options are the settings of the run. --extend-to adds a stage of "

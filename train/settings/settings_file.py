@@ -1,4 +1,6 @@
-"""Files of settings: `flaxzoo train run.toml`, and `--save-config run.toml`, which writes one."""
+"""Files of settings: `flaxzoo train run.toml`, and `--save-config run.toml`, which writes such a
+file.
+"""
 
 import contextlib
 import json

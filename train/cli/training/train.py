@@ -100,7 +100,7 @@ def _add_options(parser: RecipeParser, workdir: Path) -> None:
         type=reader(Annotated[Path, Suffix(SUFFIX)]),
         metavar="FILE",
         help="Write the recipe and all changed options to this file, and train nothing. "
-        "flaxzoo train FILE reads it. (a file name with the ending .toml)",
+        "flaxzoo train FILE reads this file. (a file name with the ending .toml)",
     )
     parser.groups["devices"].add_argument(
         "--rendezvous-timeout",

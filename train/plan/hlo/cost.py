@@ -97,7 +97,7 @@ def hbm_bytes(program: HloProgram) -> int:
     """Returns the bytes that one run reads from and writes to a device's main memory.
 
     Bytes are counted as in XLA: the operands and results of every instruction that is not fused
-    into another. If only slices of an array are used, only the slices count.
+    into another. If only slices of an array are used, only the bytes of the slices are counted.
     """
     total = 0.0
     for computation, runs in program.runs():

@@ -17,7 +17,7 @@ BYTES = {
     **{"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8},
     **{"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16},
 }
-"""Type → bytes of an element. Unlisted types (tokens and handles) count as 0 bytes."""
+"""Type → bytes of an element. Unlisted types (tokens and handles) have 0 bytes."""
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*)")
@@ -146,7 +146,8 @@ class HloProgram:
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
         if opcode == "conditional":
-            # A conditional on an index lists its branches. A conditional on a predicate names two.
+            # A conditional on an index lists its branches. A conditional on a predicate names two
+            # branches.
             if listed := _BRANCHES.search(instruction.attributes):
                 names = [name.strip(" %") for name in listed[1].split(",")]
             else:

@@ -80,7 +80,7 @@ async def classify(service: Service, fields: ClassifyFields) -> JsonObject:
 
 
 def _rows(split: DataSplit) -> list[Row]:
-    """Returns the sequences of encoded examples; a long example may have several."""
+    """Returns the sequences of encoded examples; a long example may have several sequences."""
     examples: Any = split.examples
     arrays = [examples.example(0, i) for i in range(examples.num_examples)]
     # Only arrays of equal shapes can be in one batch.

@@ -104,7 +104,7 @@ def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[Te
         ApiError: the input is empty, a text is too long or without tokens, or an id is unknown.
     """
     given = fields.input
-    # A sequence of numbers is the tokens of a single text.
+    # A sequence of numbers contains the tokens of a single text.
     is_one = isinstance(given, str) or isinstance(next(iter(given), None), int)
     inputs = as_list(given if not is_one else (given,), "input", most)
     if isinstance(inputs[0], str):

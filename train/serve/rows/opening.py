@@ -75,7 +75,8 @@ def row_functions(folder: str, loaded: Loaded) -> tuple[dict[Kind, RowFunction],
         loaded: the model and its parameters.
 
     Returns:
-        The function of each kind of work, and a line about each kind that the folder refuses.
+        The function of each kind of work, and a line about each kind of work that the folder does
+        not support.
     """
     functions: dict[Kind, RowFunction] = {}
     refused: list[str] = []

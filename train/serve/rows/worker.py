@@ -53,7 +53,7 @@ class RowFunction:
 
     Attributes:
         front: the model, which encodes the texts of requests.
-        compute: returns a result for each of some items, in their order.
+        compute: returns a result for each given item, in the order of the items.
         longest: the maximum number of tokens of a row.
         filler: returns an item of a number of tokens, to compile programs with.
     """
