@@ -91,8 +91,8 @@ class Plan:
     def fits(self, topology: Topology) -> bool:
         """Returns whether the step fits into the memory of each device, or True if unknown.
 
-        If the compiler rejects programs that need too much memory, the compiler decides. The sum of
-        all parts may slightly overestimate a program that the compiler accepts.
+        If the compiler rejects programs that need too much memory, the compiler's answer is the
+        result. The sum of all parts may slightly overestimate a program that the compiler accepts.
         """
         if self.out_of_memory is not None or topology.chip is None:
             return self.out_of_memory is None

@@ -1,6 +1,4 @@
-"""Files of settings: `flaxzoo train run.toml`, and `--save-config run.toml`, which writes such a
-file.
-"""
+"""Reads and writes files of settings: `flaxzoo train run.toml`, `--save-config run.toml`."""
 
 import contextlib
 import json
