@@ -180,7 +180,7 @@ def test_vocabulary_has_both_sides_in_order(pair_files, monkeypatch):
 
 def test_vocabularies_without_ends():
     words = train_tokenizer(["some words"], TokenizerConfig(kind="wordpiece", vocab_size=22))
-    with pytest.raises(DataError, match=r"wordpiece .*starts"):
+    with pytest.raises(DataError, match=r"wordpiece .*start and end"):
         start_and_end(words)
     characters = train_tokenizer(["abc"], CHARACTERS)
     _, end = start_and_end(characters)
