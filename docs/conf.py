@@ -47,6 +47,7 @@ html_theme_options = {
     "repository_url": "https://github.com/flaxzoo/flaxzoo",
     "use_repository_button": True,
     "show_navbar_depth": 1,
+    "collapse_navbar": True,  # only the current section; else every page has links to all pages
     "show_toc_level": 2,
     "home_page_in_toc": False,
     # The sidebar has the search field and the name.

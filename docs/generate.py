@@ -24,6 +24,9 @@ from flaxzoo.train.recipes import RECIPES
 Page = tuple[str, str]
 """The path of a page below the site, and its text."""
 
+FOLDERS = ("families", "reference/api", "reference/commands", "reference/config")
+"""The folders of generated pages."""
+
 PACKAGES = {"models": models, "data": data, "train": train}
 
 HELP = {
@@ -95,8 +98,13 @@ def write_all(site: Path) -> None:
     """Writes all generated pages below the folder of the site."""
     support = (site / "support.md").read_text(encoding="utf-8")
     pages = itertools.chain(_commands(), _configurations(), _public_names(), _family_pages(support))
-    for name, text in pages:
-        path = site / name
+    texts = {site / name: text for name, text in pages}
+    # Without its code, a page of an earlier build has no place in the table of contents.
+    for folder in FOLDERS:
+        for path in (site / folder).rglob("*.*"):
+            if path not in texts:
+                path.unlink()
+    for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         # An unchanged file keeps its time, so that Sphinx does not read it again.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -237,17 +245,18 @@ def _public_names() -> Iterator[Page]:
         names = sorted(module.__all__, key=str.lower)
         values = {name: getattr(module, name) for name in names}
         rows = [
-            (f"[`{name}`]({package}/{name}.md)", _summary(value) if callable(value) else "")
+            (f"[`{name}`]({package}/{name}.rst)", _summary(value) if callable(value) else "")
             for name, value in values.items()
         ]
         tree = _toctree([f"{package}/{name}" for name in names], ":hidden:")
         page = [f"# flaxzoo.{package}\n", _table(("name", ""), rows), tree]
         yield f"reference/api/{package}.md", "\n".join(page)
         for name, value in values.items():
-            yield f"reference/api/{package}/{name}.md", _name_page(package, name, value)
+            yield f"reference/api/{package}/{name}.rst", _name_page(package, name, value)
 
 
 def _name_page(package: str, name: str, value: object) -> str:
+    # In Markdown (`eval-rst`) the stored tree of each page would contain the state of the build.
     path, options = f"flaxzoo.{package}.{name}", ""
     if isinstance(value, type):
         kind, options = "class", "   :members:\n   :show-inheritance:\n"
@@ -257,7 +266,7 @@ def _name_page(package: str, name: str, value: object) -> str:
         # Only the file that defines a constant has its docstring.
         kind, options = "data", "   :no-value:\n"
         path = f"flaxzoo.{package}.{_defined_in(package, name)}.{name}"
-    return f"# {name}\n\n```{{eval-rst}}\n.. auto{kind}:: {path}\n{options}```\n"
+    return f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: {path}\n{options}"
 
 
 def _defined_in(package: str, name: str) -> str:
