@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 
 import flaxzoo
+from docutils import nodes
+from sphinx import addnodes
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -39,6 +41,24 @@ autodoc_default_options = {"members": True, "undoc-members": True, "inherited-me
 python_use_unqualified_type_names = True
 add_module_names = False
 
+SEARCHES = {
+    "coming/flax-transformers": ("FlaxBertForMaskedLM", "Flax classes"),
+    "extend/command": ("add a command", "own command"),
+    "extend/data": ("own data", "custom data", "own dataset"),
+    "extend/family": ("add a family", "add a model", "new model"),
+    "extend/head": ("add a head", "head", "own head"),
+    "extend/loop": ("own loop", "custom training loop"),
+    "extend/loss": ("own loss", "custom loss", "loss function"),
+    "scale/plan": ("v5e", "memory plan", "plan"),
+    "scale/resume": ("resume", "continue training"),
+    "train/lora": ("LoRA", "adapters", "merge adapters"),
+    "use/export": ("export to torch", "export to PyTorch", "save_pretrained"),
+    "use/prompt": ("lm-eval", "lm_eval", "few-shot"),
+    "use/search": ("search documents", "semantic search"),
+    "use/serve": ("openai", "OpenAI client", "HTTP server"),
+}
+"""Page → what a reader may search for. The search lists the page first."""
+
 html_theme = "sphinx_book_theme"
 html_title = "flaxzoo"
 html_static_path = ["static"]
@@ -69,6 +89,14 @@ def _make_pages(app):
         shutil.copy(path, notebooks / path.name)
 
 
+def _add_searches(app, document):
+    """Adds what readers search for to the index of a page."""
+    if searches := SEARCHES.get(app.env.docname):
+        entries = [("single", words, "", "main", None) for words in searches]
+        next(document.findall(nodes.section)).insert(1, addnodes.index(entries=entries))
+
+
 def setup(app):
-    """Connects the generation of pages to the start of a build."""
+    """Connects the generation of pages and the searches to a build."""
+    app.connect("doctree-read", _add_searches)
     app.connect("config-inited", lambda app, _config: _make_pages(app))

@@ -24,6 +24,27 @@ PAGES = (
     "families/llama",
     "explain/losses",
 )
+FOUND = {
+    "own loss": "extend/loss",
+    "own data": "extend/data",
+    "own loop": "extend/loop",
+    "v5e": "scale/plan",
+    "head": "extend/head",
+    "add a head": "extend/head",
+    "add a family": "extend/family",
+    "search documents": "use/search",
+    "resume": "scale/resume",
+    "export to torch": "use/export",
+    "lm-eval": "use/prompt",
+    "LoRA": "train/lora",
+    "merge adapters": "train/lora",
+    "openai": "use/serve",
+}
+"""What a reader searches for → the page that must be among the first three results."""
+FIRST_PAGES = """
+const found = Search._performSearch(...Search._parseQuery(arguments[0]));
+return found.slice(-3).reverse().map(([page]) => page);
+"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,6 +80,19 @@ def test_the_search_finds_the_page_on_lora(browser, address):
     browser.get(f"{address}/search.html?q=LoRA")
     browser.find_element("css selector", "#search-results li a").click()
     assert "LoRA" in browser.find_element("css selector", "article").text
+
+
+@pytest.fixture(scope="module")
+def search(browser, address):
+    """Returns the first three results of a search."""
+    browser.get(f"{address}/search.html?q=LoRA")
+    browser.find_element("css selector", "#search-results li a")  # the index is loaded
+    return functools.partial(browser.execute_script, FIRST_PAGES)
+
+
+@pytest.mark.parametrize("words", FOUND)
+def test_the_search_ranks_the_page_first(search, words):
+    assert FOUND[words] in search(words)
 
 
 @pytest.mark.parametrize("width", [1280, 400])
