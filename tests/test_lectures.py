@@ -353,11 +353,11 @@ def test_every_row_of_the_lectures_is_proved_once():
 
 def test_what_is_not_reproduced_is_said():
     """The page of the results names these experiments, with the counts of this file."""
-    page = RESULTS.read_text(encoding="utf-8")
+    page = " ".join(RESULTS.read_text(encoding="utf-8").split())
     in_part = len(IN_PART.keys() & PROOFS.keys())
     whole = NUMBER_OF_ROWS - in_part - len(NOT)
-    counts = f"{whole} of the {NUMBER_OF_ROWS} hold, {in_part} in part and {len(NOT)} not"
-    assert counts in page
+    counts = rf"{whole} of the {NUMBER_OF_ROWS} .* hold, {in_part} hold .*, and {len(NOT)} do not"
+    assert re.search(counts, page)
     for words in ("label smoothing", "pattern of jokes"):
         assert words in page
 
@@ -371,7 +371,7 @@ def test_the_experiments_are_recorded():
     recorded = {name for name in experiments if re.search(rf"^\| `{name}` \|.*\d", page, re.M)}
     assert recorded == {"encoder", "counter", "shots"}
     assert {*experiments} - recorded == {"instructions", "bert"}
-    assert "`instructions` and `bert` have not been run" in page
+    assert re.search(r"`instructions`[^|]*`bert`[^|]*have\s+not\s+been\s+run", page)
 
 
 @functools.cache
