@@ -34,6 +34,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 # A device blocks a thread for each collective that it waits in: with one thread for each core or
 # device, those that wait for different ones of a program wait forever on a busy machine.
 os.environ.setdefault("NPROC", "32")
+# Tensors here are tiny: a second thread of torch would mostly spin while it waits for the first.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
