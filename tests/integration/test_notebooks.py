@@ -6,7 +6,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from nbclient.util import run_sync
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "colab").glob("*.ipynb"))
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -20,25 +22,58 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.fixture
-def kernel(tmp_path, monkeypatch, flaxzoo_cache):
-    """A kernel of this interpreter, whatever else is installed as python3; answers its name."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder of the kernels and of what they write."""
+    return tmp_path_factory.mktemp("notebooks")
+
+
+@pytest.fixture(scope="module")
+def specification(folder, flaxzoo_cache):
+    """The name of a kernel of this interpreter, whatever else is installed as python3."""
     environment = {
         "FLAXZOO_CACHE": str(flaxzoo_cache),
         "JAX_PLATFORMS": "cpu",
         # One device, as readers have; the tests' own process has eight.
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1",
-        "IPYTHONDIR": str(tmp_path / "ipython"),
-        "TMPDIR": str(tmp_path),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "TMPDIR": str(folder),
     }
     arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    folder = tmp_path / "jupyter" / "kernels" / "flaxzoo-tests"
-    folder.mkdir(parents=True)
+    kernels = folder / "jupyter" / "kernels" / "flaxzoo-tests"
+    kernels.mkdir(parents=True)
     specification = {"argv": arguments, "display_name": "", "env": environment}
-    (folder / "kernel.json").write_text(json.dumps(specification))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
-    return folder.name
+    (kernels / "kernel.json").write_text(json.dumps(specification))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+        yield kernels.name
+
+
+@pytest.fixture(scope="module")
+def shared(specification):
+    """A kernel for several notebooks: to import everything takes a third of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLAXZOO_NOTEBOOK_TEST", "1")
+        manager = AsyncKernelManager(kernel_name=specification)
+        run_sync(manager.start_kernel)()
+    yield manager
+    run_sync(manager.shutdown_kernel)(now=True)
+
+
+FRESH = """
+%reset -f
+import gc, os, sys
+gc.set_threshold(100_000, 50, 100)  # as in conftest.py
+if "jax" in sys.modules:
+    sys.modules["jax"].config.update("jax_default_matmul_precision", None)
+if "matplotlib" in sys.modules:
+    sys.modules["matplotlib"].rcdefaults()
+    sys.modules["matplotlib.pyplot"].close("all")
+os.chdir({folder!r})
+del gc, os, sys
+"""
+"""Undoes in a kernel what earlier notebooks set."""
 
 
 def test_there_is_a_notebook():
@@ -67,15 +102,14 @@ def test_form(path):
     assert max(len(cell.source.splitlines()) for cell in code_cells(notebook)) <= 25
 
 
-def run(path, kernel, folder, timeout):
+def run(path, folder, timeout, **kernel):
     """Executes all cells of a notebook in a folder; a cell may take `timeout` seconds."""
     notebook = read(path)
-    client = NotebookClient(
-        notebook,
-        timeout=timeout,
-        kernel_name=kernel,
-        resources={"metadata": {"path": str(folder)}},
-    )
+    if "km" in kernel:
+        fresh = FRESH.format(folder=str(folder))
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(fresh))
+    resources = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, timeout=timeout, resources=resources, **kernel)
     client.execute()  # raises the first error of a cell
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     assert all(cell.execution_count for cell in code_cells(notebook))
@@ -83,18 +117,25 @@ def run(path, kernel, folder, timeout):
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) >= 5
     assert all(len(picture.data["image/png"]) < 200_000 for picture in pictures)
+    if "km" in kernel:
+        client.kc.stop_channels()
 
 
 @EACH
 @pytest.mark.slow
-def test_runs(path, kernel, tmp_path, monkeypatch):
+def test_runs(path, request, tmp_path, monkeypatch):
     monkeypatch.setenv("FLAXZOO_NOTEBOOK_TEST", "1")
-    run(path, kernel, tmp_path, timeout=600)
+    # Devices are chosen before jax is imported.
+    if "device_count" in path.read_text(encoding="utf-8"):
+        kernel = {"kernel_name": request.getfixturevalue("specification")}
+    else:
+        kernel = {"km": request.getfixturevalue("shared")}
+    run(path, tmp_path, timeout=600, **kernel)
 
 
 @EACH
 @pytest.mark.full_size
-def test_runs_at_its_full_size(path, kernel, tmp_path, monkeypatch):
+def test_runs_at_its_full_size(path, specification, tmp_path, monkeypatch):
     for name in ("FLAXZOO_NOTEBOOK_TEST", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
         monkeypatch.delenv(name, raising=False)
-    run(path, kernel, tmp_path, timeout=7200)
+    run(path, tmp_path, timeout=7200, kernel_name=specification)
