@@ -1,4 +1,4 @@
-"""Beam search as one compiled loop, for any generative model. With one beam, the search is greedy.
+"""Beam search as a compiled loop, for any generative model. With one beam, the search is greedy.
 
 - Length penalty, and early stopping when no beam can win: Wu et al. 2016, "Google's neural machine
   translation system", equation 14; Vaswani et al. 2017, section 6.1.
@@ -17,12 +17,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ..nn.typing import Array, Int, Params
+from ..nn.typing import Array, Bool, Int, Params
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, SearchRows
 from .beam_step import (
     BeamParams,
     BeamState,
-    Finished,
     advance_beams,
     best_candidates,
     empty_state,
@@ -30,9 +29,9 @@ from .beam_step import (
 )
 
 
-# Define the function at module level, so that all `Generator`s share the compilation cache.
+# Define the functions at module level, so that all `Generator`s share the compilation cache.
 @functools.partial(jax.jit, static_argnames=("model", "num_beams", "num_tokens"))
-def run(
+def begin(
     model: CausalBeams | EncoderDecoderBeams,
     params: Params,
     rows: SearchRows,
@@ -42,8 +41,8 @@ def run(
     beam_params: BeamParams,
     num_beams: int,
     num_tokens: int,
-) -> Finished:
-    """Searches for the best targets, or continuations, of all rows.
+) -> BeamState:
+    """Reads the sources or prompts; returns the search after the first token of all targets.
 
     Args:
       model: the model.
@@ -58,11 +57,6 @@ def run(
     # The last token is never read, so it needs no slot.
     prefill = model.prefill(params, rows, num_beams, num_tokens - 1)
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
-
-    def hidden(logits: Array, tokens: Array, count: Array) -> Array | None:
-        size = logits.shape[-1]
-        return hidden_by_target(tokens, count, rows.start_id, params=beam_params, vocab_size=size)
-
     # Before the first token a row has one beam.
     candidates = best_candidates(
         prefill.logits,
@@ -72,12 +66,31 @@ def run(
         params=beam_params,
         num_beams=num_beams,
         first=True,
-        hidden=hidden(prefill.logits, state.tokens[:, :1], state.count),
+        hidden=_hidden(prefill.logits, state.tokens[:, :1], state.count, rows, beam_params),
     )
+    return advance_beams(state, candidates, max_lengths, beam_params)
+
+
+@functools.partial(jax.jit, static_argnames="model", donate_argnames="state")
+def proceed(
+    model: CausalBeams | EncoderDecoderBeams,
+    params: Params,
+    rows: SearchRows,
+    state: BeamState,
+    *,
+    max_lengths: Int[Array, " B"],
+    beam_params: BeamParams,
+    num_steps: Int[Array, ""],
+) -> tuple[BeamState, Bool[Array, ""]]:
+    """Adds at most `num_steps` tokens to all targets; returns whether the search has ended.
+
+    The other arguments are those of `begin`.
+    """
+    num_beams = state.tokens.shape[1]
 
     def step(state: BeamState) -> BeamState:
         tokens = jax.lax.dynamic_index_in_dim(state.tokens, state.count - 1, axis=2, keepdims=False)
-        # The newest token of each beam is written to a slot that only this beam sees: [K, S].
+        # The newest token of each beam is written to a separate slot, visible to it alone: [K, S].
         own = state.cache.index + jnp.arange(num_beams)
         written = jnp.arange(state.visible_slots.shape[-1]) == own[:, None]
         visible = state.visible_slots | written
@@ -96,15 +109,23 @@ def run(
             max_lengths == state.count + 1,
             params=beam_params,
             num_beams=num_beams,
-            hidden=hidden(output.logits, state.tokens, state.count),
+            hidden=_hidden(output.logits, state.tokens, state.count, rows, beam_params),
         )
         state = dataclasses.replace(state, cache=output.cache, visible_slots=visible)
         return advance_beams(state, candidates, max_lengths, beam_params)
 
-    state = jax.lax.while_loop(
-        # If scores are NaN, no row is ever done, so the second condition ends the loop.
-        lambda state: jnp.any(~state.done) & (state.count < jnp.max(max_lengths)),
-        step,
-        advance_beams(state, candidates, max_lengths, beam_params),
-    )
-    return state.finished
+    def continues(state: BeamState) -> Array:
+        # If scores are NaN, no row is ever done, so the second condition ends the search.
+        return jnp.any(~state.done) & (state.count < jnp.max(max_lengths))
+
+    last = state.count + num_steps
+    state = jax.lax.while_loop(lambda x: continues(x) & (x.count < last), step, state)
+    return state, ~continues(state)
+
+
+def _hidden(
+    logits: Array, tokens: Array, count: Array, rows: SearchRows, params: BeamParams
+) -> Array | None:
+    """Returns the tokens that must not follow each beam; see `hidden_by_target`."""
+    size = logits.shape[-1]
+    return hidden_by_target(tokens, count, rows.start_id, params=params, vocab_size=size)

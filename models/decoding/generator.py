@@ -18,7 +18,7 @@ from ..nn.dropout import RowKeys, row_keys
 from ..nn.typing import Params
 from .banned_sequences import last_tokens
 from .beam_adapters import CausalBeams, EncoderDecoderBeams, SearchRows, beams_of
-from .beam_search import run
+from .beam_search import begin, proceed
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
 from .continuous_batch import ContinuousBatch, Usage, read_length, tokens_left
@@ -40,6 +40,8 @@ numbers.
 # for the host.
 TOKENS_PER_CALL = {"cpu": 1}
 DEFAULT_TOKENS_PER_CALL = 16
+MANY_TOKENS = 1 << 30
+"""An upper bound of the new tokens of a text."""
 SEEDS = 1 << 32
 """The number of seeds."""
 
@@ -278,13 +280,27 @@ class Generator:
             token; a row is empty or longer than `max_length`; the search could cross the model's
             `reread_length`; an id is not in the vocabulary; or the model's scores are NaN.
         """
+        *_, found = self.search_in_parts(rows, request, MANY_TOKENS, positions=positions)
+        assert found is not None
+        return found
+
+    def search_in_parts(
+        self,
+        rows: Sequence[Sequence[int]],
+        request: GenerationRequest,
+        num_steps: int,
+        *,
+        positions: Sequence[Sequence[int]] | None = None,
+    ) -> Iterator[list[list[Hypothesis]] | None]:
+        """Yields None after every `num_steps` tokens of a search, then its result; see `search`."""
         config, model = self.config, beams_of(self._model)
         if self._draft is not None:
             self._draft.check_request(request, searched=True)
         self._check_search(model, rows, request)
         params = beam_params(request, config.vocab_size)
         if not rows:
-            return []
+            yield []
+            return
         # Pad to few shapes, so that few programs are compiled.
         length = min(round_up(max(map(len, rows)), ROW_BUCKET), config.max_length)
         number = power_of_two(len(rows))
@@ -301,22 +317,29 @@ class Generator:
         first = request.decoder_start_token_id
         start = [] if first is None else [first]
         written = [start or row for row in rows] + [()] * (number - len(rows))
-        # Run one compiled search for all rows.
-        finished = run(
+        # Search for the targets of all rows together.
+        given = SearchRows(ids, mask, padded, jnp.int32(first or 0))
+        settings = {"max_lengths": max_lengths, "beam_params": params}
+        state = begin(
             model,
             self._params,
-            SearchRows(ids, mask, padded, jnp.int32(first or 0)),
-            max_lengths=max_lengths,
+            given,
             recent=last_tokens(written, params.banned.prefix_length),
-            beam_params=params,
             num_beams=request.num_beams,
             num_tokens=round_up(int(max_lengths.max()), TOKEN_BUCKET),
+            **settings,
         )
+        steps, has_ended = np.int32(num_steps), False
+        while not has_ended:
+            state, ended = proceed(model, self._params, given, state, num_steps=steps, **settings)
+            # Waits until the tokens are computed.
+            if not (has_ended := bool(ended)):
+                yield None
         ends = set(np.asarray(params.eos_ids).tolist())
         best = jax.tree.map(
-            lambda x: np.asarray(x)[: len(rows), : request.num_return_sequences], finished
+            lambda x: np.asarray(x)[: len(rows), : request.num_return_sequences], state.finished
         )
-        return _hypotheses(best, ends)
+        yield _hypotheses(best, ends)
 
     def _check_search(
         self,

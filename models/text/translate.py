@@ -1,7 +1,7 @@
 """Translates texts: beam search with a tokenizer."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from ...data.common.errors import UserError, counted
 from ...data.common.progress import LogFn
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
-from ..decoding.generator import Generator
+from ..decoding.generator import MANY_TOKENS, Generator
 from ..decoding.request import GenerationRequest, Hypothesis, published_request
 from ..model import Model
 from ..nn.typing import Params
@@ -143,7 +143,21 @@ class TextTranslator(TextModel):
         Returns:
             For each text its `num_return_sequences` best translations, best first.
         """
-        found = self._generator.search(sources, request)
+        *_, found = self.search_in_parts(sources, request, MANY_TOKENS)
+        assert found is not None
+        return found
+
+    def search_in_parts(
+        self, sources: Sequence[list[int]], request: GenerationRequest, num_steps: int
+    ) -> Iterator[list[list[Translation]] | None]:
+        """Yields None after every `num_steps` tokens of a search, then its result; see `search`."""
+        for found in self._generator.search_in_parts(sources, request, num_steps):
+            yield None if found is None else self._translations(sources, found)
+
+    def _translations(
+        self, sources: Sequence[list[int]], found: Sequence[Sequence[Hypothesis]]
+    ) -> list[list[Translation]]:
+        """Returns the translations of sources, given the hypotheses of each."""
         return [
             # If a source has gaps (T5 sentinels), its target contains sentinels as well, so decode
             # them.

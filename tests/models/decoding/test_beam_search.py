@@ -190,17 +190,17 @@ def test_suppressed_tokens_do_not_occur_and_the_end_may_be_forced(large):
 def test_other_values_need_no_compilation(large):
     *_, generator = large
     generator.search(SOURCES, search(max_extra_tokens=8))
-    before = beam.run._cache_size()
+    before = beam.begin._cache_size()
     other = search(max_new_tokens=9, num_return_sequences=3, length_penalty=1.0)
     generator.search(SOURCES[1:] + SOURCES[:1], dataclasses.replace(other, eos_token_id=(EOS + 1,)))
-    assert beam.run._cache_size() == before
+    assert beam.begin._cache_size() == before
     # Nor does another search of such a model.
     models.Generator(*large[:2]).search(SOURCES, other)
-    assert beam.run._cache_size() == before
+    assert beam.begin._cache_size() == before
     for suppressed in ((3, 4, 5), (3, 4, 5, 6)):
         settings = search(max_extra_tokens=8, bad_words_ids=[(token,) for token in suppressed])
         generator.search(SOURCES, settings)
-    assert beam.run._cache_size() == before + 1
+    assert beam.begin._cache_size() == before + 1
 
 
 @pytest.mark.parametrize("number", [1, 8])

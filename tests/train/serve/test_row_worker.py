@@ -12,7 +12,7 @@ class Task(engine.Task):
     """A task without a job, which keeps its result."""
 
     def __init__(self, work):
-        self.work, self.found = work, None
+        self.work, self.found, self.ended = work, None, False
 
     def send(self, found, *, last=False):
         assert last
@@ -103,6 +103,33 @@ def test_a_batch_has_one_group_and_no_more_tokens_than_allowed():
     long = requests.add("b" * 60)
     requests.worker.step()
     assert long.found == "B" * 60
+
+
+def test_a_long_computation_leaves_time_to_others_and_ends_with_its_clients():
+    requests, done = Requests(), []
+
+    def in_parts(items):
+        for part in range(3):
+            done.append(part)
+            yield None
+        yield [item.upper() for item in items]
+
+    function = RowFunction(None, requests.compute, LONGEST, lambda length: "x", in_parts)
+    worker = RowWorker("words", function, log=requests.lines.append)
+    first, last = Task(Row("a", 1, group=1)), Task(Row("b", 1, group=2))
+    worker.add(first)
+    worker.add(last)
+    for number in range(1, 4):
+        worker.step()
+        assert (len(done), first.found, worker.wait) == (number, None, 0.0)
+    worker.step()
+    assert (first.found, last.found) == ("A", None)
+    worker.step()
+    last.ended = True
+    worker.cancel(last)
+    worker.step()
+    assert worker.wait is None
+    assert done == [0, 1, 2, 0, 1]
 
 
 def test_a_batch_that_fails_does_not_end_others(capsys):

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from .inputs import as_list
 from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "translation"
+PART = 8
+"""The number of tokens that a search adds before other work of the server continues."""
 MOST_BEAMS = 32
 """The maximum number of beams of a request; each beam adds to the memory of a batch."""
 
@@ -72,12 +74,15 @@ def translation_function(folder: str | Path, loaded: Loaded) -> RowFunction:
     def compute(items: Sequence[Any]) -> list[list[Translation]]:
         return translator.search([ids for ids, _ in items], items[0][1])
 
+    def in_parts(items: Sequence[Any]) -> Iterator[list[list[Translation]] | None]:
+        return translator.search_in_parts([ids for ids, _ in items], items[0][1], PART)
+
     (ids,) = translator.encode(["a"])
 
     def filler(length: int) -> tuple[list[int], GenerationRequest]:
         return [ids[0]] * length, translator.request
 
-    return RowFunction(translator, compute, translator.max_length, filler)
+    return RowFunction(translator, compute, translator.max_length, filler, in_parts)
 
 
 async def translate(service: Service, fields: TranslateFields) -> JsonObject:

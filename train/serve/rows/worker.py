@@ -56,12 +56,22 @@ class RowFunction:
         compute: returns a result for each given item, in the order of the items.
         longest: the maximum number of tokens of a row.
         filler: returns an item of a number of tokens, to compile programs with.
+        in_parts: yields None after each part of a long computation, then what `compute` returns. If
+          None, the computation is not divided.
     """
 
     front: Any
     compute: Callable[[Sequence[Any]], Sequence[Any]]
     longest: int
     filler: Callable[[int], Any]
+    in_parts: Callable[[Sequence[Any]], Iterator[Sequence[Any] | None]] | None = None
+
+    def parts(self, items: Sequence[Any]) -> Iterator[Sequence[Any] | None]:
+        """Yields None after each part of the computation, then a result for each item."""
+        if self.in_parts is None:
+            yield self.compute(items)
+        else:
+            yield from self.in_parts(items)
 
 
 class RowWorker:
@@ -91,10 +101,16 @@ class RowWorker:
         self._log, self._clock = log, clock
         self._arrivals: dict[RowTask, float] = {}
         """The arrival time of each waiting task, in order."""
+        self._batch: Sequence[RowTask] = ()
+        """The tasks that are computed."""
+        self._parts: Iterator[Sequence[Any] | None] = iter(())
+        """The rest of their computation."""
 
     @property
     def wait(self) -> float | None:
-        """Seconds until the next step: 0 if a full batch waits, and None if no row waits."""
+        """Seconds until the next step: 0 if a batch is full or computed, None if no row waits."""
+        if self._batch:
+            return 0.0
         oldest = next(iter(self._arrivals), None)
         if oldest is None:
             return None
@@ -112,19 +128,28 @@ class RowWorker:
     def reset(self) -> None:
         """Drops all rows."""
         self._arrivals.clear()
+        self._batch = ()
 
     def step(self) -> None:
-        """Computes the batch of the oldest row, and sends each task its result."""
-        batch = self._batch()
-        for task in batch:
-            del self._arrivals[task]
+        """Computes a part of the batch of the oldest row; sends each task its result at the end."""
+        if not self._batch:
+            self._batch = self._next_batch()
+            for task in self._batch:
+                del self._arrivals[task]
+            self._parts = self._function.parts([task.work.item for task in self._batch])
+        batch = self._batch
         try:
-            found = self._function.compute([task.work.item for task in batch])
+            found = next(self._parts)
         except Exception as error:  # a failed batch must not end the worker
+            self._batch = ()
             fail_tasks(batch, error)
             return
-        for task, result in zip(batch, found, strict=True):
-            task.send(result, last=True)
+        # The next step computes the next part, unless all clients have gone.
+        if found is not None or all(task.ended for task in batch):
+            self._batch, self._parts = (), iter(())
+        if found is not None:
+            for task, result in zip(batch, found, strict=True):
+                task.send(result, last=True)
 
     def warm_up(self) -> tuple[()]:
         """Compiles the programs of short batches."""
@@ -157,7 +182,7 @@ class RowWorker:
                 room, left = room - tokens, left - 1
                 yield task, tokens
 
-    def _batch(self) -> list[RowTask]:
+    def _next_batch(self) -> list[RowTask]:
         """Returns the batch of the oldest task."""
         tasks, lengths = zip(*self._window(), strict=True)
         batches = padded_batches(lengths, self._function.longest)
@@ -166,7 +191,7 @@ class RowWorker:
 
     def _is_full(self) -> bool:
         """Returns whether the batch of the oldest row has no space for further rows."""
-        batch = self._batch()
+        batch = self._next_batch()
         length = padded_length(max(task.work.length for task in batch), self._function.longest)
         return len(batch) >= padded_rows(MANY, length)
 
