@@ -52,6 +52,7 @@ _preset = preset_maker(
     d_head=128,
 )
 _EMBEDDER: Settings = {"tie_output": True, "paper": "Zhang et al. 2025"}
+_RERANKER: Settings = {"vocab_size": 151_669, "paper": "Zhang et al. 2025"}
 
 
 PRESETS: dict[str, Preset] = {
@@ -66,6 +67,9 @@ PRESETS: dict[str, Preset] = {
     ),
     "qwen3-embedding-4b": _preset("4B", (36, 2560, 32, 9728), vocab_size=151_665, **_EMBEDDER),
     "qwen3-embedding-8b": _preset("8B", (36, 4096, 32, 12_288), vocab_size=151_665, **_EMBEDDER),
+    "qwen3-reranker-0.6b": _preset("0.6B", (28, 1024, 16, 3072), tie_output=True, **_RERANKER),
+    "qwen3-reranker-4b": _preset("4B", (36, 2560, 32, 9728), tie_output=True, **_RERANKER),
+    "qwen3-reranker-8b": _preset("8B", (36, 4096, 32, 12_288), **_RERANKER),
 }
 
 # fmt: off
@@ -73,7 +77,8 @@ NUM_PARAMETERS = {
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
     "qwen3-embedding-0.6b": 595_776_512, "qwen3-embedding-4b": 4_021_774_336,
-    "qwen3-embedding-8b": 7_567_295_488,
+    "qwen3-embedding-8b": 7_567_295_488, "qwen3-reranker-0.6b": 595_776_512,
+    "qwen3-reranker-4b": 4_021_784_576, "qwen3-reranker-8b": 8_188_548_096,
 }
 # fmt: on
 

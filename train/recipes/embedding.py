@@ -97,6 +97,7 @@ def rerank_of_model(model: TransformerConfig) -> TrainConfig:
         data=dataclasses.replace(
             RERANK.data, length=min(model.max_length, 256), sampled_from="bm25"
         ),
+        # 2e-5 is the default of `CrossEncoder.fit` in sentence-transformers.
         optimizer=dataclasses.replace(RERANK.optimizer, peak_learning_rate=_rate(2e-5, model)),
         epochs=1.0,
     )
