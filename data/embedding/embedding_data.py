@@ -40,7 +40,8 @@ class EmbeddingData(ColumnsData):
     kind: ClassVar[str] = "embedding"
 
     length: LabelledLength = 128
-    """Maximum number of tokens of a document, T. Longer texts are truncated."""
+    """Maximum number of tokens of a document, T. Longer texts are truncated. With `init_from`,
+    `flaxzoo train` takes the length that the folder of the model states, up to 512."""
     query_length: LabelledLength | None = None
     """Maximum number of tokens of an anchor, Q, at most `length`. Defaults to `length`."""
     query_prompt: str | None = None
@@ -163,7 +164,12 @@ class EmbeddingData(ColumnsData):
             names=tuple(self.sets),
             forms=tuple(forms[number] for number in sorted(forms)),
             mixing=self.mixing,
-            notes=(f"{counted(number, 'document')} each", *cut_queries, *cut_documents),
+            notes=(
+                f"{counted(number, 'document')} each, in rows of {queries_in.template.length} and "
+                f"{documents_in.template.length} tokens (data.length {self.length})",
+                *cut_queries,
+                *cut_documents,
+            ),
         )
 
     def _encoded(

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from ...data.common.errors import RunError
 from ...data.common.fields import require
+from ...data.embedding.embedding_data import EmbeddingData
 from ...data.tasks.base import Target
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ...models.config import TransformerConfig
 from ...models.heads.specs import CAUSAL_HEADS, HEADS
+from ...models.hf.sparse_encoder import read_vector_settings
 from ...models.hub import local_folder
 from ...models.loading import model_config
 from ...models.run_files import (
@@ -31,6 +33,8 @@ TARGETS: Mapping[str, Target] = {
     "multi_label_classification": "multi_label",
 }
 """`problem_type` of a classifier → kind of labels. Any other type is single_label."""
+MOST_TOKENS = 512
+"""The largest default length of texts for models of vectors."""
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
@@ -86,8 +90,9 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
     """Returns the configuration of a recipe for a run that begins with the model of a folder.
 
     A published model has the settings of a preset of its size, whether the folder is in the Hugging
-    Face format or an imported run. A run that flaxzoo trained has the settings of the recipe,
-    except the precision and the rematerialization, which the folder determines.
+    Face format or an imported run. Vectors have the length of texts that the folder states, up to
+    `MOST_TOKENS`. A run that flaxzoo trained has the settings of the recipe, except the precision
+    and the rematerialization, which the folder determines.
 
     Args:
         name: A recipe that trains models of any family.
@@ -99,10 +104,24 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
     config, of_model = RECIPES[name].config, RECIPES[name].of_model
     fields = read_fields(folder)
     if of_model is not None and (is_foreign(fields) or IMPORTED_FROM in fields):
-        return dataclasses.replace(of_model(model_config(folder)), init_from=config.init_from)
+        config = dataclasses.replace(of_model(model_config(folder)), init_from=config.init_from)
+        return _with_stated_length(config, folder)
     made = config_of_run(folder).execution
     execution = dataclasses.replace(config.execution, dtype=made.dtype, remat=made.remat)
     return dataclasses.replace(config, execution=execution)
+
+
+def _with_stated_length(config: TrainConfig, folder: Path) -> TrainConfig:
+    """Returns a recipe whose texts have the length that a folder of a model of vectors states."""
+    if not isinstance(config.data, EmbeddingData):
+        return config
+    settings = read_vector_settings(folder)
+    stated = None if settings is None else settings.texts.max_length
+    if stated is None:
+        return config
+    # A tokenizer may state thousands of tokens, which a batch of 64 pairs has no memory for.
+    length = min(stated, config.model.max_length, MOST_TOKENS)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, length=length))
 
 
 def check_sample_prompt(model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None) -> None:

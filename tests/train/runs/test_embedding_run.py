@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import sentence_transformers
 import torch
 from flaxzoo import data, models, train
 from flaxzoo.models.hf.sentence_embedding import EmbeddingSettings, Normalize
+from flaxzoo.train.runs.load_run import begin_with
 from sentence_transformers.sentence_transformer.losses import (
     BatchAllTripletLoss,
     BatchHardTripletLossDistanceFunction,
@@ -84,6 +86,18 @@ def test_a_run_keeps_the_settings_of_its_model_and_learns_the_loss_of_the_packag
     # The settings of the model are not needed again.
     again = train.train(config_of(published), tmp_path / "run", quiet=True)
     assert again.finished
+
+
+@pytest.mark.parametrize(("stated", "length"), [(12, 12), (4096, 32)])
+def test_the_default_length_is_that_of_the_model(published, tmp_path, stated, length):
+    folder = tmp_path / "model"
+    shutil.copytree(published, folder)
+    file = folder / "sentence_bert_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_seq_length": stated}))
+    assert begin_with("embed", folder).data.length == length
+    # Without the settings of a model of vectors, the recipe's length.
+    (folder / "modules.json").unlink()
+    assert begin_with("embed", folder).data.length == 32
 
 
 def test_settings_of_the_run_replace_those_of_the_model(published, tmp_path):
