@@ -22,7 +22,8 @@ import numpy as np
 from absl import flags
 
 from .common.errors import DataError
-from .dataset import ExampleSource, OrderedExamples, PickledByFields
+from .common.fields import require
+from .dataset import ExampleSource, OrderedExamples, PickledByFields, stacked
 from .mixture import MixedExamples
 
 Batch = dict[str, np.ndarray]
@@ -76,7 +77,7 @@ class TrainBatches(PickledByFields):
         local = local_batch_size(self.batch_size, self.process_count)
         # Indices count the examples of the whole run, so that an epoch may end inside a batch.
         first = self.read_before(index) + self.process_index * local
-        return _stack([self.examples.example(*self._at(g)) for g in range(first, first + local)])
+        return stacked([self.examples.example(*self._at(g)) for g in range(first, first + local)])
 
     def read_before(self, step: int) -> int:
         """Returns the number of examples in the batches before a step, including earlier stages."""
@@ -191,11 +192,12 @@ class BatchIterator(grain.DatasetIterator[Batch]):
             )
         expected, start = self._state_at(step).get(MIXTURE), self._batches.start
         # The data or the batch size may change at `start`, which is 0 if they never change.
-        if state.get(MIXTURE) != expected and not step == start > 0:
-            raise DataError(
-                f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, "
-                f"but this run is at {expected}: keep the sources, the weights and batch_size"
-            )
+        require(
+            state.get(MIXTURE) == expected or step == start > 0,
+            f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, "
+            f"but this run is at {expected}: keep the sources, the weights and batch_size",
+            DataError,
+        )
         # Batches that were read ahead belong to the old position; ``next`` starts a new reader.
         self._stop_reading()
         self._step = step
@@ -298,7 +300,7 @@ def evaluation_batches(
     for start in range(0, examples.num_examples, batch_size):
         # After the last example, a process fills its part of the batch with padding.
         first = start + process_index * local
-        yield _stack(
+        yield stacked(
             [
                 examples.example(0, index) if index < examples.num_examples else padding
                 for index in range(first, first + local)
@@ -333,7 +335,3 @@ def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
 def _shuffle_seed(seed: int, epoch: int) -> int:
     # Grain takes 32 bits and uses neighboring seeds for its epochs, so hash both numbers.
     return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1)[0])
-
-
-def _stack(examples: list[dict[str, np.ndarray]]) -> Batch:
-    return {name: np.stack([example[name] for example in examples]) for name in examples[0]}

@@ -1,5 +1,6 @@
 """Random-access data sets of examples, and descriptions of their arrays."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass
 from enum import Enum
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -26,6 +27,11 @@ def too_long(
     if not number:
         return ()
     return (f"{number:,} of {counted(of, noun)} {consequence}: longer than {limit}",)
+
+
+def stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Stacks the arrays of rows with the same names along a new first axis."""
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 class Values(Enum):
@@ -64,6 +70,11 @@ class ArraySpec:
     values: Values
     dtype: str = "int32"
     num_classes: int = 0
+
+
+def zeros(specs: "BatchSpec") -> dict[str, np.ndarray]:
+    """Returns arrays of zeros, int32, of the shapes of an example."""
+    return {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
 
 
 BatchSpec = dict[str, ArraySpec]

@@ -19,7 +19,7 @@ from ..common.fields import require, require_one_of
 from ..common.hashing import digest
 from ..corpora.token_corpus import Texts
 from ..dataset import DataSplit, too_long
-from ..filters.conditions import LeftOut, left_out_note
+from ..filters.conditions import LeftOut, left_out_notes
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import HashSplit, Split, text_digest
 from ..sources.source_names import require_unmixed
@@ -270,14 +270,14 @@ class ChatData(MixableData, Generic[R]):
         names = [term.source for term in self.mixture] or [self.source]
         parts = [self.read(name, "train", left_out) for name in names]
         # The sources are divided together, so that no prompt is in both splits.
-        kept = {id(record) for record in self._divided(list(chain.from_iterable(parts)), split)}
+        kept = set(map(id, self._divided(list(chain.from_iterable(parts)), split)))
         return [[record for record in records if id(record) in kept] for records in parts]
 
     def _divided(self, records: list[R], split: Split) -> list[R]:
         # Held-out tasks replace a random split.
         if self.hold_out:
             return self._of_tasks(records, split)
-        fraction = 0.0 if self.validation is not None else self.validation_fraction
+        fraction = self.held_out_fraction
         if fraction == 0 and split == "train":
             return records
         require(
@@ -325,5 +325,5 @@ class ChatData(MixableData, Generic[R]):
 
 def _noted(split: DataSplit, left_out: LeftOut) -> DataSplit:
     """Returns a split with a note of the records that the conditions of its source leave out."""
-    note = left_out_note(left_out, "record")
-    return dataclasses.replace(split, notes=(*split.notes, note)) if note else split
+    notes = (*split.notes, *left_out_notes(left_out, "record"))
+    return dataclasses.replace(split, notes=notes)

@@ -144,8 +144,8 @@ def _checked_template(
 def _encoded(tokenizer: Tokenizer, template: ChatTemplate, rendered: RenderedChat) -> EncodedChat:
     """Encodes a rendered conversation."""
     # Control tokens that are not special are recognized only if one of the templates names them.
-    source = template.source + (template.with_tools or "")
-    ids, offsets = encode_guarded(tokenizer, rendered.text, rendered.origins, source)
+    named = template.all_sources
+    ids, offsets = encode_guarded(tokenizer, rendered.text, rendered.origins, named)
     # A token is learned if any of its characters is part of an answer.
     answers = [any(a < end and b > start for start, end in rendered.answers) for a, b in offsets]
     return EncodedChat(rendered.text, ids, answers)

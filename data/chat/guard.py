@@ -11,6 +11,7 @@ exactly the template's; otherwise the text is refused.
 import functools
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 from ..chat_templates.traced import ASSISTANT, TEMPLATE, UNKNOWN
 from ..common.errors import DataError
@@ -97,16 +98,16 @@ def _separated(
     """Adds ranges of ordinary text, so that no further control token is found."""
     # If one of the template's tokens is missing, mark all text between these tokens as ordinary.
     if not wrong:
-        edges = [0, *(edge for one in sorted(wanted) for edge in one[:2]), length]
+        edges = [0, *chain.from_iterable(one[:2] for one in sorted(wanted)), length]
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
     spans = list(literal)
     for start, end, _ in wrong:
         inside = next((span for span in spans if span[0] <= start and end <= span[1]), None)
         if inside is None:
             # Merge the new range with the ranges that it overlaps.
-            over = [s for s in spans if s[0] < end and start < s[1]]
-            spans = [s for s in spans if s not in over]
-            spans.append((min([start, *(s[0] for s in over)]), max([end, *(s[1] for s in over)])))
+            over = [span for span in spans if span[0] < end and start < span[1]]
+            starts, ends = zip((start, end), *over, strict=True)
+            spans = [*({*spans} - {*over}), (min(starts), max(ends))]
         # Divide an ordinary range inside the token, so that the token is not found again.
         elif end - start > 1:
             spans.remove(inside)

@@ -53,10 +53,8 @@ class InstructionTask(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.forms, f"forms of the task {self.name} must have at least one pattern")
-        require(
-            isinstance(self.labels, Mapping),
-            f"labels of the task {self.name} must be a table of words, got {self.labels!r}",
-        )
+        problem = f"labels of the task {self.name} must be a table of words, got {self.labels!r}"
+        require(isinstance(self.labels, Mapping), problem)
 
     def rows(self, seed: int, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """Yields the location of each example, and its conversation with the name of the task.
@@ -97,8 +95,8 @@ class _TaskFile(Checked):
         require(tables, f"tasks must be tables, got {self.tasks}")
         tasks = [make_record(InstructionTask, table, "tasks.") for table in self.tasks]
         names = [task.name for task in tasks]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        require(tasks and twice is None, f"the names of [[tasks]] must differ, got {names}")
+        differ = len({*names}) == len(names) > 0
+        require(differ, f"the names of [[tasks]] must differ, got {names}")
         return tasks
 
 

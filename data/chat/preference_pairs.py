@@ -138,21 +138,21 @@ class PreferenceData(ChatData[Preference]):
             notes += (f"{equal} left out: equal texts",)
         # Sums of log-probabilities can be compared only if both answers have the same prompt.
         if self.shifted:
-            for _, chosen, rejected in kept:
-                _align_starts(chosen, rejected)
+            for _, *both in kept:
+                _align_starts(*both)
+        content, chosen, rejected = zip(*kept, strict=True)
         # If the data state no margin, the batch has no such array.
-        margins = np.asarray([record.margin for record, _, _ in kept], np.float32)
+        margins = np.asarray([record.margin for record in content], np.float32)
         examples = PairExamples(
-            chosen=tuple(chosen for _, chosen, _ in kept),
-            rejected=tuple(rejected for _, _, rejected in kept),
-            weights=np.asarray([record.weight for record, _, _ in kept], np.float32),
+            chosen=chosen,
+            rejected=rejected,
+            weights=np.asarray([record.weight for record in content], np.float32),
             margins=margins if margins.any() else None,
             length=self.length,
             shifted=self.shifted,
         )
-        content = [record for record, _, _ in kept]
         fingerprint = self.fingerprint(records, tokenizer)
-        return DataSplit(examples, content, fingerprint, counted(len(kept), "pair"), notes)
+        return DataSplit(examples, [*content], fingerprint, counted(len(kept), "pair"), notes)
 
 
 def _are_equal(chosen: Encoded, rejected: Encoded) -> bool:
@@ -197,7 +197,7 @@ def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     Special tokens that already surround the text are not added again.
     """
     # A completion is encoded with special tokens, and a conversation without special tokens.
-    before, after = (list(marks) for marks in tokenizer.frame.single.marks)
+    before, after = map(list, tokenizer.frame.single.marks)
     has_frame = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
     return ids if tokenizer.special_ids.cls is None or has_frame else [*before, *ids, *after]
 

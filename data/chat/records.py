@@ -286,11 +286,8 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     if "prompt" in row and "ranked" in row:
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
         return
-    require(
-        {"chosen", "rejected"} <= row.keys(),
-        _without_form(row, "preference", _PREFERENCES, location),
-        error=UnusableRecordError,
-    )
+    problem = _without_form(row, "preference", _PREFERENCES, location)
+    require({"chosen", "rejected"} <= row.keys(), problem, UnusableRecordError)
     chosen, rejected = row["chosen"], row["rejected"]
     check_spelling(row, "prompt", location)
     if "prompt" in row:
@@ -350,8 +347,8 @@ def _prompted(
 
 def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
     """Splits both texts after their common beginning; HH dialogues become conversations."""
-    if all(_HH_TURN.match(text) for text in (chosen, rejected)):
-        lists = [_hh_messages(text) for text in (chosen, rejected)]
+    if all(map(_HH_TURN.match, (chosen, rejected))):
+        lists = list(map(_hh_messages, (chosen, rejected)))
         first = _num_common(*lists)
         return [Dialogue(messages, None, first) for messages in lists]
     prompt = chosen[: num_common(chosen, rejected)]

@@ -110,15 +110,12 @@ def _read_columns(source: Source, split: Split) -> Rows:
 
 
 def _read_published(source: Source, split: Split) -> Rows:
-    from ..sources.tfds.documents import download, open_builder, open_split
+    from ..sources.tfds.documents import open_split, prepared_builder
 
-    builder = open_builder(source)
-    # The first use downloads the data set.
-    if not builder.is_prepared():
-        download(builder, source)
+    builder = prepared_builder(source)
     has = list(builder.info.splits)
     names = ("train",) if split == "train" else _VALIDATION
-    wanted = next((name for name in names if name in has), None)
+    wanted = next(filter(has.__contains__, names), None)
     if wanted is None:
         raise DataError(f"{source.name!r} has no {split} split: it has {', '.join(has)}")
     for number, row in enumerate(open_split(builder, wanted, source.name), start=1):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import DataError
-from ..common.fields import require, require_one_of
+from ..common.errors import DataError, reason_of
+from ..common.fields import require, require_one_of, without_none
 from ..common.json_text import optional_object
 from .bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
 from .rendered import RenderedChat, fewest_rows, following
@@ -134,38 +134,6 @@ class ChatTemplate:
         given = {"tools": tools, "documents": None}
         return self._run(messages, given, add_generation_prompt=add_generation_prompt)
 
-    def render_with_answers(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
-        ends: Sequence[str] = (),
-        **variables: object,
-    ) -> RenderedChat:
-        """Returns the text of a conversation, and which characters the assistant wrote.
-
-        Args:
-          messages: The messages.
-          tools: JSON schemas of the functions that the assistant may call.
-          documents: Documents to answer from.
-          ends: Names of further tokens that may end an answer, in addition to ``tokens``.
-          **variables: Further variables of the template.
-
-        Raises:
-          DataError: As for ``render_rows``, or the template rewrites earlier turns.
-        """
-        given = {**variables, "tools": tools, "documents": documents}
-        rows = self.render_rows(messages, ends=ends, **given)
-        require(
-            len(rows) == 1,
-            "the chat template rewrites earlier turns, so no single text has all answers: learn "
-            "from conversations with one answer, or give a template that marks the answers by "
-            "{% generation %} and {% endgeneration %}",
-            error=DataError,
-        )
-        return rows[0]
-
     def render_rows(
         self,
         messages: Sequence[Message],
@@ -198,10 +166,11 @@ class ChatTemplate:
         if _MARKER.search(self._source(given)):
             rows = [whole]
         else:
-            numbers = [
-                n for n, x in enumerate(messages) if n >= first and x.get("role") == "assistant"
+            turns = [
+                self._turn(messages, n, given, ends=ends)
+                for n in range(first, len(messages))
+                if messages[n].get("role") == "assistant"
             ]
-            turns = {n: self._turn(messages, n, given, ends=ends) for n in numbers}
             rows = list(fewest_rows(whole, turns))
         written = [[(a, b) for a, b in row.answers if b > a] for row in rows]
         kept = [replace(row, answers=tuple(x)) for row, x in zip(rows, written, strict=True) if x]
@@ -233,9 +202,14 @@ class ChatTemplate:
         )
         # White space after the token that ends the turn is the template's, not the assistant's.
         trimmed = after.text.rstrip()
-        names = (*(token for token in self.tokens.values() if token), *ends)
+        names = (*filter(None, self.tokens.values()), *ends)
         end = len(trimmed) if trimmed.endswith(names) else len(after.text)
         return replace(after, answers=((len(before.text), end),))
+
+    @property
+    def all_sources(self) -> str:
+        """The text of both templates."""
+        return self.source + (self.with_tools or "")
 
     def _source(self, given: Mapping[str, object]) -> str:
         return self.source if given["tools"] is None else self.with_tools or self.source
@@ -278,8 +252,8 @@ class ChatTemplate:
         except TooMuch as error:
             raise EndlessTemplateError(f"the chat template exceeds its bounds: {error}") from None
         except Exception as error:  # a template is a program, which may raise anything
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"the chat template refuses the conversation: {why[:300]}") from None
+            why = reason_of(error)[:300]
+            raise DataError(f"the chat template refuses the conversation: {why}") from None
         finally:
             MARKS.reset(token)
         by = "".join(map(origins, marks.blocks))
@@ -435,7 +409,7 @@ def _size(value: object) -> int:
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Removes fields that are None, and gives the reasoning the names that templates read."""
-    message = {key: value for key, value in message.items() if value is not None}
+    message = without_none(message)
     # The first name in the order of `_REASONING` is used.
     found = [message[name] for name in _REASONING if name in message]
     if not found:

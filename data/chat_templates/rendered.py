@@ -1,6 +1,6 @@
 """A rendered conversation, and the texts that keep all of its answers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .traced import USER
@@ -42,14 +42,14 @@ def following(before: RenderedChat, after: RenderedChat) -> RenderedChat:
     return RenderedChat(before.text + text, (), before.origins + by)
 
 
-def fewest_rows(whole: RenderedChat, turns: Mapping[int, RenderedChat]) -> Iterator[RenderedChat]:
+def fewest_rows(whole: RenderedChat, turns: Sequence[RenderedChat]) -> Iterator[RenderedChat]:
     """Yields as few texts as possible that keep the answers of all turns.
 
     Args:
       whole: The text of all messages.
-      turns: The text up to each answer, by the number of its message in ascending order.
+      turns: The text up to each answer, in order.
     """
-    left = list(turns.values())
+    left = list(turns)
     if all(whole.text.startswith(turn.text) for turn in left):
         yield replace(whole, answers=tuple(turn.answers[0] for turn in left))
         return

@@ -27,7 +27,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from ..common.errors import DataError
+from ..common.errors import DataError, reason_of
 from ..common.fields import require
 from .bounds import MAX_BITS, MAX_SOURCE, TooMuch, spend
 from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
@@ -414,7 +414,7 @@ def compiled(source: str) -> jinja2.Template:
     Raises:
       DataError: The template is faulty, or too long.
     """
-    version = tuple(int(part) for part in jinja2.__version__.split(".")[:3])
+    version = tuple(map(int, jinja2.__version__.split(".")[:3]))
     # Older versions have known ways out of the sandbox.
     problem = f"jinja2 must be 3.1.6 or newer, got {jinja2.__version__}: upgrade it"
     require(version >= _OLDEST_JINJA, problem, error=DataError)
@@ -427,6 +427,4 @@ def compiled(source: str) -> jinja2.Template:
     try:
         return Sandbox().from_string(source)
     except Exception as error:  # the compilers have limits, such as for blocks inside blocks
-        raise DataError(
-            f"the chat template is faulty: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
+        raise DataError(f"the chat template is faulty: {reason_of(error)}") from None

@@ -42,6 +42,11 @@ class StepNotTaken(Exception):
     """
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns the message of an error in one line, or the name of its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def counted(number: int, noun: str) -> str:
     """Returns a count with its noun: "1 file", "3,000 files"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

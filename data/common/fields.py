@@ -25,7 +25,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from .errors import UserError, similar_names
 
+K = TypeVar("K")
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,16 @@ class Checked:
                 # The dataclass may be frozen.
                 object.__setattr__(self, field.name, plain)
             check_value(field.name, plain, field.type)
+
+
+def field_names(cls: Any) -> frozenset[str]:
+    """Returns the names of the fields of a dataclass or of an instance of one."""
+    return frozenset(field.name for field in dataclasses.fields(cls))
+
+
+def without_none(values: Mapping[K, V | None]) -> dict[K, V]:
+    """Returns the items whose value is not None."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _plain(value: object) -> object:

@@ -181,7 +181,7 @@ def path_inside(folder: Path, name: object) -> Path | None:
         real = (root / path).resolve()
     except (OSError, RuntimeError):  # a loop of links
         return None
-    return folder / path if any(real.is_relative_to(x) for x in roots) else None
+    return folder / path if any(map(real.is_relative_to, roots)) else None
 
 
 def matching_files(pattern: str, name: str) -> list[File]:

@@ -82,9 +82,7 @@ class Progress:
             # Start the bar only now, so that a refused input prints a single line.
             bar.start()
             tokens += new_tokens
-            elapsed = bar.tasks[0].elapsed or 0.0
-            speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
-            bar.update(task, advance=number, speed=speed)
+            bar.update(task, advance=number, speed=_speed(bar, tokens))
 
         try:
             yield advance
@@ -122,9 +120,7 @@ class Progress:
         """Shows that `step` is done."""
         if self._bar is None or self._task is None:
             return
-        elapsed = self._bar.tasks[0].elapsed or 0.0
-        tokens = (step - self._first_step) * self._tokens_per_step
-        speed = f"{tokens / elapsed:,.0f}" if elapsed else "–"
+        speed = _speed(self._bar, (step - self._first_step) * self._tokens_per_step)
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
         # A file or a pipe gets lines in place of the bar.
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
@@ -136,3 +132,8 @@ class Progress:
         """Prints the loss of an evaluation and the scores that `metrics` names."""
         shown = [f"{name} {scores[name]:.4f}" for name in metrics if name in scores]
         self.log(", ".join([f"step {step}: validation loss {scores['loss']:.4f}", *shown]))
+
+
+def _speed(bar: RichProgress, tokens: int) -> str:
+    elapsed = bar.tasks[0].elapsed
+    return f"{tokens / elapsed:,.0f}" if elapsed else "–"

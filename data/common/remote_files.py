@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from .errors import DataError
+from .fields import require
 from .hashing import digest
 
 if TYPE_CHECKING:
@@ -103,11 +104,12 @@ def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
 
     known = cast("dict[str, dict[str, Any]]", known_implementations)
     protocol = url.partition("://")[0].lower()
-    if protocol not in known and protocol not in fsspec.available_protocols():
-        raise DataError(
-            f"the protocol of {url!r} must be one that fsspec knows, such as gs, s3, az, https or "
-            f"file, got {protocol!r}"
-        )
+    require(
+        protocol in known or protocol in fsspec.available_protocols(),
+        f"the protocol of {url!r} must be one that fsspec knows, such as gs, s3, az, https or "
+        f"file, got {protocol!r}",
+        DataError,
+    )
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError:

@@ -94,18 +94,6 @@ def build_pair_corpus(
     return PairCorpus.open(build_folder(Path(folder) / key, write))
 
 
-def end_of_text(tokenizer: Tokenizer) -> int:
-    """Returns the id of the token that ends a text.
-
-    Raises:
-      DataError: The vocabulary has no such token.
-    """
-    end = tokenizer.special_ids.eos
-    if end is None:
-        raise DataError(f"this {tokenizer.kind} tokenizer has no token that ends a text")
-    return end
-
-
 def pair_at(text: ParallelText, number: int) -> SentencePair:
     """Reads the pair at an index, to name its location in a message."""
     return next(islice(text, number, None))
@@ -114,7 +102,7 @@ def pair_at(text: ParallelText, number: int) -> SentencePair:
 def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> None:
     sides = tokenizer, tokenizer.target
     # The tokens before and after a text, for the source and for the target.
-    frames = tokenizer.source_frame.single.marks, ((), (end_of_text(tokenizer.target),))
+    frames = tokenizer.source_frame.single.marks, ((), (tokenizer.target.end,))
     unknown = [side.special_ids.unk for side in sides]
     # Both sides share one array of tokens, so its type must fit the larger vocabulary.
     vocab_size = max(side.vocab_size for side in sides)

@@ -41,4 +41,4 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     # Join the lines of a paragraph first, so that a line break does not end a sentence.
     paragraphs = (" ".join(paragraph.split()) for paragraph in _BLANK_LINE.split(text))
     pieces = (piece.strip() for paragraph in paragraphs for piece in segment(language, paragraph))
-    return [piece for piece in pieces if piece]
+    return list(filter(None, pieces))

@@ -53,6 +53,13 @@ class EmbeddingExample:
     data_set: int = 0
 
     @property
+    def scores(self) -> tuple[float, ...]:
+        """The score or the scores; empty if the record has none."""
+        if self.score is None:
+            return ()
+        return self.score if isinstance(self.score, tuple) else (self.score,)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The anchor and the documents."""
         return tuple(filter(None, (self.anchor, *self.documents)))
@@ -109,7 +116,7 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
     """
     last = fields[-1].casefold()
     if len(fields) == 2 and last in LABELS:
-        return [_labelled(record) for record in records]
+        return list(map(_labelled, records))
     # A last column with an unknown name is a score if all of its values are numbers.
     scored = len(fields) > 2 and (
         last in SCORES
@@ -177,11 +184,8 @@ def _is_score(value: Any) -> bool:
 
 
 def _score(value: Any, location: str) -> float | tuple[float, ...]:
-    require(
-        _is_score(value),
-        f"{location} must have a number as its score, or a list of numbers, got {value!r:.40}",
-        error=DataError,
-    )
+    problem = f"{location} must have a number as its score, or a list of numbers, got {value!r:.40}"
+    require(_is_score(value), problem, DataError)
     return tuple(map(float, value)) if isinstance(value, list) else float(value)
 
 
@@ -203,9 +207,5 @@ def examples_of_collection(collection: RetrievalData, source: str) -> list[Embed
 
 def limited(example: EmbeddingExample, number: int) -> EmbeddingExample:
     """Returns an example with at most this many documents."""
-    score = example.score
-    return replace(
-        example,
-        documents=example.documents[:number],
-        score=score[:number] if isinstance(score, tuple) else score,
-    )
+    score = example.score[:number] if isinstance(example.score, tuple) else example.score
+    return replace(example, documents=example.documents[:number], score=score)

@@ -76,11 +76,8 @@ class ColumnsData(RecordData[EmbeddingExample]):
         if not names:
             known = names_of_fields(source) if published is None else published.field_names
             names = find_fields(known, source.name)
-        require(
-            len(names) > 1,
-            f"{source.name!r} names one column: name the column of the positive as well",
-            error=DataError,
-        )
+        problem = f"{source.name!r} names one column: name the column of the positive as well"
+        require(len(names) > 1, problem, DataError)
         # A record may lack a negative.
         fields = tuple(name + "?" * self._is_optional(name, source) for name in names)
         source = replace(source, fields=fields, named=True)
@@ -112,8 +109,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
           DataError: A score is outside the range.
         """
         for example in self.train_examples():
-            score = example.score
-            for x in score if isinstance(score, tuple) else () if score is None else (score,):
+            for x in example.scores:
                 require(
                     low <= x <= high,
                     f"{example.location} has the score {x:g}, and {learner} needs scores from "

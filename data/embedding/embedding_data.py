@@ -9,6 +9,7 @@ multiple of 8, or the limits of the settings. ``scores`` are float32 [B] for sco
 A training batch has examples of one data set.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -227,7 +228,7 @@ def _spread(documents: np.ndarray) -> np.ndarray:
     by_document = np.argsort(documents, kind="stable")
     _, counts = np.unique(documents, return_counts=True)
     # The first example of a document has turn 0, the second has turn 1, and so on.
-    turns = np.concatenate([np.arange(count) for count in counts])
+    turns = np.concatenate(list(map(np.arange, counts)))
     # `turns` belongs to the order by document; sort by it, then by the original index.
     return by_document[np.lexsort((by_document, turns))]
 
@@ -237,23 +238,21 @@ def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | N
 
     If some data sets have scores of documents, the score of a pair is the first of its C scores.
     """
-    scored = [example for example in examples if example.score is not None]
-    if not scored:
-        return None
-    # Record for each data set which of its scores are lists, because all scores of a data set have
-    # one form.
-    lists: dict[int, list[bool]] = {}
-    for example in scored:
-        lists.setdefault(example.data_set, []).append(isinstance(example.score, tuple))
-    for are_lists in lists.values():
+    # Count the lists of scores in each data set, because all scores of a data set have one form.
+    forms = Counter((x.data_set, isinstance(x.score, tuple)) for x in examples if x.scores)
+    for data_set, _ in forms:
+        lists, numbers = forms[data_set, True], forms[data_set, False]
         require(
-            len({*are_lists}) == 1,
-            f"{sum(are_lists):,} of {len(are_lists):,} records with scores have a list of scores: "
-            "give a number in each record, or a list in each",
+            not (lists and numbers),
+            f"{lists:,} of {lists + numbers:,} records with scores have a list of scores: give a "
+            "number in each record, or a list in each",
             error=DataError,
         )
-    rows = [x.score if isinstance(x.score, tuple) else (x.score or 0.0,) for x in examples]
+    if not forms:
+        return None
     # Pad every row with zeros to C scores if some data set has scores of documents.
-    width = number if any(any(one) for one in lists.values()) else 1
-    scores = np.array([[*row, *[0.0] * (width - len(row))] for row in rows], np.float32)
-    return scores if any(any(one) for one in lists.values()) else scores[:, 0]
+    has_lists = any(is_list for _, is_list in forms)
+    scores = np.zeros((len(examples), number if has_lists else 1), np.float32)
+    for row, example in zip(scores, examples, strict=True):
+        row[: len(example.scores)] = example.scores
+    return scores if has_lists else scores[:, 0]

@@ -1,13 +1,13 @@
 """Texts and their counterparts as arrays; see ``embedding_data``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from ..dataset import PickledByFields
-from ..features.bert_inputs import BertInputs
+from ..dataset import PickledByFields, zeros
+from ..features.bert_inputs import BertInputs, token_specs
 from ..orders.by_label import label_order
 from ..orders.distinct import ABSENT, distinct_order
 from ..orders.mixed import MIXED, Mixing
@@ -89,19 +89,29 @@ class EmbeddingExamples(PickledByFields):
         """Makes one example, which is the same in every epoch."""
         anchor, *documents = self.rows[index].tolist()
         query = self.queries.example(anchor)
-        arrays = {
-            name: np.zeros((len(documents), self.documents.template.length), np.int32)
-            for name in ("input_ids", "attention_mask")
-        }
-        for position, number in enumerate(documents):
-            # An absent text is all zeros.
-            if number != ABSENT:
-                row = self.documents.example(number)
-                for name, array in arrays.items():
-                    array[position] = row[name]
+        arrays = arrays_of(documents, self.documents.template.length, self.documents.example)
+        del arrays["token_type_ids"]
         # A single data set needs no number.
         sets = self.data_sets if self.names else None
         values = {"scores": self.scores, "labels": self.labels, "data_set": sets}
         targets = {name: x[index] for name, x in values.items() if x is not None}
         anchors = {"anchor_ids": query["input_ids"], "anchor_mask": query["attention_mask"]}
         return {**anchors, **(arrays if documents else {}), **targets}
+
+
+def arrays_of(
+    documents: Sequence[int], length: int, make: Callable[[int], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of documents, int32 [C, T]; an absent document is all zeros.
+
+    Args:
+      documents: The number of each document, or ``ABSENT``.
+      length: The tokens of a row, T.
+      make: Makes the arrays of a document, int32 [T].
+    """
+    arrays = zeros(token_specs(len(documents), length))
+    for position, number in enumerate(documents):
+        if number != ABSENT:
+            for name, row in make(number).items():
+                arrays[name][position] = row
+    return arrays

@@ -7,6 +7,7 @@ settings. A document that an example lacks is all zeros. Records without scores 
 the positive, and 0 for the negatives and for sampled documents.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,7 @@ from ..tokenizers.base import Tokenizer
 from .bm25 import bm25
 from .columns import EmbeddingExample
 from .columns_data import ColumnsData
+from .embedding_examples import arrays_of
 from .text_table import NumberedTexts, TokenRows
 
 # The default number of sampled negatives, for records without scores.
@@ -151,8 +153,7 @@ def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray:
     for row, example in zip(scores, examples, strict=True):
         # A single score is the score of the pair, or the margin between the positive and a
         # negative.
-        known = 1.0 if example.score is None else example.score
-        given = known if isinstance(known, tuple) else (known,)
+        given = example.scores or (1.0,)
         row[: len(given)] = given
     return scores
 
@@ -195,13 +196,8 @@ class RerankExamples(PickledByFields):
         """Makes one example; the sampled documents differ between the epochs of training."""
         query, *documents = self.rows[index].tolist()
         documents += self._sampled(epoch, index, documents)
-        specs = token_specs(len(documents), self.template.length)
-        arrays = {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
-        for position, number in enumerate(documents):
-            # An absent document is all zeros.
-            if number != ABSENT:
-                for name, row in self._pair(query, number).items():
-                    arrays[name][position] = row
+        pair = functools.partial(self._pair, query)
+        arrays = arrays_of(documents, self.template.length, pair)
         scores = np.zeros(len(documents), np.float32)
         # The sampled documents follow, with the score 0.
         scores[: self.scores.shape[1]] = self.scores[index]

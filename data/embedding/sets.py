@@ -15,12 +15,8 @@ def sources_of(name: str) -> dict[str, str]:
     """
     if not name.startswith(KIND):
         return {}
-    parts = named_parts(name.removeprefix(KIND))
-    complete = len(parts) > 1 and all(label and source for label, source in parts)
-    require(
-        complete and len(dict(parts)) == len(parts),
-        f"source {name!r} needs at least two different names of data sets: write "
-        "sets:NAME=SOURCE | NAME=SOURCE",
-        error=DataError,
-    )
+    problem = f"source {name!r} needs at least two different names of data sets"
+    problem = f"{problem}: write sets:NAME=SOURCE | NAME=SOURCE"
+    parts = named_parts(name.removeprefix(KIND), problem)
+    require(len(dict(parts)) == len(parts), problem, error=DataError)
     return dict(parts)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..common.errors import DataError
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, Values, zeros
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.frame import Frame
 
@@ -110,7 +110,7 @@ class BertInputs:
         own = slice(self.starts[index], self.starts[index + 1])
         size = int(own.stop - own.start)
         # Padding is 0 except for the ids, where it is the padding token.
-        row = {name: np.zeros(self.template.length, np.int32) for name in token_specs()}
+        row = zeros(token_specs(self.template.length))
         row["input_ids"][:size], row["input_ids"][size:] = self.ids[own], self.template.pad
         row["attention_mask"][:size] = 1
         row["token_type_ids"][:size] = self.types[own]

@@ -82,7 +82,7 @@ class Denoising(Checked):
         """Shuffles the sentences of a text; an incomplete last sentence is a sentence as well."""
         # Split behind each end token; a text that ends with such a token has an empty last part.
         ends = np.flatnonzero(np.isin(tokens, self.sentence_ends)) + 1
-        sentences = [part for part in np.split(tokens, ends) if len(part)]
+        sentences = list(filter(len, np.split(tokens, ends)))
         order = rng.permutation(len(sentences)) if len(sentences) > 1 else range(len(sentences))
         return np.concatenate([sentences[i] for i in order]) if sentences else tokens
 

@@ -77,11 +77,8 @@ class Masking(PickledByFields):
           DataError: The tokenizer has no mask token, or does not mark words.
         """
         ids = tokenizer.special_ids.present
-        require(
-            "mask" in ids,
-            f"this {tokenizer.kind} tokenizer has no mask token: train a wordpiece",
-            DataError,
-        )
+        problem = f"this {tokenizer.kind} tokenizer has no mask token: train a wordpiece"
+        require("mask" in ids, problem, DataError)
         return cls(
             ids["mask"],
             tuple(sorted(set(ids.values()))),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..common.files import input_lines
 from .bert_inputs import BertInputs
 from .predictions import Prediction, output, softmax
@@ -66,6 +67,5 @@ def read_pairs(path: str) -> dict[str, tuple[str, str]]:
                 f"{location} has {len(texts)} texts: write two texts, separated by a tab"
             )
         pairs[location] = texts[0], texts[1]
-    if not pairs:
-        raise DataError(f"nothing to predict in {path}: it is empty")
+    require(pairs, f"nothing to predict in {path}: it is empty", DataError)
     return pairs

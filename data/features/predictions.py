@@ -31,10 +31,8 @@ def label_id(label: str, ids: dict[str, int], location: str) -> int:
 def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarray:
     """Returns one model output after checking that it has one item per row."""
     values = np.asarray(predictions[name])
-    require(
-        len(values) == rows,
-        f"{name} has {len(values)} rows, but there are {rows}: pass all outputs",
-    )
+    problem = f"{name} has {len(values)} rows, but there are {rows}: pass all outputs"
+    require(len(values) == rows, problem)
     return cast(np.ndarray, values)
 
 

@@ -150,6 +150,16 @@ def keeps(
     return True
 
 
+def left_out_notes(left_out: LeftOut, noun: str) -> tuple[str, ...]:
+    """Returns `left_out_note`, or nothing if nothing was left out."""
+    return tuple(filter(None, [left_out_note(left_out, noun)]))
+
+
+def empty_reason(left_out: LeftOut) -> str:
+    """Returns why a source has no text: its filters, or that it has none."""
+    return left_out_note(left_out) or "it is empty or only white space"
+
+
 def left_out_note(left_out: LeftOut, noun: str = "document") -> str:
     """Returns a log line with the counts, or an empty string if nothing was left out."""
     return "; ".join(

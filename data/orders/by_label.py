@@ -58,7 +58,7 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     if last:
         used = {index for pair in last for index in pair}
         present = {int(labels[index]) for index in used}
-        spare = [pair for pair in pairs if used.isdisjoint(pair)]
+        spare = list(filter(used.isdisjoint, pairs))
         spare.sort(key=lambda pair: int(labels[pair[0]]) in present)
         pairs += spare[: count - len(last)]
     require(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..common.errors import counted
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, Values, zeros
 
 ARRAYS = {
     "input_ids": Values.SOURCE_TOKEN,
@@ -41,7 +41,7 @@ def arrays_of_pairs(
       end, and is 0 in all arrays.
     """
     specs = pair_specs((length, target_length or length))
-    arrays = {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
+    arrays = zeros(specs)
     # Fill both sides from the left, pair by pair.
     positions = np.arange(max(length, target_length or length))
     first = first_of_target = 0

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..corpora.token_corpus import TokenCorpus
 from ..dataset import ArraySpec, BatchSpec, Values
 from ..tokenizers.base import Tokenizer
@@ -115,9 +116,10 @@ def require_bos_eos(tokenizer: Tokenizer) -> None:
     Raises:
       DataError: The tokenizer lacks BOS or EOS.
     """
-    if tokenizer.special_ids.bos is None or tokenizer.special_ids.eos is None:
-        raise DataError(
-            f"this {tokenizer.kind} tokenizer lacks the tokens that begin and end a document, and "
-            "causal language models need both: train one (data.tokenizer.kind byte-bpe), name one "
-            "of a causal language model, or leave out init_from if it is a run of another kind"
-        )
+    require(
+        tokenizer.special_ids.present.keys() >= {"bos", "eos"},
+        f"this {tokenizer.kind} tokenizer lacks the tokens that begin and end a document, and "
+        "causal language models need both: train one (data.tokenizer.kind byte-bpe), name one "
+        "of a causal language model, or leave out init_from if it is a run of another kind",
+        DataError,
+    )

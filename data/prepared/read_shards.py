@@ -129,12 +129,14 @@ def is_prepared(source: str) -> bool:
       DataError: The name is not a source (see ``parse_source``), or joins a prepared folder
         with other sources, except for a mixture of prepared folders.
     """
-    prepared = [one.kind == "prepared" for one in parse_sources(source)]
+    kinds = [one.kind for one in parse_sources(source)]
+    if "prepared" not in kinds:
+        return False
     problem = f"{source!r} joins prepared sequences: prepare the joined texts into one folder"
-    require(not any(prepared) or len(prepared) == 1 or split_mixture(source), problem, DataError)
+    require(len(kinds) == 1 or split_mixture(source), problem, DataError)
     problem = f"{source!r} mixes prepared sequences and text: prepare the text as well"
-    require(not any(prepared) or all(prepared), problem, DataError)
-    return any(prepared)
+    require({*kinds} == {"prepared"}, problem, DataError)
+    return True
 
 
 def prepared_tokenizer(source: str) -> Tokenizer:
@@ -211,7 +213,7 @@ def _read(
         counts_by_split = np.load(folder / COUNTS)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / COUNTS} is missing or damaged ({error}): {_AGAIN}") from None
-    counts = counts_by_split[[SPLITS.index(split) for split in splits]].sum(0)
+    counts = counts_by_split[list(map(SPLITS.index, splits))].sum(0)
     return _Prepared(found, counts, settings.length)
 
 

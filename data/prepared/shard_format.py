@@ -179,7 +179,7 @@ def read_shard(shard_folder: Path) -> Shard | None:
 
 def read_manifest(folder: Path) -> list[Shard] | None:
     """Reads the summaries of all shards, or None if the folder was not finished."""
-    return _read(folder / MANIFEST, lambda fields: [_shard(one) for one in fields["shards"]])
+    return _read(folder / MANIFEST, lambda fields: list(map(_shard, fields["shards"])))
 
 
 def files_of(shards: list[Shard], split: str) -> Iterator[tuple[Shard, RowsFile]]:

@@ -27,7 +27,7 @@ from ..common.errors import DataError
 from ..common.fields import require
 from ..common.files import named_file
 from ..corpora.token_corpus import TokenCorpus, build_corpus
-from ..filters.conditions import LeftOut, left_out_note
+from ..filters.conditions import LeftOut, empty_reason
 from ..filters.selection import Selector, count_left_out, decisions
 from ..packing.packed_sequences import encode, gather_tokens, require_bos_eos
 from ..packing.packing import Packing, Span, first_fit, split_once
@@ -230,7 +230,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
         **settings.written(),
         "left_out": total_left_out(shards),
         "finished_by": {name: found for name in _PACKAGES if (found := _version(name))},
-        "shards": [dataclasses.asdict(shard) for shard in shards],
+        "shards": list(map(dataclasses.asdict, shards)),
     }
     # Write the manifest last: a folder without it is not finished.
     content = io.BytesIO()
@@ -242,7 +242,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
 
 def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Settings) -> NoReturn:
     """Raises an error that says why the workers did not make a shard."""
-    names = [shard_name(one) for one in parts]
+    names = list(map(shard_name, parts))
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
     # This call raises an error if the file itself has an error.
     prepare_shard(part, folder, settings)
@@ -308,7 +308,7 @@ def _fill(
     # Tokenize and pack each split; the corpus is needed only until its rows are written.
     for number, split in enumerate(SPLITS):
         texts = _SplitTexts(part, split, division, digest, dropped)
-        if not any(True for _ in texts):
+        if next(iter(texts), None) is None:
             continue
         corpus = build_corpus(texts, tokenizer, folder / "corpus")
         splits[split] = _write_rows(rows_path(folder, split), corpus, split, settings)
@@ -374,8 +374,7 @@ def total_left_out(shards: Sequence[Shard]) -> dict[str, int]:
 
 
 def _check_splits(shards: list[Shard], settings: Settings) -> None:
-    # Name the filters if they are the reason for an empty folder.
-    reason = left_out_note(LeftOut(total_left_out(shards))) or "it is empty or only white space"
+    reason = empty_reason(LeftOut(total_left_out(shards)))
     problem = f"no text in {settings.source!r}: {reason}"
     require(any(shard.splits for shard in shards), problem, DataError)
     for split in SPLITS if settings.validation_fraction else SPLITS[:1]:

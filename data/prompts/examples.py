@@ -88,7 +88,7 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
     if name == "builtin:sums":
         return _sums(Toy(name, "sums"))
     fields = rest.rpartition("#")[2] if "#" in rest else ""
-    numbered = all(field.isdecimal() for field in fields.partition("?")[0].split(","))
+    numbered = all(map(str.isdecimal, fields.partition("?")[0].split(",")))
     # Numbered columns are the columns of a labeled table; other files have named fields.
     if kind in _FILES and not numbered:
         return (

@@ -5,6 +5,7 @@ example hardly matters, as long as all examples have the same form.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
@@ -50,7 +51,7 @@ class PromptPattern:
             f"the pattern {self.template!r} has no field: write names in braces, the answer last, "
             "as 'Q: {question} A: {answer}'",
         )
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = next(iter(Counter(names) - Counter({*names})), None)
         require(twice is None, f"the pattern {self.template!r} has the field {{{twice}}} twice")
         # End the example by a line feed if nothing follows the answer. The class is frozen.
         if not parts[-1][0]:

@@ -65,8 +65,8 @@ class Documents(Sequence[str]):
         # `Examples` checks and hashes the texts; its name serves as the fingerprint.
         examples = Examples.of(texts, lines_are_sentences=lines_are_sentences)
         kept = tuple(row for row in examples.rows if isinstance(row, str))
-        if len(kept) < len(examples.rows):
-            raise DataError("documents are texts, not dicts of fields: give a list of str")
+        problem = "documents are texts, not dicts of fields: give a list of str"
+        require(len(kept) >= len(examples.rows), problem, DataError)
         return cls(_Texts(kept), "text", str(examples), lines_are_sentences=lines_are_sentences)
 
     @property
@@ -157,7 +157,7 @@ class JoinedRecords:
 
     def __getitems__(self, indices: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several records at once, as TFDS's data sources do."""
-        sizes = [len(part) for part in self.parts]
+        sizes = list(map(len, self.parts))
         # The part of each index, and the index inside this part.
         owners = np.searchsorted(np.cumsum(sizes), indices, "right")
         inside = np.asarray(indices) - (np.cumsum(sizes) - sizes)[owners]

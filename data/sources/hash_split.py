@@ -71,5 +71,5 @@ class HashSplit:
 
     def splits(self, digests: Iterable[bytes]) -> tuple[Split, ...]:
         """Returns the splits that contain at least one of the given documents."""
-        found = {self.split(digest) for digest in digests}
+        found = set(map(self.split, digests))
         return tuple(split for split in _SPLITS if split in found)

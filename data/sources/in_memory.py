@@ -189,5 +189,5 @@ def plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
+        return list(map(plain, value))
     return value

@@ -147,17 +147,20 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
     Raises:
       DataError: There are fewer than two labels, or a source does not contain documents.
     """
-    parts = named_parts(rest)
-    complete = len(parts) > 1 and all(label and source for label, source in parts)
     problem = f"source {name!r} needs at least two labels: write {FORMS['corpora']}"
-    require(complete, problem, DataError)
-    return [(label, parse_sources(source)) for label, source in parts]
+    return [(label, parse_sources(source)) for label, source in named_parts(rest, problem)]
 
 
-def named_parts(rest: str) -> list[tuple[str, str]]:
-    """Splits named sources: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``."""
-    parts = [part.partition("=") for part in _NEXT_CORPUS.split(rest)]
-    return [(name.strip(), source.strip()) for name, _, source in parts]
+def named_parts(rest: str, problem: str) -> list[tuple[str, str]]:
+    """Splits named sources: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
+
+    Raises:
+      DataError: There are fewer than two, or one lacks its name or its source; with ``problem``.
+    """
+    parts = [part.partition("=")[::2] for part in _NEXT_CORPUS.split(rest)]
+    named = [(name.strip(), source.strip()) for name, source in parts]
+    require(len(named) > 1 and all(map(all, named)), problem, DataError)
+    return named
 
 
 def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> LabelledSource:

@@ -3,6 +3,7 @@
 Labeled data are small and are read into memory. Every record has a location for error messages.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 from ..common.files import Line, file_lines, matching_files
@@ -39,17 +40,16 @@ def read_fields(
         yield from read_tables(source, roles, left_out)
     elif source.kind in FILE_KINDS:
         rows = Rows.of_files(source.kind, source.location, source.name)
-        for location, values in rows.values(source.fields, source.conditions, left_out):
-            yield Record(location, values)
+        values = rows.values(source.fields, source.conditions, left_out)
+        yield from itertools.starmap(Record, values)
     elif source.kind == KIND:
-        named = source.fields, source.conditions
-        for location, values in read_memory(source.name, *named, left_out):
-            yield Record(location, values)
+        values = read_memory(source.name, source.fields, source.conditions, left_out)
+        yield from itertools.starmap(Record, values)
     elif source.kind == "corpora":
         yield from _read_corpora(source)
     else:
-        for lines in source_lines(source):
-            yield from read_objects(lines, source.fields, source.conditions, left_out)
+        lines = itertools.chain.from_iterable(source_lines(source))
+        yield from read_objects(lines, source.fields, source.conditions, left_out)
 
 
 def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
@@ -65,7 +65,8 @@ def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
     if isinstance(source.name, Examples):
         rows: Iterable[object] = source.name.rows
     else:
-        rows = (row for lines in source_lines(source) for _, row in json_rows(lines, (), None))
+        lines = itertools.chain.from_iterable(source_lines(source))
+        rows = (row for _, row in json_rows(lines, (), None))
     return tuple(dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row))
 
 
@@ -88,8 +89,7 @@ def _read_corpora(source: LabelledSource) -> Iterator[Record]:
 
 def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
     """Reads the lines of each file of a local source."""
-    for path in matching_files(source.location, source.name):
-        yield file_lines(path)
+    yield from map(file_lines, matching_files(source.location, source.name))
 
 
 def are_json_lines(path: str) -> bool:

@@ -19,7 +19,7 @@ from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.fields import require
 from ..common.files import File, identity, is_url, matching_files
-from ..filters.conditions import LeftOut, left_out_note, written
+from ..filters.conditions import LeftOut, empty_reason, written
 from .columnar.huggingface import open_hub
 from .columnar.tables import ColumnRecords, Rows
 from .documents import Documents, Records
@@ -154,8 +154,7 @@ def _cached(
         left_out = LeftOut()
         # Blank documents have no tokens to predict.
         found = [(i, text_digest(text)) for i, text in texts(left_out) if text.strip()]
-        reason = left_out_note(left_out) or "it is empty or only white space"
-        require(found, f"no text in {source.name!r}: {reason}", DataError)
+        require(found, f"no text in {source.name!r}: {empty_reason(left_out)}", DataError)
         numbers, digests = zip(*found, strict=True)
         # The file has only arrays, so the counts of omitted records are stored as the bytes of
         # JSON.

@@ -190,10 +190,11 @@ def _open(name: str, like: str | None) -> PairSource:
 
 def _like(kind: str, like: str | None) -> LabelledSource | None:
     """Returns the first source of a kind among the sources joined in a name."""
-    parts = (part.strip() for part in _JOIN.split(like or ""))
     # A validation source without fields takes them from the training source.
-    same = next((part for part in parts if part.startswith(f"{kind}:")), None)
-    return None if same is None else parse_labelled(same, _FIELDS)
+    for part in map(str.strip, _JOIN.split(like or "")):
+        if part.startswith(f"{kind}:"):
+            return parse_labelled(part, _FIELDS)
+    return None
 
 
 def _open_files(name: str) -> FilePairs:

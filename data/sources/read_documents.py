@@ -11,7 +11,7 @@ from ..common.fields import require
 from ..common.files import Line, file_lines, matching_files
 from ..common.json_lines import parse_lines, pick
 from ..common.json_text import JsonObject
-from ..filters.conditions import Condition, LeftOut, keeps, left_out_note
+from ..filters.conditions import Condition, LeftOut, empty_reason, keeps
 from .builtin.patterns import Patterns
 from .builtin.toys import Toy
 from .columnar.huggingface import open_hub
@@ -41,9 +41,7 @@ def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[
     documents = documents_in(source, left_out)
     first = next(documents, None)
     if first is None:
-        # Name the filter if it is the reason for an empty source.
-        reason = left_out_note(left_out) or "it is empty or only white space"
-        raise DataError(f"no text in {source.name!r}: {reason}")
+        raise DataError(f"no text in {source.name!r}: {empty_reason(left_out)}")
     yield first
     yield from documents
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..common.errors import DataError
 from ..common.files import File, file_lines
 from ..common.hashing import digest
-from ..filters.conditions import LeftOut, left_out_note, written
+from ..filters.conditions import LeftOut, left_out_notes, written
 from .hash_split import Split
 from .labelled_names import LabelledSource, Record
 from .labelled_records import read_fields
@@ -105,15 +105,13 @@ class FieldPairs(PairSource):
 
     def notes(self) -> tuple[str, ...]:
         """See ``PairSource``; reports recognized headers and filtered pairs."""
-        tables = self.fields.kind in ("tsv", "csv")
-        notes = header_notes(self.fields, SENTENCE_PAIRS) if tables else ()
+        notes = header_notes(self.fields, SENTENCE_PAIRS)
         # Count the filtered pairs in a separate pass, because reading is lazy.
         left_out = LeftOut()
         if self.fields.conditions:
             for _ in read_fields(self.fields, SENTENCE_PAIRS, left_out):
                 pass
-        filtered = left_out_note(left_out, "pair")
-        return (*notes, filtered) if filtered else notes
+        return (*notes, *left_out_notes(left_out, "pair"))
 
 
 @dataclass(frozen=True)

@@ -134,11 +134,8 @@ def check_kind(name: str, forms: Mapping[str, str]) -> str:
     if colon and kind in forms:
         return kind
     listed = ", ".join(forms.values())
-    require(
-        colon and "/" not in kind and not Path(name).expanduser().exists(),
-        f"source {name!r} has no kind: write one of {listed}",
-        DataError,
-    )
+    problem = f"source {name!r} has no kind: write one of {listed}"
+    require(colon and "/" not in kind and not Path(name).expanduser().exists(), problem, DataError)
     similar = [] if kind in _ALL_KINDS else similar_names(kind, tuple(forms))
     remedy = f": did you mean {' or '.join(forms[x] for x in similar)}?" if similar else ""
     raise DataError(f"the kind of source {name!r} must be one of {listed}, got {kind!r}{remedy}")

@@ -57,6 +57,11 @@ class SpanExample:
     group: str = field(default="", repr=False)
 
     @property
+    def known_answers(self) -> tuple[Answer, ...]:
+        """The correct answers; empty if there is none or it is unknown."""
+        return self.answers or ()
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The passage and the question."""
         return self.passage, self.question
@@ -100,7 +105,7 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
             location = f"{file} line {number}"
             row = parse_line(line, location)
             question, passage = (_text(row, name, location) for name in ("question", "context"))
-            id = str(pick(row, "id", location) if "id" in row else number)
+            id = str(pick({"id": number, **row}, "id", location))
             unread |= row.keys() - {"question", "context", "id"}
             yield SpanExample(id, question, passage, None, location=location, group=passage)
 
@@ -127,15 +132,15 @@ def from_record(record: Record) -> SpanExample:
         )
     pairs = zip(answers["text"], answers["answer_start"], strict=True)
     located = tuple(locate_answer(text, start, passage) for text, start in pairs)
-    name = str(id[0]) if id else record.location
+    (name,) = map(str, id or (record.location,))
     return SpanExample(name, question, passage, located, location=record.location)
 
 
 def unanswered(record: Record) -> SpanExample:
     """Makes an unanswered question from a record: passage, question, optionally an id."""
     passage, question, *id = record.values
-    name = str(id[0]) if id else record.location
-    return SpanExample(name, question, passage, None, location=record.location, group=passage)
+    with_answers = Record(record.location, (passage, question, [], *id))
+    return replace(from_record(with_answers), answers=None, group=passage)
 
 
 def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> Answer:
@@ -157,10 +162,11 @@ def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
 
 def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:
     """Yields the questions of a file in the format of SQuAD; an empty file has no questions."""
-    if not any(line.strip() for _, _, line in lines):
+    text = "\n".join(line for _, _, line in lines)
+    if not text.strip():
         return
     file = lines[0][0]
-    content = parse_json("\n".join(line for _, _, line in lines), file)
+    content = parse_json(text, file)
     for i, article in enumerate(_list(content, "data", file), start=1):
         paragraphs = _list(article, "paragraphs", f"{file} article {i}")
         # Untitled articles are grouped by passage.

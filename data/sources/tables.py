@@ -14,7 +14,7 @@ decides, and ``header_notes`` reports how it was read.
 import csv
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -110,12 +110,12 @@ class _Columns:
     """The columns of the fields in one file.
 
     Attributes:
-      indices: The column index of each field, or the indices of a list.
+      indices: The column indices of each field; several make a list.
       header: Whether the first line contains column names instead of values.
       note: A line for the log if the columns or the header were inferred.
     """
 
-    indices: list[int | list[int]]
+    indices: list[list[int]]
     header: bool
     note: str = ""
 
@@ -169,7 +169,12 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
 
 
 def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
-    """Returns a log line on the first lines that were recognized as column names, if any."""
+    """Returns a log line on the first lines that were recognized as column names, if any.
+
+    Only tables have such lines.
+    """
+    if source.kind not in _READERS:
+        return ()
     found = (_find_columns(first, source, roles).note for first, _ in _tables(source))
     notes = list(filter(None, found))
     more = f"; likewise in {len(notes) - 1:,} more files" if len(notes) > 1 else ""
@@ -179,17 +184,15 @@ def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
 def _tables(source: LabelledSource) -> Iterator[tuple[_Row, Iterator[_Row]]]:
     """Yields the first row and the further rows of each file that is not empty."""
     for path in matching_files(source.location, source.name):
-        rows = _csv_rows(path) if source.kind == "csv" else _tsv_rows(path)
+        rows = _READERS[source.kind](path)
         for first in itertools.islice(rows, 1):
             yield first, rows
 
 
 def _record(row: _Row, columns: _Columns, first: bool = False) -> Record:
-    cells = row.cells
-    values = [
-        [cells[i] for i in at] if isinstance(at, list) else cells[at] for at in columns.indices
-    ]
-    return Record(row.location, tuple(values), first)
+    cells = ([row.cells[i] for i in at] for at in columns.indices)
+    values = tuple(several if len(several) > 1 else several[0] for several in cells)
+    return Record(row.location, values, first)
 
 
 def _tsv_rows(path: File) -> Iterator[_Row]:
@@ -212,7 +215,7 @@ def _csv_rows(path: File) -> Iterator[_Row]:
     start = 1
     try:
         for cells in reader:
-            if len(cells) > 1 or any(cell.strip() for cell in cells):
+            if len(cells) > 1 or any(map(str.strip, cells)):
                 yield _Row(str(path), start, cells)
             # A record may span lines; messages name its first line.
             start = number + 1
@@ -221,6 +224,9 @@ def _csv_rows(path: File) -> Iterator[_Row]:
             f"{path} line {start} is not valid CSV ({error}): put a cell that contains a comma, a "
             "quote or a line break in double quotes, and double the quotes inside it"
         ) from None
+
+
+_READERS: dict[str, Callable[[File], Iterator[_Row]]] = {"csv": _csv_rows, "tsv": _tsv_rows}
 
 
 def _check_width(row: _Row, first: _Row) -> None:
@@ -239,12 +245,10 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     names = first.names
     if not source.named and first.has_names:
         # Each field must have exactly one column with a usual name, in any order.
-        found = [
-            [i for i, name in enumerate(names) if name in known] for known in roles.fields.values()
-        ]
-        if all(len(columns) == 1 for columns in found):
-            chosen: list[int | list[int]] = [columns[0] for columns in found]
-            pairs = zip(roles.fields, found, strict=True)
+        found = [known.intersection(names) for known in roles.fields.values()]
+        if set(map(len, found)) <= {1}:
+            chosen = [[names.index(name)] for (name,) in found]
+            pairs = zip(roles.fields, chosen, strict=True)
             described = ", ".join(f"{role} from {first.cells[i]!r}" for role, (i,) in pairs)
             return _Columns(chosen, True, f"{location}: {described}")
     # Otherwise take the columns by the given numbers or names; names imply a header.
@@ -252,9 +256,8 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     if not source.named:
         _check_default_columns(first, parts, roles)
     columns = [[_column(part, first) for part in field] for field in parts]
-    indices = [at if len(at) > 1 else at[0] for at in columns]
-    if not all(part.isdecimal() for field in parts for part in field):
-        return _Columns(indices, True)
+    if not all(map(str.isdecimal, itertools.chain(*parts))):
+        return _Columns(columns, True)
     # With numbers, the line is a header only if all selected cells are usual names.
     known = roles.further.union(*roles.fields.values())
     expected = itertools.chain(roles.fields.values(), itertools.repeat(known))
@@ -263,13 +266,13 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
         for at, customary in zip(columns, expected, strict=False)
     )
     note = f"{location} and skipped: {', '.join(first.cells)}"
-    return _Columns(indices, are_customary, note if are_customary else "")
+    return _Columns(columns, are_customary, note if are_customary else "")
 
 
 def _check_separator(first: _Row, source: LabelledSource) -> None:
     """Rejects a file with the separators of the other kind, which has only one column."""
     (line,) = first.cells if len(first.cells) == 1 else ("",)
-    other, mark = ("csv", ",") if source.kind == "tsv" else ("tsv", "\t")
+    other, mark = {"tsv": ("csv", ","), "csv": ("tsv", "\t")}[source.kind]
     require(
         mark not in line,
         f"{first.location} has the separators of a {other} file: name the file as "
@@ -285,7 +288,7 @@ def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRol
     width = len(first.cells)
     named = f" ({', '.join(first.cells)})" if first.has_names else ""
     require(
-        width == max(int(part) for field in parts for part in field),
+        width == max(map(int, itertools.chain(*parts))),
         f"{first.location} has {counted(width, 'column')}{named}: name {roles.description} after a "
         "#, in this order, as #2,4 or by the names in the first line",
         DataError,

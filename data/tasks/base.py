@@ -80,6 +80,11 @@ class DataConfig(Checked, ABC):
         return max(self.lengths)
 
     @property
+    def held_out_fraction(self) -> float:
+        """The fraction of the source to hold out: 0 if `validation` names other data."""
+        return self.validation_fraction if self.validation is None else 0.0
+
+    @property
     def source_name(self) -> str:
         """The name of the source; for examples in memory, their number and hash."""
         return as_source(self.source)
@@ -224,9 +229,7 @@ class DocumentsData(MixableData):
 
     def texts(self) -> Documents:
         """Returns the documents that are not held out."""
-        # Hold out nothing if there is a separate validation source.
-        fraction = self.validation_fraction if self.validation is None else 0.0
-        return load_documents(self.source, "train", validation_fraction=fraction)
+        return load_documents(self.source, "train", validation_fraction=self.held_out_fraction)
 
     def validation_documents(self) -> Documents:
         """Returns the documents of `validation`, or the held-out documents."""

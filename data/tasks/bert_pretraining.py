@@ -16,7 +16,7 @@ from ..common.fields import Fraction, PositiveInt, Range, require
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.sentence_corpus import build_sentence_corpus
-from ..dataset import ArraySpec, BatchSpec, DataSplit, Values
+from ..dataset import ArraySpec, BatchSpec, DataSplit, Values, zeros
 from ..features.bert_inputs import token_specs
 from ..features.masking import Masking, prediction_specs, usual_predictions
 from ..features.nsp_inputs import SentencePairExamples, read_pairs
@@ -68,7 +68,7 @@ class PretrainingExamples:
         # Mask in place before padding, so that the budget counts real tokens.
         predictions = self.masking.mask_row(example.input_ids, rng)
         length, size = self.segments.length, len(example.input_ids)
-        row = {name: np.zeros(length, np.int32) for name in token_specs(length)}
+        row = zeros(token_specs(length))
         row["input_ids"][:size] = example.input_ids
         row["input_ids"][size:] = self.pad
         row["attention_mask"][:size] = 1
@@ -116,14 +116,10 @@ class PretrainingData(DocumentsData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            (self.max_predictions or 0) <= self.length,
-            f"data.max_predictions {self.max_predictions} exceeds data.length {self.length}",
-        )
-        require(
-            self.segments != "packed" or not self.next_sentence,
-            "data.segments packed has no pairs: set data.next_sentence False",
-        )
+        problem = f"data.max_predictions {self.max_predictions} exceeds data.length {self.length}"
+        require((self.max_predictions or 0) <= self.length, problem)
+        problem = "data.segments packed has no pairs: set data.next_sentence False"
+        require(self.segments != "packed" or not self.next_sentence, problem)
         require(
             self.pair_label == "next" or (self.next_sentence and self.segments == "sentences"),
             f"data.pair_label {self.pair_label} needs pairs of sentences: set data.next_sentence "

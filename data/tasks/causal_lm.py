@@ -164,7 +164,7 @@ def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[
       DataError: Not even two examples fit.
     """
     special, lines = tokenizer.special_ids, episode.lines
-    sizes = [len(tokens) for tokens in tokenizer.encode_batch(lines)]
+    sizes = list(map(len, tokenizer.encode_batch(lines)))
     # Estimate the number of lines from the size of each line, with room for EOS as the last target.
     # Then reduce the number until the joined lines fit.
     kept = int(np.searchsorted(np.cumsum(sizes), length, "left"))

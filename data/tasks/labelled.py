@@ -18,7 +18,7 @@ from ..common.errors import DataError, counted
 from ..common.fields import Range, require
 from ..common.hashing import digest
 from ..dataset import DataSplit
-from ..filters.conditions import LeftOut, left_out_note
+from ..filters.conditions import LeftOut, left_out_notes
 from ..sources.builtin.reviews import review_records
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
@@ -98,11 +98,9 @@ class RecordData(DataConfig, Generic[E]):
         elif source.kind == "builtin":
             records, notes = self.builtin_records(source, split), ()
         else:
-            tables = source.kind in ("tsv", "csv")
-            notes = header_notes(source, self.columns) if tables else ()
+            notes = header_notes(source, self.columns)
             records = list(read_fields(source, self.columns, left_out))
-        filtered = left_out_note(left_out, "record")
-        return records, (*notes, filtered) if filtered else notes
+        return records, (*notes, *left_out_notes(left_out, "record"))
 
     @abstractmethod
     def encode(
@@ -158,14 +156,11 @@ class RecordData(DataConfig, Generic[E]):
             return self._read(source, published, split)
         # All other sources are one set of examples, which is divided by hash.
         whole = self._read(source, published, "train")
-        fraction = self.validation_fraction if self.validation is None else 0.0
+        fraction = self.held_out_fraction
         if fraction == 0 and split == "train":
             return whole
-        require(
-            fraction > 0,
-            f"{self.source_name!r} has no validation split: set validation_fraction above 0",
-            error=DataError,
-        )
+        problem = f"{self.source_name!r} has no validation split: set validation_fraction above 0"
+        require(fraction > 0, problem, DataError)
         return divide(whole, fraction, self.source_name)[split]
 
     def _open(self, name: SourceLike) -> tuple[LabelledSource, PublishedRecords | None]:
@@ -244,11 +239,8 @@ class LabelledData(RecordData[E]):
         # Count the fields of a syntax such as "label,text[,text_b]".
         most = self.field_names.count(",") + 1
         fewest, number = most - self.field_names.count("["), len(source.fields)
-        require(
-            fewest <= number <= most,
-            f"{source.name!r} names {number} fields: name them as #{self.field_names}",
-            error=DataError,
-        )
+        problem = f"{source.name!r} names {number} fields: name them as #{self.field_names}"
+        require(fewest <= number <= most, problem, DataError)
         # Published labels are class ids with declared names; local labels are names.
         label = source.fields[self.label_field]
         names = published.class_names(label) if published is not None else None

@@ -17,7 +17,7 @@ import numpy as np
 from ..common.errors import DataError
 from ..common.fields import require
 from ..common.files import input_lines
-from ..dataset import ArraySpec, BatchSpec, Values
+from ..dataset import ArraySpec, BatchSpec, Values, stacked
 from ..features.bert_inputs import token_specs
 from ..features.predictions import Prediction, output, softmax
 from ..sources.hash_split import Split
@@ -96,7 +96,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
     ) -> ExampleSet[ChoiceExample]:
         """See ``LabelledData``; choices are one list, or several fields joined by plus signs."""
-        return ExampleSet(_equally_many([_from_record(record) for record in records]))
+        return ExampleSet(_equally_many(list(map(_from_record, records))))
 
     def labels_in(self, example: ChoiceExample) -> tuple[str, ...]:
         """See ``LabelledData``."""
@@ -162,7 +162,7 @@ class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
         """Returns the arrays of the choices of an example."""
         number = len(self.examples[index].choices)
         rows = [self.tokens.example(index * number + choice) for choice in range(number)]
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        return stacked(rows)
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
         """Chooses the most probable choice of each example.

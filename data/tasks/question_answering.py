@@ -9,6 +9,7 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 ``start_positions``, ``end_positions`` [B], the first and the last token of the answer.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -35,7 +36,7 @@ from ..sources.squad import (
     read_questions,
     unanswered,
 )
-from ..tokenizers.base import Tokenizer
+from ..tokenizers.base import Encoded, Tokenizer
 from .base import SourceField
 from .labelled import LabelledData, LabelledLength
 from .labelled_examples import ExampleSet, LabelledExamples
@@ -84,11 +85,8 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             loaded = super().read(source, published, split)
         examples = loaded.examples
         _check_ids(examples)
-        require(
-            not examples or any(example.answers for example in examples),
-            f"no question of {source.name!r} has an answer: give a labeled source",
-            error=DataError,
-        )
+        problem = f"no question of {source.name!r} has an answer: give a labeled source"
+        require(not examples or any(example.answers for example in examples), problem, DataError)
         # Log answers that are not at their stated positions; training leaves them out.
         wrong = [example for example in examples for _ in _misplaced(example)]
         note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
@@ -98,7 +96,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
     ) -> ExampleSet[SpanExample]:
         """See ``LabelledData``; the fields are passage, question, answers and an optional id."""
-        return ExampleSet(in_groups([from_record(record) for record in records]))
+        return ExampleSet(in_groups(list(map(from_record, records))))
 
     def labels_in(self, example: SpanExample) -> tuple[str, ...]:
         """See ``LabelledData``; counts the questions with and without an answer."""
@@ -106,7 +104,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
 
     def unlabelled(self, records: Iterable[Record]) -> list[SpanExample]:
         """See ``LabelledData``."""
-        return [unanswered(record) for record in records]
+        return list(map(unanswered, records))
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[SpanExample]:
         """See ``LabelledData``."""
@@ -161,14 +159,11 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         # A question takes at most half of the room, so that a window has enough context.
         longest = min(self.max_question_length, template.room(2) // 2)
         encoded = tokenizer.encode_batch([example.question for example in examples])
-        questions = []
-        for example, ids in zip(examples, encoded, strict=True):
-            tokens, offsets = passages[example.passage]
-            # The windows share the row with the truncated question.
-            room = template.room(2) - len(ids[:longest])
-            found = windows(len(tokens), room, self.stride)
-            span, problem = _answer_in(found, _answer_tokens(example, offsets, training), training)
-            questions.append(_Question(example, ids[:longest], tokens, found, span, problem))
+        windowed = functools.partial(self._windowed, room=template.room(2), training=training)
+        questions = [
+            windowed(example, ids[:longest], passages[example.passage])
+            for example, ids in zip(examples, encoded, strict=True)
+        ]
         # Evaluation keeps all questions, because it scores the texts of answers.
         kept = [question for question in questions if not (training and question.problem)]
         require(
@@ -206,6 +201,15 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             left_out=tuple(_left_out(questions)) if training else (),
         )
 
+    def _windowed(
+        self, example: SpanExample, ids: list[int], passage: Encoded, *, room: int, training: bool
+    ) -> "_Question":
+        """Divides the passage of a question into windows, which share the row with the question."""
+        tokens, offsets = passage
+        found = windows(len(tokens), room - len(ids), self.stride)
+        span, problem = _answer_in(found, _answer_tokens(example, offsets, training), training)
+        return _Question(example, ids, tokens, found, span, problem)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuestionAnsweringExamples(LabelledExamples[SpanExample]):
@@ -230,7 +234,7 @@ class QuestionAnsweringExamples(LabelledExamples[SpanExample]):
     def gold(self) -> list[Prediction]:
         """Returns ``{"id": …, "answers": [texts]}`` for each question; the list may be empty."""
         return [
-            {"id": example.id, "answers": [answer.text for answer in example.answers or ()]}
+            {"id": example.id, "answers": [answer.text for answer in example.known_answers]}
             for example in self.examples
         ]
 
@@ -312,7 +316,7 @@ def _answer_tokens(
     """Returns the tokens of the first usable answer, (-1, -1) for no answer, None if unknown."""
     if example.answers == ():
         return (-1, -1)
-    for answer in example.answers or ():
+    for answer in example.known_answers:
         # Evaluation uses uncertain positions only for its loss; scores compare texts.
         if answer.start is not None and (answer.sure or not training):
             end = answer.start + len(answer.text)
@@ -360,24 +364,29 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
 
 def _misplaced(example: SpanExample) -> list[str]:
     """Returns the answers that are not at their stated locations."""
-    return [answer.text for answer in example.answers or () if answer.start is None]
+    return [answer.text for answer in example.known_answers if answer.start is None]
 
 
 def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]:
-    for problem in (_UNSURE, _SPLIT):
-        found = [question.example for question in questions if question.problem == problem]
-        if found:
-            number = f"{len(found):,} of {counted(len(questions), 'question')}"
-            yield f"{number} {consequence}: {problem} ({_named(found)})"
+    for problem, found in _by_problem(questions).items():
+        number = f"{len(found):,} of {counted(len(questions), 'question')}"
+        yield f"{number} {consequence}: {problem} ({_named(found)})"
 
 
 def _left_out(questions: Sequence[_Question]) -> Iterator[str]:
     for question in questions:
         for text in _misplaced(question.example):
             yield f"{question.example.location}: the answer {text!r} is not at the stated location"
-    for problem in (_UNSURE, _SPLIT):
-        found = (question for question in questions if question.problem == problem)
-        yield from (f"{question.example.location}: {problem}" for question in found)
+    for problem, found in _by_problem(questions).items():
+        yield from (f"{example.location}: {problem}" for example in found)
+
+
+def _by_problem(questions: Sequence[_Question]) -> dict[str, list[SpanExample]]:
+    """Returns the questions with each problem; the problems keep their order."""
+    found: dict[str, list[SpanExample]] = {_UNSURE: [], _SPLIT: [], "": []}
+    for question in questions:
+        found[question.problem].append(question.example)
+    return {problem: found[problem] for problem in filter(found.get, (_UNSURE, _SPLIT))}
 
 
 def _named(examples: Sequence[SpanExample]) -> str:

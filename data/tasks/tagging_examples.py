@@ -33,6 +33,11 @@ class TaggingExample:
     document: str = field(default="", repr=False)
 
     @property
+    def known_tags(self) -> tuple[str, ...]:
+        """The tags; empty if they are unknown."""
+        return self.tags or ()
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The sentence."""
         return (" ".join(self.words),)
@@ -136,7 +141,7 @@ def in_bio(
     Raises:
       DataError: A tag does not follow the scheme of the other tags (with file and line).
     """
-    sentences = [example.tags or () for example in examples]
+    sentences = [example.known_tags for example in examples]
     try:
         scheme = find_scheme(sentences, strict)
     except InconsistentTagError as error:

@@ -4,19 +4,21 @@ A model trained with flaxzoo reads as many texts as its source had. An imported 
 it reads one or two texts, like transformers.
 """
 
+import contextlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..common.files import Line, input_lines
-from ..common.json_lines import parse_lines, pick
-from ..filters.conditions import Condition, keeps
+from ..common.json_lines import pick
+from ..filters.conditions import Condition
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record
 from ..sources.labelled_records import are_json_lines, read_fields, source_lines
+from ..sources.read_documents import json_rows
 from ..sources.tables import LABELED_TEXTS, ColumnRoles, column_names
 
 PAIRS = (
@@ -75,11 +77,10 @@ class TextReader:
                 return read_fields(named, _COLUMNS)
         lines = input_lines(path)
         # Standard input has no suffix, so look at the first line.
-        first = next(lines, None)
-        lines = chain(() if first is None else (first,), lines)
-        if are_json_lines(path) or (first is not None and is_object(first[2])):
-            return self._of_json_lines(lines)
-        return self._of_lines(lines)
+        first = list(itertools.islice(lines, 1))
+        has_json = are_json_lines(path) or any(is_object(line) for _, _, line in first)
+        read = self._of_json_lines if has_json else self._of_lines
+        return read(itertools.chain(first, lines))
 
     def _of_lines(self, lines: Iterable[Line]) -> Iterator[Record]:
         for file, number, line in lines:
@@ -113,14 +114,13 @@ class TextReader:
     def _of_json_lines(
         self, lines: Iterable[Line], conditions: tuple[Condition, ...] = ()
     ) -> Iterator[Record]:
-        for location, row in parse_lines(lines):
-            if keeps(conditions, row, location):
-                yield self.of_row(row, location)
+        for location, row in json_rows(lines, conditions, None):
+            yield self.of_row(row, location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
         """Reads a source without named columns; returns None if its header names no texts."""
         if source.kind == "jsonl":
-            lines = chain.from_iterable(source_lines(source))
+            lines = itertools.chain.from_iterable(source_lines(source))
             return self._of_json_lines(lines, source.conditions)
         named = self._named_columns(source)
         return None if named is None else read_fields(named, _COLUMNS)
@@ -149,7 +149,7 @@ class TextReader:
         """
         found = self._known(names)
         # Column numbers are not names that the user could give.
-        own = () if self.imported else tuple(x for x in self.fields if not x.isdecimal())
+        own = () if self.imported else tuple(itertools.filterfalse(str.isdecimal, self.fields))
         require(
             found,
             f"{location} has the fields {', '.join(map(str, names)) or 'none'}, and none is "
@@ -183,11 +183,10 @@ class TextReader:
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:
         """Returns a table with its text columns, if the first line names them."""
-        try:
+        names: Mapping[str, object] = {}
+        # The first line may have no names.
+        with contextlib.suppress(DataError):
             names = dict.fromkeys(column_names(source))
-        except DataError:
-            # The first line has no names.
-            return None
         if not self._known(names):
             return None
         return replace(source, fields=self.names_in(names, source.location), named=True)
@@ -202,7 +201,7 @@ def _customary(names: Mapping[str, object]) -> tuple[str, ...]:
         if {*pair} <= names.keys():
             return pair
     # Several names of single texts are ambiguous unless one is `text`.
-    single = [name for name in SINGLE if name in names]
+    single = list(filter(names.__contains__, SINGLE))
     return ("text",) if "text" in single else tuple(single) if len(single) == 1 else ()
 
 

@@ -67,8 +67,8 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
     ) -> ExampleSet[TaggingExample]:
         """See ``LabelledData``; ``conll:GLOB`` has columns in place of fields."""
         if source.kind == "conll":
-            sentences = [self._renamed(one) for one in read_sentences(source)]
-            return in_bio([from_columns(one) for one in sentences], split == "train")
+            sentences = list(map(self._renamed, read_sentences(source)))
+            return in_bio(list(map(from_columns, sentences)), split == "train")
         return super().read(source, published, split)
 
     def _renamed(self, sentence: Sentence) -> Sentence:
@@ -91,7 +91,7 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
 
     def labels_in(self, example: TaggingExample) -> tuple[str, ...]:
         """See ``LabelledData``; a span is counted once, by its ``B-``."""
-        return tuple(tag for tag in example.tags or () if tag != "O" and not tag.startswith("I-"))
+        return tuple(x for x in example.known_tags if x != "O" and not x.startswith("I-"))
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
         """See ``LabelledData``; the only field contains the words."""
@@ -138,7 +138,7 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         For a published data set these are the declared tags, even if no training example has them.
         """
         whole = self._whole()
-        found = (tag for example in whole.examples for tag in example.tags or ())
+        found = (tag for example in whole.examples for tag in example.known_tags)
         return span_labels(found if whole.class_names is None else whole.class_names)
 
     def assumed_labels(self) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ class TokenClassificationExamples(LabelledExamples[TaggingExample]):
 
     def gold(self) -> list[list[str]]:
         """Returns the tags of each sentence."""
-        return [list(example.tags or ()) for example in self.examples]
+        return [list(example.known_tags) for example in self.examples]
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
         """Converts label ids to tags; a word without a token gets ``O``.
@@ -348,7 +348,7 @@ def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> n
         [
             label_id(tag, ids, example.location_of(word))
             for example in examples
-            for word, tag in enumerate(example.tags or ())
+            for word, tag in enumerate(example.known_tags)
         ],
         np.int32,
     )

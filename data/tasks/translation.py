@@ -316,8 +316,7 @@ class TranslationData(DataConfig):
         raise DataError(f"{self.kind} data has no labels to predict: use the command translate")
 
     def _open(self, split: Literal["train", "validation"]) -> ParallelText:
-        fraction = self.validation_fraction if self.validation is None else 0.0
-        return open_parallel(self.source, split, validation_fraction=fraction)
+        return open_parallel(self.source, split, validation_fraction=self.held_out_fraction)
 
     def _split(
         self, text: ParallelText, tokenizer: Tokenizer, seed: int, left_out: str

@@ -18,6 +18,7 @@ from ..chat_templates.chat_template import (
 )
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
+from ..common.fields import without_none
 from ..common.json_text import optional_object
 from .frame import CONFIG, BatchSettings, Frame
 
@@ -46,7 +47,7 @@ class SpecialIds:
     @property
     def present(self) -> dict[str, int]:
         """The ids of the special tokens that the vocabulary has, by role."""
-        return {role: id for role, id in asdict(self).items() if id is not None}
+        return without_none(asdict(self))
 
 
 class ControlToken(NamedTuple):
@@ -113,10 +114,19 @@ class Tokenizer(ABC):
         """
         if self.batch_settings is not None:
             return self.frame
+        return self.frame if self.end in self.frame.after else Frame.ending(self.end)
+
+    @property
+    def end(self) -> int:
+        """The id of the token that ends a text.
+
+        Raises:
+          DataError: The vocabulary has none.
+        """
         end = self.special_ids.eos
         if end is None:
             raise DataError(f"this {self.kind} tokenizer has no token that ends a text")
-        return self.frame if end in self.frame.after else Frame.ending(end)
+        return end
 
     def truncated(self, ids: list[int], length: int) -> list[int]:
         """Returns at most ``length`` tokens of a text, truncated on the folder's side."""

@@ -75,7 +75,7 @@ class CharacterTokenizer(ExportedTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        return [self.encode(text) for text in texts]
+        return list(map(self.encode, texts))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias
 from tokenizers import AddedToken
 
 from ..common.errors import DataError
-from ..common.fields import Range, expectation
+from ..common.fields import Range, expectation, require, without_none
 from ..common.files import file_lines
 from ..common.json_text import optional_object
 from .frame import CONFIG
@@ -158,12 +158,7 @@ def read_folder(path: Path, file: Path | None) -> Folder:
     values = optional_object(config_file)
     model = optional_object(path / "config.json")
     content = {} if file is None else optional_object(file)
-    for name, (supported, remedy) in _UNSUPPORTED.items():
-        if (value := values.get(name)) not in supported:
-            raise DataError(
-                f"{config_file}: {name} {value!r} is not supported: {remedy}, and remove the "
-                "setting"
-            )
+    _check_supported(values, config_file)
     # The class and the model, which decide the defaults.
     class_name = values.pop("tokenizer_class", None) or model.get("tokenizer_class")
     class_name = checked(class_name, str | None, path, "tokenizer_class")
@@ -172,7 +167,8 @@ def read_folder(path: Path, file: Path | None) -> Folder:
     readers = readers.get("AutoTokenizer") if isinstance(readers, dict) else readers
     # The template of a tokenizer.json decides which tokens are added.
     if content:
-        values = {k: v for k, v in values.items() if k not in ("add_bos_token", "add_eos_token")}
+        values.pop("add_bos_token", None)
+        values.pop("add_eos_token", None)
     # Special tokens and added tokens of the newer and the older formats.
     _check_extra(values, config_file)
     # transformers 5 renamed this setting.
@@ -185,10 +181,10 @@ def read_folder(path: Path, file: Path | None) -> Folder:
         for source, name, id, token in _added_tokens(path, values, content)
     }
     # Settings that describe tokens become tokens.
+    values.pop("added_tokens_decoder", None)
     settings = {
         name: _with_tokens(value, config_file, name, is_token=name.endswith("_token"))
         for name, value in values.items()
-        if name != "added_tokens_decoder"
     }
     # A role takes over the properties that the added tokens state for its token.
     by_name = {token.content: token for token in added.values()}
@@ -206,6 +202,13 @@ def read_folder(path: Path, file: Path | None) -> Folder:
         added=dict(sorted(added.items())),
         content=content,
     )
+
+
+def _check_supported(values: JsonObject, file: Path) -> None:
+    for name, (supported, remedy) in _UNSUPPORTED.items():
+        value = values.get(name)
+        problem = f"{file}: {name} {value!r} is not supported: {remedy}, and remove the setting"
+        require(value in supported, problem, DataError)
 
 
 def _check_extra(values: JsonObject, file: Path) -> None:
@@ -242,7 +245,7 @@ def _added_tokens(
             yield file, name, number, _token(token, file, name)
         return
     names = {str(values[role]) for role in ROLES if values.get(role)}
-    names |= {str(token) for token in values.get("extra_special_tokens") or []}
+    names |= set(map(str, values.get("extra_special_tokens") or []))
     file = path / "added_tokens.json"
     for name, id in optional_object(file).items():
         special = name in names
@@ -275,7 +278,7 @@ def _token(value: Any, file: Path, name: str, *, special: bool | None = None) ->
         checked(fields.get(key), hint, file, f"{name}.{key}")
     flags = {flag: fields.get(flag) for flag in FLAGS}
     flags |= {} if special is None else {"special": special}
-    return AddedToken(fields["content"], **{k: v for k, v in flags.items() if v is not None})
+    return AddedToken(fields["content"], **without_none(flags))
 
 
 def name_of(token: Token) -> str:

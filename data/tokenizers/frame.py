@@ -77,13 +77,13 @@ class Layout:
           DataError: A text is missing or repeated, or the texts are in another order.
         """
         require(
-            [id for id in ids if id in texts] == list(texts),
+            list(filter(texts.__contains__, ids)) == list(texts),
             "the template of this tokenizer puts its texts in another order or repeats one: "
             "choose a tokenizer whose template is A, or A before B",
             DataError,
         )
         # All tokens between the texts are special tokens.
-        edges = [-1, *(ids.index(text) for text in texts), len(ids)]
+        edges = [-1, *map(ids.index, texts), len(ids)]
         gaps = [slice(a + 1, b) for a, b in pairwise(edges)]
         return cls(
             tuple(tuple(ids[gap]) for gap in gaps),
@@ -105,12 +105,13 @@ class Layout:
         Raises:
           DataError: Fewer than two tokens would fit.
         """
-        if (room := length - self.num_added) < 2:
-            raise DataError(
-                f"length {length} leaves no room for two tokens between {self.num_added} special "
-                f"tokens: choose at least {self.num_added + 2}"
-            )
-        return room
+        require(
+            length - self.num_added >= 2,
+            f"length {length} leaves no room for two tokens between {self.num_added} special "
+            f"tokens: choose at least {self.num_added + 2}",
+            DataError,
+        )
+        return length - self.num_added
 
     def join(self, *texts: Sequence[int]) -> Framed:
         """Adds the special tokens to the tokens of n texts."""

@@ -128,8 +128,11 @@ class HuggingFaceTokenizer(ExportedTokenizer):
             model["vocab"] = [(others.get(name, name), score) for name, score in model["vocab"]]
         # Drop merges that use or produce a renamed piece.
         if "merges" in model:
-            made = ((*merge, "".join(merge)) for merge in model["merges"])
-            model["merges"] = [one[:2] for one in made if others.keys().isdisjoint(one)]
+            model["merges"] = [
+                merge
+                for merge in model["merges"]
+                if others.keys().isdisjoint((*merge, "".join(merge)))
+            ]
         # Added tokens get their ids from the model, so they need the same names.
         for token in content["added_tokens"]:
             token["content"] = others.get(token["content"], token["content"])

@@ -26,7 +26,7 @@ from ..common.fields import require
 from ..common.json_text import optional_object
 from .base import SPACE, Encoded, SpecialIds, check_unicode, clean_up, printable
 from .export import Export, ExportedTokenizer
-from .folder import CONFIG, JsonObject, name_of, read_folder, read_ids
+from .folder import CONFIG, Folder, JsonObject, name_of, read_folder, read_ids
 from .frame import BatchSettings, Frame, Layout
 from .sentencepiece import load_processor, widen_bytes
 
@@ -66,18 +66,14 @@ class MarianTokenizer(ExportedTokenizer):
         # The settings, and the files of this side.
         content = read_folder(folder, None)
         settings = content.settings.over(_USUAL_NAMES)
-        if options := settings.values.get("sp_model_kwargs"):
-            raise DataError(
-                f"{folder / CONFIG}: sp_model_kwargs {options!r} is not supported: remove it"
-            )
+        options = settings.values.get("sp_model_kwargs")
+        problem = f"{folder / CONFIG}: sp_model_kwargs {options!r} is not supported: remove it"
+        require(not options, problem, DataError)
         own = is_target and settings.flag("separate_vocabs", False)
         vocabulary = folder / _VOCABULARIES[own]
-        for file in (*(folder / name for name in MODELS), vocabulary):
-            require(
-                file.is_file(),
-                f"{file} is missing from Marian's tokenizer: download it as well",
-                DataError,
-            )
+        for file in (*map(folder.joinpath, MODELS), vocabulary):
+            problem = f"{file} is missing from Marian's tokenizer: download it as well"
+            require(file.is_file(), problem, DataError)
         self._files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
         self._config: JsonObject = optional_object(folder / CONFIG)
         # With a shared vocabulary transformers decodes both sides with the source's model.
@@ -87,27 +83,11 @@ class MarianTokenizer(ExportedTokenizer):
         )
         self._ids = read_ids(vocabulary)
         self._pieces = {id: piece for piece, id in self._ids.items()}
-        require(
-            len(self._pieces) == len(self._ids),
-            f"{vocabulary} gives one id to two pieces: fetch it again",
-            DataError,
-        )
-        # Every special token must be in the vocabulary.
+        problem = f"{vocabulary} gives one id to two pieces: fetch it again"
+        require(len(self._pieces) == len(self._ids), problem, DataError)
         names = {role: settings.named(role) for role in _USUAL_NAMES}
         self._special = {*names.values(), *_other_specials(settings.values)}
-        if missing := sorted(self._special - self._ids.keys()):
-            raise DataError(
-                f"{vocabulary} has no {' and no '.join(missing)}, which other files of the folder "
-                "name as special tokens: fetch all of them again"
-            )
-        # Marian's vocabulary has all tokens, so an added token must be one of them.
-        for token in content.added.values():
-            require(
-                token.content in self._special,
-                f"{folder}: the added token {token.content!r} is not supported by "
-                f"Marian: remove it, or add it to the vocabulary and to extra_special_tokens",
-                DataError,
-            )
+        self._check_special(vocabulary, content)
         self._unknown, self._end = names["unk_token"], names["eos_token"]
         self._cleans = settings.flag("clean_up_tokenization_spaces", False)
         ids = {role.removesuffix("_token"): self._ids[name] for role, name in names.items()}
@@ -118,6 +98,24 @@ class MarianTokenizer(ExportedTokenizer):
         )
         # The `target` of the target's tokenizer is that tokenizer itself, which ends the recursion.
         self._target = self if is_target else MarianTokenizer(folder, is_target=True)
+
+    def _check_special(self, vocabulary: Path, content: Folder) -> None:
+        """Checks that the vocabulary has all special tokens and no others are added."""
+        missing = " and no ".join(sorted(self._special - self._ids.keys()))
+        require(
+            not missing,
+            f"{vocabulary} has no {missing}, which other files of the folder name as special "
+            "tokens: fetch all of them again",
+            DataError,
+        )
+        # Marian's vocabulary has all tokens, so an added token must be one of them.
+        for token in content.added.values():
+            require(
+                token.content in self._special,
+                f"{content.path}: the added token {token.content!r} is not supported by "
+                f"Marian: remove it, or add it to the vocabulary and to extra_special_tokens",
+                DataError,
+            )
 
     @property
     def target(self) -> "MarianTokenizer":

@@ -99,7 +99,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        parts = [self._parts(text) for text in texts]
+        parts = list(map(self._parts, texts))
         # Encode all parts in one call, so that the library can use threads.
         flat = list(itertools.chain.from_iterable(parts))
         encoded = iter(self._processor.encode(flat, num_threads=-1))

@@ -29,6 +29,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from ..common.errors import DataError
+from ..common.fields import require
 from .base import SPACE
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -111,7 +112,7 @@ def obstacle(proto: ModelProto) -> str | None:
         ),
         "unknown characters would be split": _splits_unknown(proto),
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    return next(filter(reasons.get, reasons), None)
 
 
 def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
@@ -207,10 +208,8 @@ def transformers_backend(
         kept = {piece for id, piece in enumerate(pieces) if id not in names}
         renamed = {id: name for id, name in names.items() if name not in kept}
         pieces = [renamed.get(id, piece) for id, piece in enumerate(pieces)]
-    types = [piece.type for piece in proto.pieces]
-    user_defined = [
-        piece for piece, kind in zip(pieces, types, strict=True) if kind == USER_DEFINED
-    ]
+    of_each = zip(pieces, proto.pieces, strict=True)
+    user_defined = [name for name, piece in of_each if piece.type == USER_DEFINED]
     spec, rules = proto.trainer_spec, proto.normalizer_spec
     scores = [(piece.piece, piece.score) for piece in proto.pieces]
     model = (
@@ -301,8 +300,9 @@ def merges_by_rank(ranks: Mapping[str, tuple[float, ...]]) -> list[tuple[str, st
     Raises:
       DataError: A piece is too long.
     """
-    if (longest := max(map(len, ranks), default=0)) > _LONGEST_PIECE:
-        raise DataError(f"a piece of {longest} characters is longer than {_LONGEST_PIECE}")
+    longest = max(map(len, ranks), default=0)
+    problem = f"a piece of {longest} characters is longer than {_LONGEST_PIECE}"
+    require(longest <= _LONGEST_PIECE, problem, DataError)
     splits = ((piece[:i], piece[i:]) for piece in ranks for i in range(1, len(piece)))
     known = ((left, right) for left, right in splits if left in ranks and right in ranks)
     return sorted(known, key=lambda pair: (*ranks["".join(pair)], len(pair[0]), *pair))

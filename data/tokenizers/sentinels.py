@@ -106,7 +106,7 @@ class SentinelTokenizer(ExportedTokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; sentinels are special tokens."""
-        ids = [int(id) for id in ids]
+        ids = list(map(int, ids))
         if self.adds_end:
             return self._joined(ids, skip_special_tokens)
         if skip_special_tokens:

@@ -1,6 +1,7 @@
 """Deterministic training of vocabularies: the same texts give the same bytes on disk."""
 
 import io
+import itertools
 import math
 import re
 from collections import Counter
@@ -69,8 +70,8 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         minimum of the kind, or larger than the texts can fill; or ``texts`` has no text, or is a
         single string.
     """
-    if isinstance(texts, str):
-        raise DataError("texts is one string: give a list of texts, or split it into documents")
+    problem = "texts is one string: give a list of texts, or split it into documents"
+    require(not isinstance(texts, str), problem, DataError)
     if config.path is not None:
         return load_tokenizer(config.path)
     # A size is an error for the kind characters, optional for words, and required for the other
@@ -119,12 +120,13 @@ class _Corpus:
         Raises:
           DataError: The size is below ``least``.
         """
-        if 0 < self.size < least:
-            raise DataError(
-                f"a {self.kind} vocabulary of {self.size} tokens is too small for its bytes, "
-                "characters and special tokens: set data.tokenizer.vocab_size to at least "
-                f"{least}"
-            )
+        require(
+            not 0 < self.size < least,
+            f"a {self.kind} vocabulary of {self.size} tokens is too small for its bytes, "
+            "characters and special tokens: set data.tokenizer.vocab_size to at least "
+            f"{least}",
+            DataError,
+        )
 
     def check_filled(self, possible: float = math.inf) -> None:
         """Checks that the texts fill the vocabulary, after they have been read.
@@ -132,11 +134,8 @@ class _Corpus:
         Raises:
           DataError: The texts are empty, or the size is above ``possible``.
         """
-        require(
-            self.has_text,
-            "a tokenizer cannot be trained: the source has no text; give a source with text",
-            DataError,
-        )
+        problem = "a tokenizer cannot be trained: the source has no text; give a source with text"
+        require(self.has_text, problem, DataError)
         require(
             self.size <= possible,
             f"the corpus is too small for a vocabulary of {self.size} tokens: it fills "
@@ -223,7 +222,7 @@ def _alphabet(normalizer: "Normalizer", texts: Iterable[str]) -> list[str]:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(normalizer.normalize_str(text))
-    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    frequent = sorted(itertools.filterfalse(str.isspace, counts), key=lambda c: (-counts[c], c))
     return sorted(frequent[:_MAX_ALPHABET])
 
 

@@ -83,7 +83,7 @@ def test_the_text_is_the_same(name, chat):
         _, marked = theirs(source, messages, tools, False, True)
         assert marked is not None
         [ranges] = marked
-        rendered = template.render_with_answers(messages, tools=tools)
+        (rendered,) = template.render_rows(messages, tools=tools)
         assert list(rendered.answers) == [(a, b) for a, b in ranges if b > a]
 
 

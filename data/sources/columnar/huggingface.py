@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...common.errors import DataError
+from ...common.errors import DataError, reason_of
 from ...common.fields import require, require_one_of
 from ...common.files import is_url
 from .tables import ArrowTable, Rows, Table
@@ -68,7 +68,7 @@ class HubData:
     @property
     def validation(self) -> str | None:
         """The name of the published validation split, if any; None if the source names a split."""
-        published = (name for name in VALIDATION if name in self.splits)
+        published = filter(self.splits.__contains__, VALIDATION)
         return None if self.split is not None else next(published, None)
 
     @property
@@ -99,7 +99,7 @@ class HubData:
           names: The names of splits in order of preference.
         """
         only = next(iter(self.splits)) if len(self.splits) == 1 else None
-        published = (name for name in names if name in self.splits)
+        published = filter(self.splits.__contains__, names)
         return self.split or next(published, only)
 
     def rows(self, split: str) -> Rows:
@@ -173,7 +173,7 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
         # The package passes on arbitrary exceptions of downloads and parsers.
         except Exception as error:
             errors.append(error)
-    reasons = [" ".join(str(error).split())[:200] or type(error).__name__ for error in errors]
+    reasons = [reason_of(error)[:200] for error in errors]
     reason = "; ".join(dict.fromkeys(reasons))
     raise DataError(
         f"cannot load {name!r} ({reason}): check the name, connect to the network, or copy a "

@@ -271,14 +271,14 @@ def _wanted(
     if fields is None:
         return list(table.columns)
     named = dict.fromkeys(table.paths)
-    for field in (*fields, *(condition.field for condition in conditions)):
+    tested = [condition.field for condition in conditions]
+    for field in (*fields, *tested):
         # Raise now if a column does not exist; the message has the names of all columns.
         pick(named, field, table.name)
-    tested = {condition.field for condition in conditions}
     # A + joins columns, and a ? marks an optional column. The name of a column may also contain
     # them, so the whole field is tested as well.
     parts = {part for field in fields for part in (field, *field.rstrip("?").split("+"))}
-    return [name for name in table.paths if name in parts | tested or f"{name}?" in parts]
+    return [name for name in table.paths if {name, f"{name}?"} & {*parts, *tested}]
 
 
 def _fields_of(field: Any) -> Iterator[tuple[str, ...]]:

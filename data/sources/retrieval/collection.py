@@ -133,7 +133,7 @@ def read_retrieval(name: str) -> RetrievalData:
 def _file(folder: Path, name: str) -> Path:
     """Returns the path of a file of the folder, which may be compressed."""
     paths = [folder / name, folder / f"{name}.gz"]
-    found = [path for path in paths if path.is_file()]
+    found = list(filter(Path.is_file, paths))
     problem = f"no file {paths[0]}: beir:FOLDER names a folder with corpus.jsonl, queries.jsonl"
     require(found, f"{problem} and qrels/test.tsv", DataError)
     return found[0]

@@ -55,16 +55,13 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
       DataError: The name, configuration or field is unknown; the data is not on this
         machine and cannot be downloaded or prepared; or the data set does not allow random access.
     """
-    builder = open_builder(source)
-    # Test for the file, because builder.is_prepared() warns about a missing folder.
-    if not Path(builder.data_dir, "dataset_info.json").is_file():
-        download(builder, source)
+    builder = prepared_builder(source)
     splits = list(builder.info.splits)
     require_one_of(f"the splits of {source.name!r}", "train", splits, error=DataError)
     # Without a published validation split, both splits are parts of the training split.
     published = "validation" in splits
-    records = _records(builder, split if published else "train", source)
-    key = _key(builder, split if published else "train", source)
+    stored = split if published else "train"
+    records, key = _records(builder, stored, source), _key(builder, stored, source)
     # Apply the filter first, so that only kept documents are divided.
     kept, left_out = None, LeftOut()
     if source.conditions:
@@ -81,6 +78,19 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     fingerprint = f"{key}-{fraction!r}-{split}"
     note = note if split == "train" else ""
     return Documents(records, source.part, fingerprint, indices, note=note)
+
+
+def prepared_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
+    """Returns the builder of a published data set, which is downloaded first if necessary.
+
+    Raises:
+      DataError: The data set is unknown, or cannot be found or downloaded.
+    """
+    builder = open_builder(source)
+    # Test for the file, because builder.is_prepared() warns about a missing folder.
+    if not Path(builder.data_dir, "dataset_info.json").is_file():
+        _download(builder, source)
+    return builder
 
 
 def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
@@ -126,7 +136,7 @@ def _named_packages(source: Source | LabelledSource) -> Iterator[None]:
         ) from None
 
 
-def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource) -> None:
+def _download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource) -> None:
     """Downloads and prepares a published data set.
 
     Raises:
@@ -247,7 +257,7 @@ def _divide(documents: Documents, fraction: float, source: Source, cache: Path) 
     require(fraction > 0, problem, DataError)
 
     def compute() -> np.ndarray:
-        digests = [text_digest(text) for text in documents]
+        digests = list(map(text_digest, documents))
         division = HashSplit.of(digests, fraction, source.name)
         return np.array([division.split(digest) == "validation" for digest in digests])
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ...common.errors import DataError
@@ -35,7 +34,7 @@ class TfdsRecords(PublishedRecords):
     def validation(self) -> str | None:
         """See ``PublishedRecords``."""
         splits = self.builder.info.splits
-        return next((name for name in _VALIDATION if name in splits), None)
+        return next(filter(splits.__contains__, _VALIDATION), None)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -99,12 +98,9 @@ def open_tfds(source: LabelledSource) -> TfdsRecords:
     Raises:
       DataError: The data set is unknown, or cannot be found or downloaded.
     """
-    from .documents import download, open_builder
+    from .documents import prepared_builder
 
-    builder = open_builder(source)
-    if not Path(builder.data_dir, "dataset_info.json").is_file():
-        download(builder, source)
-    return TfdsRecords(source, builder)
+    return TfdsRecords(source, prepared_builder(source))
 
 
 def _features(builder: "DatasetBuilder") -> Mapping[str, object]:

@@ -39,7 +39,7 @@ class NamedLabelData(LabelledData[E]):
         """See ``LabelledData``; labels become numbers if the user gives names."""
         if not self.label_names:
             return records, names
-        return [self._with_ids(record) for record in records], self.label_names
+        return list(map(self._with_ids, records)), self.label_names
 
     def _with_ids(self, record: Record) -> Record:
         values, at = list(record.values), self.label_field

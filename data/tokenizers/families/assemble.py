@@ -137,11 +137,12 @@ def _check_growth(file: Path, content: JsonObject) -> None:
     written = [step.get("content") or step.get("prepend") or "" for step in steps]
     read = [next(iter((step.get("pattern") or {"": ""}).values()), "") for step in steps]
     for text in written:
-        if not isinstance(text, str) or len(text) > _LONGEST_REPLACEMENT:
-            raise DataError(
-                f"{file}: a replacement of {len(str(text))} characters in the normalizer or "
-                f"the decoder is not supported: the limit is {_LONGEST_REPLACEMENT}"
-            )
+        require(
+            isinstance(text, str) and len(text) <= _LONGEST_REPLACEMENT,
+            f"{file}: a replacement of {len(str(text))} characters in the normalizer or the "
+            f"decoder is not supported: the limit is {_LONGEST_REPLACEMENT}",
+            DataError,
+        )
     # Add one character of each kind: cases, a digit, white space, an accent, an ideograph.
     probe = "".join(dict.fromkeys(map(str, [*written, *read]))) + "Ab 1\té漢.\n "
     text = probe
@@ -312,17 +313,14 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
 def _check_files(folder: Folder, family: Family, files: tuple[Path, ...]) -> None:
     """Checks that the files are of the kind that a family has."""
     kinds = [[Path(file).suffix in (".model", ".spm") for file in x] for x in (files, family.files)]
-    if kinds[0] != kinds[1]:
-        raise DataError(
-            f"{folder.path}: a {family.classes[0]} has no "
-            f"{' and '.join(file.name for file in files)}: give {' and '.join(family.files)}, or "
-            f"{TOKENIZER_JSON}"
-        )
+    given, read = " and ".join(file.name for file in files), " and ".join(family.files)
+    problem = f"{folder.path}: a {family.classes[0]} has no {given}: give {read}, or"
+    require(kinds[0] == kinds[1], f"{problem} {TOKENIZER_JSON}", DataError)
 
 
 def _usual_names(ids: Mapping[str, int]) -> dict[str, list[str]]:
     """Returns the usual names of special tokens that a vocabulary has, by role."""
-    found = {role: [n for n in names if n in ids] for role, names in _USUAL_NAMES.items()}
+    found = {role: list(filter(ids.__contains__, names)) for role, names in _USUAL_NAMES.items()}
     return {role: names for role, names in found.items() if names}
 
 
@@ -339,11 +337,10 @@ def _lowercased_by_form(folder: Folder, ids: Mapping[str, int]) -> Folder:
 def _check_wordpiece(folder: Folder, family: Family, file: Path, ids: Mapping[str, int]) -> None:
     settings = folder.settings.over({**BERT.tokens, **family.tokens})
     known = {*ids, *(token.content for token in folder.added.values())}
-    names = [settings.named(role) for role in ("unk_token", "cls_token", "sep_token")]
-    if missing := [name for name in names if name not in known]:
-        raise DataError(
-            f"{file} is not a WordPiece vocabulary: it has no line {' and no line '.join(missing)}"
-        )
+    names = list(map(settings.named, ("unk_token", "cls_token", "sep_token")))
+    missing = " and no line ".join(name for name in names if name not in known)
+    problem = f"{file} is not a WordPiece vocabulary: it has no line {missing}"
+    require(not missing, problem, DataError)
 
 
 def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> HuggingFaceTokenizer:
@@ -368,11 +365,8 @@ def _assembled(folder: Folder, family: Family, vocabulary: Vocabulary) -> Huggin
             backend.add_tokens([AddedToken(name, special=True) for name in every])
         # The template refers to special tokens by id, so all of them must exist by now.
         backend.post_processor = family.template(backend, settings)
-    require(
-        backend.get_vocab_size(with_added_tokens=True),
-        f"{folder.path}: the vocabulary of the tokenizer is empty: fetch it again",
-        DataError,
-    )
+    problem = f"{folder.path}: the vocabulary of the tokenizer is empty: fetch it again"
+    require(backend.get_vocab_size(with_added_tokens=True), problem, DataError)
     # transformers ignores the clean-up setting for BPE unless it is forced.
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     applies = settings.flag(forced, False) or not isinstance(backend.model, models.BPE)
@@ -432,7 +426,7 @@ def _add_tokens(
     known |= {token.content for token in folder.added.values()}
     others = [token for token in (*named.values(), *extra) if name_of(token) not in known]
     # A token with a role is special, even if its file does not mark it.
-    names = {name_of(token) for token in named.values()}
+    names = set(map(name_of, named.values()))
     backend.add_tokens(
         [
             AddedToken(token, special=True)

@@ -71,8 +71,12 @@ def albert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
         *when(settings.flag("do_lower_case", True), normalizers.Lowercase()),
         *precompiled(vocabulary.charsmap),
     ]
-    scheme = "always" if settings.flag("add_prefix_space", True) else "never"
-    return _unigrams(vocabulary, 1, rules, splits_words=True, scheme=scheme)
+    return _unigrams(vocabulary, 1, rules, splits_words=True, scheme=_scheme(settings))
+
+
+def _scheme(settings: Settings) -> Literal["always", "never"]:
+    """Returns where a space is put before words, as a setting says."""
+    return "always" if settings.flag("add_prefix_space", True) else "never"
 
 
 def deberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
@@ -185,7 +189,7 @@ def _words(vocabulary: Vocabulary, settings: Settings, unknown: int) -> tokenize
         unknown,
         precompiled(vocabulary.charsmap),
         splits_words=True,
-        scheme="always" if settings.flag("add_prefix_space", True) else "never",
+        scheme=_scheme(settings),
     )
 
 

@@ -111,7 +111,7 @@ def test_runs_do_not_mix():
 
     def render(size):
         messages = [*MESSAGES, {"role": "assistant", "content": "x" * size}] * 50
-        found[size] = template.render_with_answers(messages).answers
+        found[size] = template.render_rows(messages)[0].answers
 
     threads = [threading.Thread(target=render, args=(size,)) for size in range(1, 9)]
     for thread in threads:
