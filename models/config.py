@@ -77,10 +77,8 @@ def require_pairs(rotated: int, of: int, setting: str) -> None:
       of: Number of dimensions of a head.
       setting: Name and value of the setting that determines `rotated`.
     """
-    require(
-        0 < rotated <= of and rotated % 2 == 0,
-        f"{setting} must rotate an even number of dimensions up to {of}, got {rotated}",
-    )
+    problem = f"{setting} must rotate an even number of dimensions up to {of}, got {rotated}"
+    require(0 < rotated <= of and rotated % 2 == 0, problem)
 
 
 def require_layers(name: str, layers: Sequence[int] | None, num_layers: int) -> None:
@@ -183,10 +181,8 @@ class TransformerConfig(Checked):
         # Half of the buckets have a single distance each, and the last bucket begins after these
         # distances.
         least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
-        require(
-            self.position_distance is None or self.position_distance >= least,
-            f"position_distance must be at least {least}, got {self.position_distance}",
-        )
+        problem = f"position_distance must be at least {least}, got {self.position_distance}"
+        require(self.position_distance is None or self.position_distance >= least, problem)
         # An option of another kind of positions has no effect, so it must have its default.
         for name, kinds in self.position_options.items():
             if kind not in kinds:
@@ -220,6 +216,11 @@ class TransformerConfig(Checked):
             # Defaults of the scaling follow from `max_length`: fix them at the trained length.
             changes["rope_scaling"] = self.rope_scaling.of_length(self.max_length)
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def input_vocab_size(self) -> int:
+        """Number of tokens that `input_ids` may have; the source may have a separate vocabulary."""
+        return self.source_vocab_size or self.vocab_size
 
     @property
     def position_dim(self) -> int:

@@ -72,10 +72,8 @@ def fitting_params(model: Model, params: Params) -> Params:
     wanted: Params = flatten_dict(parameter_shapes(create(model.config)), sep="/")
     given: Params = flatten_dict(unfreeze(params), sep="/")
     # A frequent mistake is to pass the result of `model.init` instead of its entry "params".
-    require(
-        given.keys() != {f"params/{path}" for path in wanted},
-        'params has one entry, "params": give its value, params["params"]',
-    )
+    problem = 'params has one entry, "params": give its value, params["params"]'
+    require(given.keys() != {f"params/{path}" for path in wanted}, problem)
     # Report the first problem in the order of paths.
     for path in sorted(wanted.keys() | given.keys()):
         shape = wanted[path].shape if path in wanted else None
@@ -89,8 +87,6 @@ def fitting_params(model: Model, params: Params) -> Params:
                 f"params has {path} {found} where the model has {shape}: give the model "
                 f"that they belong to"
             )
-        require(
-            jnp.issubdtype(x.dtype, jnp.floating),
-            f"params has {path} of the type {x.dtype}: give floating-point numbers",
-        )
+        problem = f"params has {path} of the type {x.dtype}: give floating-point numbers"
+        require(jnp.issubdtype(x.dtype, jnp.floating), problem)
     return unflatten_dict({path: given[path].astype(np.float32) for path in wanted}, sep="/")

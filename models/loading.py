@@ -78,10 +78,8 @@ def load(
     """
     folder = local_folder(path).resolve()
     adapter = PeftAdapter.read(folder) if is_peft_folder(folder) else None
-    require(
-        adapter is not None or base is None,
-        f"{folder} is not an adapter of peft: leave base {base} out",
-    )
+    problem = f"{folder} is not an adapter of peft: leave base {base} out"
+    require(adapter is not None or base is None, problem)
     # The base determines the architecture; an adapter may replace its head.
     under = folder if adapter is None else local_folder(adapter.base(base)).resolve()
     config = model_config(under)

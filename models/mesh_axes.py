@@ -1,6 +1,7 @@
 """The axes of a device mesh, and the logical axes that they shard."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -21,6 +22,11 @@ MESH_AXES: dict[str | None, tuple[str, ...]] = {
 }
 """The mesh axes that shard each logical axis. A mesh axis that already shards an earlier dimension
 of the same parameter is skipped."""
+
+
+def num_shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, axes: Iterable[str]) -> int:
+    """Returns the number of parts into which the axes of a mesh divide an array."""
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def automatic(axes: Sequence[str]) -> tuple[str, ...]:

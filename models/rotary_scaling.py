@@ -89,10 +89,8 @@ class RotaryScaling(Checked):
             "longrope": ("original_length", "short_factors", "long_factors"),
         }[self.kind]
         for name in needed:
-            require(
-                getattr(self, name) is not None,
-                f"rope_scaling of the kind {self.kind} requires {name}: give it",
-            )
+            problem = f"rope_scaling of the kind {self.kind} requires {name}: give it"
+            require(getattr(self, name) is not None, problem)
 
     def of_length(self, max_length: int) -> "RotaryScaling":
         """Returns the same scaling with the defaults that depend on `max_length` filled in."""

@@ -7,7 +7,6 @@ local positions.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from .heads.outputs import Projection
-from .mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
+from .mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic, num_shards
 from .nn.typing import Array, Bool, Float, Int, PyTree
 
 MOST_POSITIONS = 1024
@@ -116,7 +115,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     # Some axes of the batch may be manual already: train/distributed/fsdp.py.
     batch_axes = automatic(BATCH_AXES)
     axes = (*batch_axes, positions) if positions else batch_axes
-    if math.prod(mesh.shape[axis] for axis in axes) == 1:
+    if num_shards(mesh, axes) == 1:
         return function
     width = automatic(MESH_AXES["model"])
 

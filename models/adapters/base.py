@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...data.common.errors import UserError
-from ...data.common.fields import require
+from ...data.common.fields import field_names, require
 from ...data.common.json_text import JsonObject
 from ..checksums import checksum_of_files
 from ..hub import local_folder
@@ -54,13 +54,15 @@ class Base:
             UserError: The record of the base is missing or broken.
         """
         stored = fields.get(BASE)
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = field_names(cls)
         if not isinstance(stored, Mapping) or stored.keys() != names:
             raise UserError(f"{run}/config.json does not name the base of its adapters: restore it")
         texts = (stored[name] for name in ("folder", "relative", "checksum"))
         step = stored["step"]
-        if not all(isinstance(x, str) for x in texts) or not (step is None or type(step) is int):
-            raise UserError(f"{run}/config.json: {BASE} has values of wrong types: restore it")
+        require(
+            all(isinstance(x, str) for x in texts) and (step is None or type(step) is int),
+            f"{run}/config.json: {BASE} has values of wrong types: restore it",
+        )
         return cls(**stored)  # pyright: ignore[reportArgumentType]
 
     def find(self, run: Path) -> Path:
@@ -94,6 +96,6 @@ class Base:
 def _parameters(folder: Path, step: int | None) -> tuple[Path, ...]:
     """Returns the files with a model's parameters."""
     if step is None:
-        return tuple(sorted(file for file in folder.glob("*.safetensors") if file.is_file()))
+        return tuple(sorted(filter(Path.is_file, folder.glob("*.safetensors"))))
     params = folder / "checkpoints" / str(step) / "params"
-    return tuple(sorted(file for file in params.rglob("*") if file.is_file()))
+    return tuple(sorted(filter(Path.is_file, params.rglob("*"))))

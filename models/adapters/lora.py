@@ -286,6 +286,11 @@ def make_lora(config: LoRAConfig, model: Model) -> LoRA:
     return LoRA(config, adapted, whole)
 
 
+def lora_of(config: LoRAConfig | None, model: Model) -> LoRA | None:
+    """Returns `make_lora`, or None without a configuration."""
+    return None if config is None else make_lora(config, model)
+
+
 def is_adapter(path: str) -> bool:
     """Returns whether a parameter is a factor of an adapter."""
     return path.rpartition("/")[2] in (A, B)
@@ -306,12 +311,12 @@ def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: s
             parts = re.compile(rf"(.+/)?({pattern})(/.+)?")
         except re.error as error:
             raise UserError(f"{field} {pattern!r} is not a regular expression ({error})") from None
-        fitting = [path for path in paths if parts.fullmatch(path)]
+        fitting = list(filter(parts.fullmatch, paths))
         if not fitting:
             names = sorted({part for path in paths for part in path.split("/")})
             raise UserError(f"{field} {pattern!r} matches no {what}: {suggest(pattern, names)}")
         matches.update(fitting)
-    return [path for path in paths if path in matches]
+    return list(filter(matches.__contains__, paths))
 
 
 def join_params(first: Params, second: Params) -> Params:

@@ -12,6 +12,7 @@ one module does not change the other module. A model with such an adapter has tw
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,11 +111,8 @@ class PeftAdapter:
         """
         fields = PeftFields.read(read_object(folder / CONFIG), folder / CONFIG)
         file = folder / WEIGHTS
-        require(
-            file.is_file(),
-            f"{folder} has no {WEIGHTS}: save the adapter as safetensors",
-            WeightsError,
-        )
+        problem = f"{folder} has no {WEIGHTS}: save the adapter as safetensors"
+        require(file.is_file(), problem, WeightsError)
         edits: dict[str, list[Edit]] = {}
         for name, edit in _edits(fields, open_tensors(file), file):
             edits.setdefault(name, []).append(edit)
@@ -159,7 +157,7 @@ class PeftAdapter:
                 untied = dataclasses.replace(config, tie_output=False)  # pyright: ignore[reportCallIssue]
         # Other modules that share a tensor cannot be untied, so reject them.
         for names in filter(self._separates, _shared_names(untied)):
-            changed = next(name for name in names if self._own(name))
+            changed = next(filter(self._own, names))
             others = ", ".join(name for name in names if name != changed)
             product = any(edit.b is not None for edit in self._own(changed))
             remedy = f"train the adapter without {changed}" if product else MERGE
@@ -181,11 +179,8 @@ class PeftAdapter:
         part = HEADS[head].own_params[0]
         name = next(r.hf for r in module_mapping(probe).rules if f"head/{part}/kernel" in r.flax)
         stored = [edit.value for edit in self.edits.get(name, ()) if edit.kind == "tensor"]
-        require(
-            stored,
-            f"{self.file} lacks {name}: train the adapter with it in modules_to_save",
-            WeightsError,
-        )
+        problem = f"{self.file} lacks {name}: train the adapter with it in modules_to_save"
+        require(stored, problem, WeightsError)
         labels = tuple(f"LABEL_{number}" for number in range(stored[0].shape[0]))
         return base.with_head(head, labels)
 
@@ -229,11 +224,8 @@ class PeftAdapter:
             found = [mapping.find(name, edits.keys()) for name, _ in rule.tensors(flax)]
             if not any(found) and params.keys() >= {*rule.flax}:
                 continue
-            require(
-                rule.layers is None,
-                f"{self.file} changes {rule.hf}, which some layers lack: {MERGE}",
-                WeightsError,
-            )
+            problem = f"{self.file} changes {rule.hf}, which some layers lack: {MERGE}"
+            require(rule.layers is None, problem, WeightsError)
             # Edit each tensor in the Hugging Face format, and split it into the parameters again.
             tensors: list[np.ndarray] = []
             for (name, shape), key in zip(rule.tensors(flax), found, strict=True):
@@ -265,11 +257,12 @@ class PeftAdapter:
         shape: Shape,
     ) -> np.ndarray:
         """Returns a tensor of the base with an adapter's edits; the base may lack the tensor."""
-        if tensor is None and not any(edit.kind == "tensor" for edit in edits):
-            raise WeightsError(
-                f"neither {self.folder} nor its base has {name}: give the base that the adapter "
-                "was trained on"
-            )
+        require(
+            tensor is not None or _has("tensor", edits),
+            f"neither {self.folder} nor its base has {name}: give the base that the adapter "
+            "was trained on",
+            WeightsError,
+        )
         # An output projection is a linear map whose matrix has the shape of an embedding.
         is_conv1d = not rule.layout.transposed and not rule.flax[0].endswith("/embedding")
         for edit in edits:
@@ -313,7 +306,7 @@ class PeftAdapter:
 
     def _by_module(self, names: Sequence[str]) -> list[list[Edit]]:
         """Returns the edits of each of several modules that share one tensor."""
-        found = [self._own(name) for name in names]
+        found = list(map(self._own, names))
         # Rows of the first module apply to all, unless another module has rows as well.
         common_kinds = {"tensor"} if any(map(_has_rows, found[1:])) else {"tensor", "rows"}
 
@@ -333,7 +326,7 @@ class PeftAdapter:
             f"base: {MERGE}",
             WeightsError,
         )
-        return [[*common, *(e for e in edits if not is_common(e))] for edits in found]
+        return [[*common, *itertools.filterfalse(is_common, edits)] for edits in found]
 
     def _separates(self, names: Sequence[str]) -> bool:
         """Returns whether modules that share a tensor in the base no longer share it."""
@@ -382,8 +375,11 @@ def _edits(
     for name, tensor in tensors.items():
         bare = name.removeprefix(PREFIX)
         part = PARTS.fullmatch(bare)
-        if bare == name or (part is None and OF_ADAPTER.search(bare)):
-            raise WeightsError(f"{file} has {name}, which is not supported: {MERGE}")
+        require(
+            bare != name and (part is not None or not OF_ADAPTER.search(bare)),
+            f"{file} has {name}, which is not supported: {MERGE}",
+            WeightsError,
+        )
         if part is not None:
             parts.setdefault(part[1], {})[part[2]] = tensor
             continue
@@ -417,8 +413,11 @@ def _products(
         yield f"{module}.bias", Edit("bias", scale * bias.astype(np.float32))
 
 
-def _has_rows(edits: Sequence[Edit]) -> bool:
-    return any(edit.kind == "rows" for edit in edits)
+def _has(kind: Kind, edits: Sequence[Edit]) -> bool:
+    return any(edit.kind == kind for edit in edits)
+
+
+_has_rows = functools.partial(_has, "rows")
 
 
 def _shared_names(config: TransformerConfig) -> list[tuple[str, ...]]:

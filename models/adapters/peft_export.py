@@ -176,7 +176,7 @@ def _adapter_of(
     for (part, _, own), block in zip(factors, blocks, strict=True):
         wide[part][:, block] = own
     outputs_first = dataclasses.replace(rule.layout, input_axes=1, transposed=True)
-    b = np.stack([outputs_first.join(layer) for layer in zip(*wide, strict=True)])
+    b = np.stack(list(map(outputs_first.join, zip(*wide, strict=True))))
     return _Adapter(rule.hf.removesuffix(WEIGHT), a, b, not rule.layout.transposed, rule.inner)
 
 

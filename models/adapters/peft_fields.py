@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...data.common.errors import UserError
-from ...data.common.fields import Checked, make_record, require
+from ...data.common.fields import Checked, field_names, make_record, require
 from ...data.common.json_text import JsonObject
 from ..hf.tensors.mapping import WeightsError
 
@@ -70,7 +70,7 @@ class PeftFields(Checked):
         Raises:
             WeightsError: A field is not supported, or has a wrong type.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
+        known = field_names(cls)
         # An unknown field with a false or empty value has no effect.
         for name, value in stored.items():
             if value and name not in known | UNUSED:
@@ -114,7 +114,7 @@ class PeftFields(Checked):
 
     def is_saved(self, module: str) -> bool:
         """Returns whether the adapter replaces a module of the base with a copy."""
-        return any(module.endswith(end) for end in self.modules_to_save or ())
+        return any(map(module.endswith, self.modules_to_save or ()))
 
 
 def _check_pattern(pattern: str) -> None:

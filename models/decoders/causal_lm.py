@@ -202,6 +202,13 @@ class CausalLM(nn.Module):
         if c.head == "token_classification":
             inputs = HeadInputs(body, table.embedding, None, rng)
             return ClassificationHead(c, e, name="head")(inputs)
+        projection = self._projection(x, table)
+        values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
+        return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
+
+    def _projection(self, x: Float[Array, "B T W"], table: Embedding) -> Projection:
+        """Returns the projection of the hidden states to the vocabulary, before it is computed."""
+        c, e = self.config, self.execution
         if not c.tie_output:
             table = Embedding(c.vocab_size, table.features, execution=e, name="output_embedding")
         bias = None
@@ -210,9 +217,7 @@ class CausalLM(nn.Module):
             bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
         # Dividing hidden states takes less time than dividing logits.
         read = x if c.logit_divisor == 1 else x / c.logit_divisor
-        projection = Projection(read, table.embedding.astype(e.dtype), bias, c.logit_cap)
-        values = ValueHead(c, e, name="head")(x) if c.head == "causal_lm_with_value" else None
-        return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
+        return Projection(read, table.embedding.astype(e.dtype), bias, c.logit_cap)
 
     def embed(
         self,

@@ -52,10 +52,8 @@ class StableLMConfig(CausalDecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.num_heads * self.head_dim == self.d_model,
-            f"d_head {self.d_head} must be d_model / num_heads in this family",
-        )
+        problem = f"d_head {self.d_head} must be d_model / num_heads in this family"
+        require(self.num_heads * self.head_dim == self.d_model, problem)
 
     @property
     def query_key_norm(self) -> QueryKeyNorm | None:  # pyright: ignore[reportIncompatibleVariableOverride]

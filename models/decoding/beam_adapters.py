@@ -56,9 +56,7 @@ class EncoderDecoderBeams:
     @property
     def vocab_size(self) -> int:
         """The size of the vocabulary of the rows."""
-        c = self.model.config
-        # A model may have a separate table of source tokens.
-        return c.source_vocab_size or c.vocab_size
+        return self.model.config.input_vocab_size
 
     def remaining_positions(self, length: int) -> int:
         """Returns the maximum number of new tokens for a row of `length` tokens."""

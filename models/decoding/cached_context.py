@@ -70,10 +70,8 @@ class CachedContext(ContinuousBatch):
         """
         config = self._config
         longest = config.max_length
-        require(
-            1 <= len(context) <= longest,
-            f"the context has {len(context)} tokens: the model takes 1 to {longest}",
-        )
+        problem = f"the context has {len(context)} tokens: the model takes 1 to {longest}"
+        require(1 <= len(context) <= longest, problem)
         require(
             request.num_beams == 1, f"num_beams {request.num_beams} must be 1 in a conversation"
         )

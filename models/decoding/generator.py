@@ -242,15 +242,10 @@ class Generator:
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]], request: GenerationRequest) -> None:
         """Raises UserError if the prompts cannot be continued."""
-        require(
-            request.num_beams == 1,
-            f"num_beams {request.num_beams} requires Generator.search",
-        )
+        require(request.num_beams == 1, f"num_beams {request.num_beams} requires Generator.search")
         require_head(self.config, CAUSAL_HEADS, "is not sampled", "use beam search (num_beams)")
-        require(
-            prompts and all(len(prompt) for prompt in prompts),
-            "every prompt needs at least one token: begin with the bos token",
-        )
+        problem = "every prompt needs at least one token: begin with the bos token"
+        require(prompts and all(map(len, prompts)), problem)
         for number, prompt in enumerate(prompts):
             check_token_ids(prompt, self.config.vocab_size, f"prompt {number}")
 
@@ -366,10 +361,8 @@ class Generator:
         )
         for number, row in enumerate(rows):
             name = f"{model.row} {number}"
-            require(
-                1 <= len(row) <= config.max_length,
-                f"{name} has {len(row)} tokens: the model takes 1 to {config.max_length}",
-            )
+            problem = f"{name} has {len(row)} tokens: the model takes 1 to {config.max_length}"
+            require(1 <= len(row) <= config.max_length, problem)
             check_token_ids(row, model.vocab_size, name)
         names = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
         request.check_tokens(config.vocab_size, *names)

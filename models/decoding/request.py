@@ -136,10 +136,8 @@ class GenerationRequest(Sampling):
         for name in names:
             value = getattr(self, name)
             for token in value if isinstance(value, tuple) else (value,):
-                require(
-                    token is None or token < vocab_size,
-                    f"{name} {token} is not within the vocabulary of {vocab_size}",
-                )
+                problem = f"{name} {token} is not within the vocabulary of {vocab_size}"
+                require(token is None or token < vocab_size, problem)
 
     def end(self, tokens: list[int]) -> int | None:
         """Returns the length of a row with its end token, or None if it has no end token yet."""

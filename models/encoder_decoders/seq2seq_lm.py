@@ -13,7 +13,7 @@ from ..config import Execution, TransformerConfig
 from ..heads.outputs import ModelOutput, Projection, Seq2SeqLMOutput
 from ..nn.cache import Cache
 from ..nn.dropout import RowKeys, fold_in
-from ..nn.masks import AnyArray, AttentionMask, Size
+from ..nn.masks import AnyArray, AttentionMask, Size, is_per_query
 from ..nn.stack import (
     Layer,
     LayerContext,
@@ -129,10 +129,8 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         """
         if decoder_input_ids is None:
             decoder_input_ids = self.default_target(input_ids)
-        require(
-            (segment_ids is None) == (decoder_segment_ids is None),
-            "only one side is packed: give both segment_ids or neither",
-        )
+        problem = "only one side is packed: give both segment_ids or neither"
+        require((segment_ids is None) == (decoder_segment_ids is None), problem)
         # Encode the source, unless the caller or the cache has the result of an earlier call.
         encoded, attentions = None, None
         if encoder_outputs is not None:
@@ -157,7 +155,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         )
         # A mask [B, T, slots] states all tokens that each token attends to, so no causal mask is
         # added.
-        per_query = decoder_attention_mask is not None and decoder_attention_mask.ndim == 3
+        per_query = is_per_query(decoder_attention_mask)
         positions, mask = prepare_inputs(
             self.config,
             decoder_input_ids,

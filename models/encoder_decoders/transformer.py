@@ -325,7 +325,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         # tables.
         self.token_embedding = table(c.vocab_size)
         if not c.share_embeddings:
-            self.source_embedding = table(c.source_vocab_size or c.vocab_size)
+            self.source_embedding = table(c.input_vocab_size)
         if not c.tie_output:
             self.output_embedding = table(c.vocab_size)
         if c.output_bias:

@@ -56,10 +56,8 @@ class AlbertConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.num_groups <= max(self.num_layers, 1),
-            f"num_groups must be at most num_layers {self.num_layers}, got {self.num_groups}",
-        )
+        problem = f"num_groups must be at most num_layers {self.num_layers}, got {self.num_groups}"
+        require(self.num_groups <= max(self.num_layers, 1), problem)
 
     @property
     def layer_order(self) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ from ..nn.layers import (
     LayerNorm,
     Linear,
 )
-from ..nn.masks import AnyArray
+from ..nn.masks import AnyArray, is_per_query
 from ..nn.parameter_axes import EMBEDDING_AXES, HEAD_AXES, LAYER_AXES
 from ..nn.pooling import pool
 from ..nn.positions import Positions, make_positions
@@ -140,10 +140,8 @@ class EncoderConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_head(self)
-        require(
-            self.tie_output or self.head_spec.has_token_logits,
-            f"head {self.head!r} does not predict tokens: leave tie_output out",
-        )
+        problem = f"head {self.head!r} does not predict tokens: leave tie_output out"
+        require(self.tie_output or self.head_spec.has_token_logits, problem)
         require(
             self.pooling == "cls" or self.head in self.pooling_heads,
             f"pooling {self.pooling!r} requires the head {POOLING_HEAD}: leave it out with "
@@ -153,10 +151,8 @@ class EncoderConfig(TransformerConfig):
             self.d_embedding != self.d_model or self.projects_embeddings,
             f"d_embedding {self.d_embedding} is the width of the layers, d_model: leave it out",
         )
-        require(
-            self.num_layers or self.head != "causal_lm",
-            "num_layers 0 leaves nothing to cache: choose at least 1",
-        )
+        problem = "num_layers 0 leaves nothing to cache: choose at least 1"
+        require(self.num_layers or self.head != "causal_lm", problem)
 
     @property
     def attention_dropout_rate(self) -> float:
@@ -312,7 +308,7 @@ class Encoder(nn.Module):
         c, e = self.config, self.execution
         causal = c.head == "causal_lm"
         # A mask per query does not state which tokens are real, so positions count columns.
-        per_query = attention_mask is not None and attention_mask.ndim == 3
+        per_query = is_per_query(attention_mask)
         position_ids, mask = prepare_inputs(
             c,
             input_ids,
@@ -386,18 +382,12 @@ class Encoder(nn.Module):
         if (input_ids.ndim == 3) != spec.takes_choices:
             axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
             raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
-        require(
-            masked_positions is None or spec.predicts_masked,
-            f"head {head!r} does not predict masked tokens: leave masked_positions out",
-        )
-        require(
-            cache is None or head == "causal_lm",
-            f"head {head!r} does not support a cache: choose head 'causal_lm'",
-        )
-        require(
-            segment_ids is None or head == "none" or not spec.needs_pooler,
-            f"head {head!r} requires one text per row: leave segment_ids out",
-        )
+        problem = f"head {head!r} does not predict masked tokens: leave masked_positions out"
+        require(masked_positions is None or spec.predicts_masked, problem)
+        problem = f"head {head!r} does not support a cache: choose head 'causal_lm'"
+        require(cache is None or head == "causal_lm", problem)
+        problem = f"head {head!r} requires one text per row: leave segment_ids out"
+        require(segment_ids is None or head == "none" or not spec.needs_pooler, problem)
         if token_type_ids is not None:
             number = self.config.num_token_types
             require(number != 0, "the model has no token types: leave token_type_ids out")
@@ -407,10 +397,8 @@ class Encoder(nn.Module):
             # call, numpy can read a constant, but jax would trace it.
             types = np.asarray(token_type_ids)
             low, high = int(types.min()), int(types.max())
-            require(
-                0 <= low <= high < number,
-                f"token_type_ids contain {low} to {high}: the model has 0 to {number - 1}",
-            )
+            problem = f"token_type_ids contain {low} to {high}: the model has 0 to {number - 1}"
+            require(0 <= low <= high < number, problem)
 
     def _embed(
         self,

@@ -244,18 +244,12 @@ def check_head(config: TransformerConfig) -> None:
     Raises:
       UserError: The head is unknown, or labels are missing or not all different.
     """
-    require(
-        config.head in config.heads,
-        f"head {config.head!r} is unknown: choose {', '.join(config.heads)}",
-    )
-    require(
-        not HEADS[config.head].needs_labels or config.labels,
-        f"head {config.head!r} has no labels: give at least one name",
-    )
-    require(
-        len(set(config.labels)) == len(config.labels),
-        f"labels {', '.join(config.labels)} are not all different",
-    )
+    problem = f"head {config.head!r} is unknown: choose {', '.join(config.heads)}"
+    require(config.head in config.heads, problem)
+    problem = f"head {config.head!r} has no labels: give at least one name"
+    require(not HEADS[config.head].needs_labels or config.labels, problem)
+    problem = f"labels {', '.join(config.labels)} are not all different"
+    require(len(set(config.labels)) == len(config.labels), problem)
 
 
 def require_head(

@@ -342,9 +342,7 @@ def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
     # Without names, transformers calls the labels LABEL_0, LABEL_1 and so on.
     if not names and isinstance(number, int) and not isinstance(number, bool):
         return tuple(f"LABEL_{i}" for i in range(number))
-    if not isinstance(names, dict) or {str(key) for key in names} != {
-        str(i) for i in range(len(names))
-    }:
+    if not isinstance(names, dict) or set(map(str, names)) != set(map(str, range(len(names)))):
         raise WeightsError(
             f"{source}: id2label {names!r} and num_labels {number!r} do not define labels: give "
             "an object with a name for each number from 0"

@@ -137,11 +137,8 @@ class Form(Generic[Config]):
         """
         # Reject what transformers lacks before anything is written.
         check_exportable(config, {**fixed, **self.allowed}, self.model_type)
-        require(
-            head in self.classes,
-            f"{self.model_type} has no class with the head {head}",
-            WeightsError,
-        )
+        problem = f"{self.model_type} has no class with the head {head}"
+        require(head in self.classes, problem, WeightsError)
         fields = settings_to_hf(
             self.fields,
             dataclasses.replace(config, **explicit),

@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
     """Converts arrays of numpy, jax or torch to Python numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    return [_plain(x) for x in value] if isinstance(value, list | tuple) else value
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _rows(input_ids: object) -> list[list[Any]]:

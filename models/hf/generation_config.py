@@ -4,13 +4,12 @@ Every field is applied, known to have no effect, or rejected by name. Older fold
 fields in their `config.json`.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...data.common.errors import UserError
-from ...data.common.fields import require
+from ...data.common.fields import field_names, require, without_none
 from ...data.common.json_text import JsonObject, JsonValue, read_object
 from ..decoding.request import GenerationRequest, Sampling
 from ..hub import local_folder
@@ -152,7 +151,7 @@ def request_from_hf(
         # out of range is a mistake.
         Sampling(**{name: settings[name] for name in SAMPLING})
         unused = set[str]() if settings["do_sample"] else SAMPLING
-        names = {field.name for field in dataclasses.fields(GenerationRequest)} - unused
+        names = field_names(GenerationRequest) - unused
         return GenerationRequest(**{n: x for n, x in settings.items() if n in names})
     except UserError as error:
         raise WeightsError(f"{where}: {error}") from error
@@ -201,7 +200,7 @@ def _check_method(settings: Settings, fields: HFSettings, causal: bool) -> None:
     if causal:
         # Constraints on new tokens are implemented for encoder-decoders only.
         names = "min_length", "min_new_tokens", "no_repeat_ngram_size"
-        refused = [name for name in names if fields.get(name)]
+        refused = list(filter(fields.get, names))
         kind = "a causal language model" if refused else kind
     if not refused and (settings["num_beams"] > 1 or not causal):
         refused += ("do_sample", *SAMPLING) if settings["do_sample"] else ()
@@ -277,7 +276,7 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         stated = {name: x for name, x in config.items() if name in NAMES | TOKENS}
         given = {**family.generation_defaults.get(model_type, {}), **stated}
     # transformers fills in its default for null.
-    fields: JsonObject = {name: value for name, value in given.items() if value is not None}
+    fields: JsonObject = without_none(given)
     _leave_out(fields, config.get("vocab_size"))
     return fields, not family.is_encoder_decoder, str(source)
 
@@ -334,7 +333,7 @@ def _token_id(fields: HFSettings, name: str) -> int | None:
 def _banned(fields: HFSettings, eos_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Returns the banned sequences of one or more tokens."""
     given = fields.get("bad_words_ids", [])
-    sequences = [_ids(sequence) for sequence in given] if isinstance(given, list) else [None]
+    sequences = list(map(_ids, given)) if isinstance(given, list) else [None]
     require(
         all(sequences),
         f"bad_words_ids {given!r} is not supported: only a list of words, each a list of its "

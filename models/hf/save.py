@@ -1,11 +1,11 @@
 """Saves a model and its tokenizer as a folder that transformers loads."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...data.common.atomic_io import new_folder
-from ...data.common.fields import require
+from ...data.common.fields import require, without_none
 from ...data.common.json_text import JsonObject, JsonValue
 from ..config import TransformerConfig
 from ..decoding.request import published_request
@@ -127,10 +127,9 @@ def check_vocabulary(
     Raises:
       UserError: The tokenizer has more tokens.
     """
-    source_size = config.source_vocab_size or config.vocab_size
     for what, size, known in (
         ("", tokenizer.target.vocab_size, config.vocab_size),
-        (" for sources", tokenizer.vocab_size, source_size),
+        (" for sources", tokenizer.vocab_size, config.input_vocab_size),
     ):
         require(
             size <= known,
@@ -148,6 +147,15 @@ def write_tokenizer(folder: Path, config: TransformerConfig, tokenizer: Vocabula
         padding_side=side,
         max_length=config.max_length,
     )
+
+
+def _notes(config: TransformerConfig) -> Iterator[str]:
+    """Yields what a reader of the folder should know about the model."""
+    if config.labels and not HEADS[config.head].needs_labels:
+        yield (
+            "config.json cannot state that questions may have no answer: this setting is not saved"
+        )
+    yield from mapping_of(config).notes(config)
 
 
 def write_model(
@@ -177,14 +185,9 @@ def write_model(
         config = config.with_head("causal_lm", ())
         params = {name: x for name, x in params.items() if name != "head"}
         notes.append("the value head is only used in training: it is not saved")
-    # Collect notes on what a reader of the folder should know.
     head = HEADS[config.head]
     translates = head.name == "seq2seq_lm"
-    if config.labels and not head.needs_labels:
-        notes.append(
-            "config.json cannot state that questions may have no answer: this setting is not saved"
-        )
-    notes += mapping_of(config).notes(config)
+    notes += _notes(config)
     if translates and tokenizer is not None and settings.generation is None:
         notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
@@ -218,7 +221,7 @@ def write_model(
         write_sparse_settings(folder, settings.sparse, max_length=config.max_length)
     # Generation settings, at least the ids of special tokens.
     generation = ids if generation is None else generation
-    given: JsonObject = {name: value for name, value in generation.items() if value is not None}
+    given: JsonObject = without_none(generation)
     if head.generates and given:
         write_json(folder / "generation_config.json", given)
     return notes

@@ -196,7 +196,7 @@ class EmbeddingSettings:
 
     def _first_prompt(self, *names: str) -> str:
         # The package writes an empty prompt by default, so treat an empty prompt as absent.
-        return next((name for name in names if self.prompts.get(name)), "")
+        return next(filter(self.prompts.get, names), "")
 
     def width(self, d_model: int) -> int:
         """Returns the number of dimensions of a vector, given the size of a hidden state.
@@ -314,7 +314,7 @@ def write_embedding_settings(
     write_json(folder / WHOLE_MODEL, whole)
     # Flags lose the order of modes, so write flags only if the modes have the default order.
     pooled: JsonObject = {"word_embedding_dimension": d_model}
-    if settings.pooling == tuple(mode for mode in POOLING_MODES if mode in settings.pooling):
+    if settings.pooling == tuple(filter(settings.pooling.__contains__, POOLING_MODES)):
         pooled |= {key: mode in settings.pooling for mode, key in _KEYS.items()}
     else:  # an order that only version 6 can express
         pooled["pooling_mode"] = list(settings.pooling)

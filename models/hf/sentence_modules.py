@@ -158,11 +158,8 @@ def activation_name(path: str, file: Path, field: str) -> str:
     """
     # Another package may define the same name differently.
     *package, name = path.split(".")
-    require(
-        package[:1] == ["torch"] and name in ACTIVATIONS,
-        f"{file}: {field} {path} is not supported: only {', '.join(ACTIVATIONS)} of torch",
-        WeightsError,
-    )
+    problem = f"{file}: {field} {path} is not supported: only {', '.join(ACTIVATIONS)} of torch"
+    require(package[:1] == ["torch"] and name in ACTIVATIONS, problem, WeightsError)
     return name
 
 

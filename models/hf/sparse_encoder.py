@@ -119,11 +119,8 @@ def read_sparse_settings(folder: Path) -> SparseSettings | None:
     pooling = folder / modules[1][1] / "config.json"
     stated = str(read_settings(_POOLING, pooling)["activation"])
     known: dict[str, SparseActivation] = {name: name for name in get_args(SparseActivation)}
-    require(
-        stated in known,
-        f"{pooling}: activation_function {stated!r} is not supported: only {', '.join(known)}",
-        WeightsError,
-    )
+    problem = f"{pooling}: activation_function {stated!r} is not supported: only {', '.join(known)}"
+    require(stated in known, problem, WeightsError)
     tokenized = read_transformer(_TRANSFORMER, folder)
     whole = read_settings(_WHOLE, folder / WHOLE_MODEL, optional=True)
     return SparseSettings(activation=known[stated], texts=EmbeddingSettings(**tokenized, **whole))

@@ -26,11 +26,7 @@ class LectureBertConfig(LectureOptions, bert.BertConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head != "causal_lm":
-            require_default(
-                self,
-                ["head_convolution"],
-                f"is causal, and head {self.head!r} is not",
-            )
+            require_default(self, ["head_convolution"], f"is causal, and head {self.head!r} is not")
 
 
 class LectureBertLayer(LectureLayer[EncoderConfig], PostNormLayer):

@@ -39,10 +39,8 @@ def apply_to_vectors(
     Raises:
       UserError: `embeddings` are not `[B, T, D]`.
     """
-    require(
-        not hasattr(model.config, "num_decoder_layers"),
-        "model must read one sequence, got an encoder-decoder: give a decoder or an encoder",
-    )
+    problem = "model must read one sequence, got an encoder-decoder: give a decoder or an encoder"
+    require(not hasattr(model.config, "num_decoder_layers"), problem)
     width = getattr(model.config, "d_embedding", None) or model.config.d_model
     require(
         embeddings.ndim == 3 and embeddings.shape[-1] == width,

@@ -47,6 +47,11 @@ def last_keys(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T
     return mask & (later <= window)
 
 
+def is_per_query(attention_mask: AnyArray | None) -> bool:
+    """Returns whether a mask has an entry for each query and key, `[B, T, S]`."""
+    return attention_mask is not None and attention_mask.ndim == 3
+
+
 def padding_mask(
     attention_mask: Int[AnyArray, "B S"] | Bool[AnyArray, "B T S"] | None,
     segment_ids: Int[AnyArray, "B S"] | None,
@@ -102,7 +107,7 @@ class AttentionMask:
     @property
     def is_per_query(self) -> bool:
         """Whether the attention mask has an entry for each query and key."""
-        return self.attention_mask is not None and self.attention_mask.ndim == 3
+        return is_per_query(self.attention_mask)
 
     @property
     def is_two_sided(self) -> bool:

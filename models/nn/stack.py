@@ -21,7 +21,7 @@ from .dropout import DROPOUT_MASK, RowKeys, dropout, fold_in
 from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .kernels import KERNEL_RESIDUALS
-from .masks import AnyArray, AttentionMask, select_mask
+from .masks import AnyArray, AttentionMask, is_per_query, select_mask
 from .positions import Positions, default_positions
 from .typing import Array, Bool, Float, Int, Params
 
@@ -71,7 +71,7 @@ def check_one_sequence_per_row(
     Raises:
       UserError: there is a cache, `segment_ids`, or a mask `[B, T, S]`.
     """
-    per_token = attention_mask is not None and attention_mask.ndim == 3
+    per_token = is_per_query(attention_mask)
     require(
         cache is None and segment_ids is None and not per_token,
         f"head {head!r} reads one sequence per row: leave cache and segment_ids out, and give "
@@ -111,17 +111,13 @@ def prepare_inputs(
         too small for the T beams of a mask `[B, T, S]`.
     """
     length = input_ids.shape[1]
-    per_query = attention_mask is not None and attention_mask.ndim == 3
+    per_query = is_per_query(attention_mask)
     longest = config.longest_input
     # With a mask per query, the query axis contains beams, so `max_length` does not apply.
-    require(
-        longest is None or length <= longest or per_query,
-        f"input of {length} tokens exceeds max_length {longest}: shorten it",
-    )
-    require(
-        cache is None or segment_ids is None,
-        f"a cache cannot continue packed sequences: leave {prefix}segment_ids out",
-    )
+    problem = f"input of {length} tokens exceeds max_length {longest}: shorten it"
+    require(longest is None or length <= longest or per_query, problem)
+    problem = f"a cache cannot continue packed sequences: leave {prefix}segment_ids out"
+    require(cache is None or segment_ids is None, problem)
     # Keys are the tokens of this call, or all slots of the cache.
     num_keys = length if cache is None else cache.length
     if attention_mask is not None and attention_mask.shape[-1] != num_keys:

@@ -125,8 +125,7 @@ class TextAttention(TextModel):
         check_value("part", part, Part | None)
         if config.head != "seq2seq_lm":
             require(
-                target is part is None,
-                "target and part require an encoder-decoder: leave them out",
+                target is part is None, "target and part require an encoder-decoder: leave them out"
             )
             # In any other model, one sequence attends to itself.
             ids, offsets = tokenizer.encode_with_offsets(text)
@@ -193,7 +192,7 @@ def _units(
 ) -> tuple[list[str], np.ndarray]:
     """Returns the words of a text, and a 0/1 matrix of each word's tokens, `[words, tokens]`."""
     if by_token:
-        return [tokenizer.token(id) for id in ids], np.eye(len(ids), dtype=np.float32)
+        return list(map(tokenizer.token, ids)), np.eye(len(ids), dtype=np.float32)
     # Assign each token to the word that it ends in; special tokens are words.
     words = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
     names: list[str] = []

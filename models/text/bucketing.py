@@ -111,7 +111,7 @@ def by_length(
         length = padded_length(lengths[batch[0]], shape[-1])
         # Pad the batch to `num_rows` and the bucket's length, so that few programs are compiled.
         given = {name: np.zeros((num_rows, *x.shape), x.dtype) for name, x in first.items()}
-        rows = [example(i) for i in batch]
+        rows = list(map(example, batch))
         for name, array in given.items():
             array[: len(batch)] = [row[name] for row in rows]
             # Truncate only arrays with one value per token.
@@ -119,7 +119,7 @@ def by_length(
                 given[name] = array[..., :length]
         for name, part in outputs(given).items():
             # Outputs per token are shorter than the full length.
-            own = tuple(slice(size) for size in part.shape[1:])
+            own = tuple(map(slice, part.shape[1:]))
             found[name][(batch, *own)] = np.asarray(part)[: len(batch)]
     return found
 

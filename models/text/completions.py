@@ -46,10 +46,8 @@ class Prompt(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            "" not in (self.stop_strings or ()),
-            "a stop string is empty: every text would end before it begins",
-        )
+        problem = "a stop string is empty: every text would end before it begins"
+        require("" not in (self.stop_strings or ()), problem)
 
     def with_defaults(self, seed: int, stop_strings: Sequence[str]) -> "Prompt":
         """Returns the prompt with values for settings that are None."""
@@ -149,11 +147,12 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
             DataError,
         )
         similar = difflib.get_close_matches(name, _OWN, n=1, cutoff=_TOO_SIMILAR)
-        if similar or name == "stop":
-            raise DataError(
-                f"{location} has the unknown field {name!r}: did you mean "
-                f"{(similar or ['stop_strings'])[0]!r}?"
-            )
+        require(
+            not similar and name != "stop",
+            f"{location} has the unknown field {name!r}: did you mean "
+            f"{(similar or ['stop_strings'])[0]!r}?",
+            DataError,
+        )
     # `Prompt` declares the types and ranges of its fields.
     try:
         return make_record(Prompt, {"text": own.pop("prompt"), **own, "fields": others})
@@ -177,6 +176,6 @@ def completed_to_json(completed: Completed) -> str:
             **prompt.fields,
             "prompt": prompt.text,
             "seed": prompt.seed,
-            "completions": [dataclasses.asdict(each) for each in completed.completions],
+            "completions": list(map(dataclasses.asdict, completed.completions)),
         }
     )

@@ -42,10 +42,8 @@ class MaskFiller(TextModel):
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)
-        require(
-            tokenizer.special_ids.mask is not None,
-            f"this {tokenizer.kind} tokenizer has no mask token",
-        )
+        problem = f"this {tokenizer.kind} tokenizer has no mask token"
+        require(tokenizer.special_ids.mask is not None, problem)
         self._normalized = jax.jit(self._over_vocabulary, static_argnums=0)
 
     def __call__(self, text: str, *, top_k: int = 5) -> list[list[Candidate]]:
@@ -57,10 +55,8 @@ class MaskFiller(TextModel):
         """
         tokenizer = self._tokenizer
         mask = tokenizer.special_ids.mask
-        require(
-            1 <= top_k <= tokenizer.vocab_size,
-            f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}",
-        )
+        problem = f"top_k {top_k} must be from 1 to {tokenizer.vocab_size}"
+        require(1 <= top_k <= tokenizer.vocab_size, problem)
         ids = tokenizer.encode_with_mask(text)
         gaps = [position for position, id in enumerate(ids) if id == mask]
         require(gaps, f"the text {text!r} has no [MASK]: write [MASK] where a word is missing")
@@ -132,10 +128,8 @@ class MaskFiller(TextModel):
     def _of_ids(self, ids: list[int], normalize: Callable[[jax.Array], jax.Array]) -> np.ndarray:
         """Returns softmax or log-softmax over the vocabulary at each position, `[T, V]`."""
         longest = self._model.config.max_length
-        require(
-            len(ids) <= longest,
-            f"the text has {len(ids)} tokens, but the model reads {longest}: shorten it",
-        )
+        problem = f"the text has {len(ids)} tokens, but the model reads {longest}: shorten it"
+        require(len(ids) <= longest, problem)
         padded = pad_batch([ids], 1, longest)
         probabilities = np.asarray(self._normalized(normalize, self._params, *padded))
         check_outputs({"probabilities": probabilities[: len(ids)]})

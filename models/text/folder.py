@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ...data.common.errors import RunError, UserError
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
@@ -73,7 +74,7 @@ def vocabulary_note(
 
     A tokenizer with many missing tokens may belong to another model, but this is not certain.
     """
-    tokens, rows = tokenizer.vocab_size, model.source_vocab_size or model.vocab_size
+    tokens, rows = tokenizer.vocab_size, model.input_vocab_size
     if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
         return None
     return (
@@ -147,9 +148,10 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     ids = [request.decoder_start_token_id, *request.eos_token_id]
     start, end = start_and_end(tokenizer)
     # A BART's targets start with the token that ends them.
-    if ids not in ([start, end], [end, end]):
-        raise RunError(
-            f"{folder}: targets begin and end with tokens {ids}, but the tokenizer uses "
-            f"{list(start_and_end(tokenizer))}: give the tokenizer of the model"
-        )
+    require(
+        ids in ([start, end], [end, end]),
+        f"{folder}: targets begin and end with tokens {ids}, but the tokenizer uses "
+        f"{list(start_and_end(tokenizer))}: give the tokenizer of the model",
+        RunError,
+    )
     return request

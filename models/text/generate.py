@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...data.common.fields import PositiveInt, check_value, require
+from ...data.common.fields import PositiveInt, check_value, require, without_none
 from ...data.common.json_text import JsonValue, to_json
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
@@ -361,7 +361,7 @@ def merged_request(
     Raises:
         UserError: an option is not supported, or out of range.
     """
-    fields = {name: value for name, value in stored.items() if value is not None}
+    fields = without_none(stored)
     # Choose between beams and sampling.
     stored_beams = fields.get("num_beams", 1)
     samples = any(options.get(name) is not None for name in ("do_sample", *SAMPLING))
@@ -385,7 +385,7 @@ def merged_request(
     elif num_beams == 1:
         do_sample = samples or fields.get("do_sample", stored_beams == 1)
     else:
-        do_sample = any(options.get(name) for name in SAMPLING)
+        do_sample = any(map(options.get, SAMPLING))
     if num_beams != 1:
         # Beam search rejects `do_sample`: name only the options, not the stored settings.
         fields = {name: value for name, value in fields.items() if name not in SAMPLING}

@@ -128,10 +128,8 @@ class TextScorer(TextModel):
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
         super().__init__(model, params, tokenizer)
-        require(
-            getattr(model.config, "causal", True),
-            "the model attends to later tokens (causal is false), so it cannot score texts",
-        )
+        problem = "the model attends to later tokens (causal is false), so it cannot score texts"
+        require(getattr(model.config, "causal", True), problem)
 
     def __call__(
         self,
@@ -196,10 +194,8 @@ class TextScorer(TextModel):
             ]
             owners = range(len(ids))
             longest = max(len(part) for request in requests for part in request)
-            require(
-                longest <= length,
-                f"a text has {longest} tokens, but the model reads {length}: shorten it",
-            )
+            problem = f"a text has {longest} tokens, but the model reads {length}: shorten it"
+            require(longest <= length, problem)
         # The scores of a text follow each other, window by window.
         found: list[list[float]] = [[] for _ in ids]
         for owner, score in zip(owners, self._scorer.score(requests, log=log), strict=True):
@@ -344,7 +340,5 @@ class TextScorer(TextModel):
 
 def check_known(word: str, ids: Sequence[int], tokenizer: Tokenizer) -> None:
     """Raises UserError if the vocabulary has no tokens for a word."""
-    require(
-        ids and tokenizer.special_ids.unk not in ids,
-        f"the word {word!r} has a character that the vocabulary lacks: give another word",
-    )
+    problem = f"the word {word!r} has a character that the vocabulary lacks: give another word"
+    require(ids and tokenizer.special_ids.unk not in ids, problem)

@@ -66,10 +66,8 @@ class DebertaConfig(DisentangledConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.convolution_size is not None:
-            require(
-                self.convolution_size % 2 == 1,
-                f"convolution_size must be odd, got {self.convolution_size}",
-            )
+            problem = f"convolution_size must be odd, got {self.convolution_size}"
+            require(self.convolution_size % 2 == 1, problem)
             require(
                 self.num_layers > 0,
                 "convolution_size changes the output of the first layer, and num_layers is 0: "

@@ -68,10 +68,8 @@ class DisentangledConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            len(set(self.distance_terms)) == len(self.distance_terms),
-            f"distance_terms {', '.join(self.distance_terms)} are not all different",
-        )
+        problem = f"distance_terms {', '.join(self.distance_terms)} are not all different"
+        require(len(set(self.distance_terms)) == len(self.distance_terms), problem)
         if not self.distance_terms:
             names = "position_distance", "position_buckets", "share_projections", "norm_distances"
             require_default(self, names, "requires distance_terms, got none")

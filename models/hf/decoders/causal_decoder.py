@@ -89,11 +89,8 @@ class DecoderForm(Form[Config]):
             max_length=max_length,
         )
         fraction = settings.get("rope_fraction", 1)
-        require(
-            fraction == 1 or self.fractional,
-            f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0",
-            WeightsError,
-        )
+        problem = f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
+        require(fraction == 1 or self.fractional, problem, WeightsError)
         settings |= settings_from_hf(self.fields, fields, source)
         # Set the head. Replace explicit values that equal the default, so that configurations
         # compare equal.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ....data.common.fields import require
+from ....data.common.fields import require, without_none
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig
 from ...rotary_scaling import RotaryScaling
@@ -35,7 +35,7 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
         if (value := fields.pop(name, None)) is not None:
             _merge(rotary, {name: value}, name, source)
     # Null means the default.
-    rotary = {name: value for name, value in rotary.items() if value is not None}
+    rotary = without_none(rotary)
     rotary.setdefault("rope_type", "default")
     rotary.setdefault("rope_theta", default_base)
     for name in ("rope_theta", "partial_rotary_factor"):

@@ -37,7 +37,7 @@ def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bo
     for name in ("no_rope_layers", "no_rope_layer_interval"):
         fields.pop(name, None)
     # Despite its name, the field has 1 for each layer with rotary positions.
-    return [bool(x) for x in given[:num_layers]]
+    return list(map(bool, given[:num_layers]))
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:

@@ -43,7 +43,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 def _own_fields(config: EncoderDecoderConfig) -> JsonObject:
     return {
-        "vocab_size": config.source_vocab_size or config.vocab_size,
+        "vocab_size": config.input_vocab_size,
         "pad_token_id": None,  # the default may be outside the vocabulary
     }
 

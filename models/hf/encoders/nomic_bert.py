@@ -77,11 +77,8 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     size = fields.pop("head_dim", None)
     width = typed_field(fields, "hidden_size", 768, source)
     same = width // typed_field(fields, "num_attention_heads", 12, source)
-    require(
-        size in (None, same),
-        f"{source}: head_dim {size!r} is not supported: only {same}",
-        WeightsError,
-    )
+    problem = f"{source}: head_dim {size!r} is not supported: only {same}"
+    require(size in (None, same), problem, WeightsError)
 
 
 FORM = rotary_form(

@@ -36,11 +36,8 @@ def take_offset(fields: JsonObject, settings: Settings, offset: int) -> None:
 
 def _own_fields(config: RobertaConfig) -> JsonObject:
     offset = config.position_offset
-    require(
-        offset,
-        "roberta has no position_offset 0: train the model with 2 to export it",
-        WeightsError,
-    )
+    problem = "roberta has no position_offset 0: train the model with 2 to export it"
+    require(offset, problem, WeightsError)
     return {
         "pad_token_id": offset - 1,
         "max_position_embeddings": config.max_length + offset,

@@ -278,7 +278,7 @@ class Conversation:
             DataError: the file cannot be written, or is not a transcript.
         """
         self.check_path(path)
-        rows = [dataclasses.asdict(turn) for turn in self.turns]
+        rows = list(map(dataclasses.asdict, self.turns))
         if self.instructions is not None:
             rows = [dataclasses.asdict(Turn(SYSTEM, self.instructions, USER)), *rows]
         # Leave out fields without a value.
@@ -297,11 +297,8 @@ class Conversation:
         """
         path = Path(path)
         check_file(path)
-        require(
-            not path.exists() or _is_transcript(path),
-            f"{path} is not a transcript: name another file",
-            DataError,
-        )
+        problem = f"{path} is not a transcript: name another file"
+        require(not path.exists() or _is_transcript(path), problem, DataError)
 
     def load(self, path: str | Path) -> None:
         """Replaces the turns and instructions with the content of a transcript.

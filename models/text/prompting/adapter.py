@@ -19,7 +19,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ....data.chat.guard import encode_guarded
 from ....data.chat_templates.traced import UNKNOWN, USER, Traced, origins
-from ....data.common.errors import UserError
 from ....data.common.fields import require
 from ....data.common.json_text import JsonValue
 from ....data.common.progress import Progress
@@ -234,7 +233,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Returns the text after each row of tokens, and its number of tokens."""
         # The settings of the task under the names of `models.generate`.
         given = cast("dict[str, Any]", normalize_gen_kwargs(dict(settings), NEW_TOKENS))
-        until, number = [stop for stop in given["until"] if stop], given["max_gen_toks"]
+        until, number = list(filter(None, given["until"])), given["max_gen_toks"]
         own = ("until", "max_gen_toks", "do_sample")
         options = {name: value for name, value in given.items() if name not in own}
         if not given["do_sample"]:
@@ -267,11 +266,11 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     ) -> list[tuple[str, int]]:
         """Returns the targets of sources by the model's own search, and their numbers of tokens."""
         refused = sorted(set(options) - {"temperature"})
-        if refused or options["temperature"]:
-            raise UserError(
-                f"{(refused or ['temperature'])[0]} is not supported by an encoder-decoder, "
-                f"whose stored search generates the targets: remove it from the task"
-            )
+        require(
+            not refused and (not options["temperature"]),
+            f"{(refused or ['temperature'])[0]} is not supported by an encoder-decoder, "
+            f"whose stored search generates the targets: remove it from the task",
+        )
         stored = self._search or published_request(self._tokenizer, self._model.config.vocab_size)
         request = dataclasses.replace(
             stored, max_new_tokens=number, max_extra_tokens=None, num_return_sequences=1

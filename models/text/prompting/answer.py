@@ -79,7 +79,7 @@ def answer_queries(
         del defaults["temperature"]
     options = {**defaults, **options}
     # Drop the first examples of prompts that leave too little room for the answer.
-    full = [few_shot.prompt(query) for query in queries]
+    full = list(map(few_shot.prompt, queries))
     request = generator.request(full, **options)
     room = length - (request.max_new_tokens or 0)
     require(

@@ -7,7 +7,6 @@ projected to the vocabulary.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from ...decoding.cached_context import rotates_by_length
 from ...decoding.padding import pad_rows, power_of_two, round_up
 from ...finite import check_outputs
 from ...heads.specs import CAUSAL_HEADS
-from ...mesh_axes import BATCH_AXES
+from ...mesh_axes import BATCH_AXES, num_shards
 from ...nn.cache import Cache, init_cache
 from ...nn.masks import AnyArray
 from ...nn.typing import Array, Bool, Int, Params
@@ -260,9 +259,7 @@ class ContinuationScorer(TextModel):
     def _check(self, name: str, context: Sequence[int], continuation: Sequence[int]) -> None:
         """Raises UserError if a request cannot be scored."""
         config = self._model.config
-        # The encoder may have a separate vocabulary.
-        source_size = config.source_vocab_size or config.vocab_size
-        sizes = {"context": source_size, "continuation": config.vocab_size}
+        sizes = {"context": config.input_vocab_size, "continuation": config.vocab_size}
         for (part, size), ids in zip(sizes.items(), (context, continuation), strict=True):
             require(len(ids), f"{name} has no tokens in its {part}: give at least 1")
             least, most = min(ids), max(ids)
@@ -287,7 +284,7 @@ class ContinuationScorer(TextModel):
 
     @property
     def _num_shards(self) -> int:
-        return 1 if self._mesh is None else math.prod(self._mesh.shape[axis] for axis in BATCH_AXES)
+        return 1 if self._mesh is None else num_shards(self._mesh, BATCH_AXES)
 
     def _placed(self, rows: _Rows) -> _Rows:
         """Shards rows over the devices of the parameters."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ....data.common.errors import UserError
-from ....data.common.fields import PositiveInt, check_value, require
+from ....data.common.fields import PositiveInt, check_value, require, without_none
 from ....data.common.progress import LogFn, Progress
 from ....data.prompts.examples import PromptExample
 from ....data.prompts.few_shot import FewShot
@@ -44,7 +44,7 @@ class FewShotAccuracy:
     def to_json(self) -> dict[str, float | int]:
         """Returns the figures by name, without figures that are None."""
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if value is not None}
+        return without_none(fields)
 
 
 class _Question(NamedTuple):
@@ -232,14 +232,10 @@ def check_picture(file: str | Path) -> None:
     from matplotlib.figure import Figure
 
     path, known = Path(file), Figure().canvas.get_supported_filetypes()
-    require(
-        path.suffix.removeprefix(".") in known,
-        f"the picture {file} has the suffix {path.suffix!r}: choose one of {', '.join(known)}",
-    )
-    require(
-        path.parent.is_dir(),
-        f"the picture {file} cannot be written: the folder {path.parent} does not exist",
-    )
+    problem = f"the picture {file} has the suffix {path.suffix!r}: choose one of {', '.join(known)}"
+    require(path.suffix.removeprefix(".") in known, problem)
+    problem = f"the picture {file} cannot be written: the folder {path.parent} does not exist"
+    require(path.parent.is_dir(), problem)
 
 
 def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title: str = "") -> None:
@@ -267,7 +263,7 @@ def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title:
     axes.set(xlabel="examples in the prompt", ylabel="accuracy", ylim=(0, 1), title=title)
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlim(-0.2, max(*numbers, 1) * 1.3)
-    axes.set_xticks(numbers, [str(n) for n in numbers])
+    axes.set_xticks(numbers, list(map(str, numbers)))
     try:
         figure.savefig(file)
     except (OSError, ValueError) as error:

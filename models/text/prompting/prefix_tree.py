@@ -266,7 +266,7 @@ def pack(
     # First fit, decreasing.
     bins: list[list[int]] = []
     space: list[list[int]] = []
-    smallest = [min(dimension) for dimension in zip(*sizes, strict=True)]
+    smallest = list(map(min, zip(*sizes, strict=True)))
 
     def fits(needed: Sequence[int], free: Sequence[int]) -> bool:
         return all(map(operator.le, needed, free))

@@ -51,7 +51,7 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
     stated = fields.pop("pos_att_type", None) or []
     words = stated.lower().replace(" ", "").split("|") if isinstance(stated, str) else stated
     words = words if isinstance(words, list) else [words]
-    terms = tuple(term for term in PROJECTIONS if term in words)
+    terms = tuple(filter(words.__contains__, PROJECTIONS))
     _require(len(terms) == len(words), "pos_att_type", stated, f"{source}: only c2p and p2c")
     relative, names = _take(fields, "relative_attention", False, source), " and ".join(terms)
     supported = f"{source}: only True with pos_att_type {names}"

@@ -46,7 +46,7 @@ class CallForm:
         """
         if template.source == LECTURES:
             return cls("brackets")
-        if "<tool_call>" in template.source + (template.with_tools or ""):
+        if "<tool_call>" in template.all_sources:
             return cls("hermes")
         raise UserError(
             "the chat template has no known format of tool calls (<tool_call>, or the default "

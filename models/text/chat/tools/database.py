@@ -55,7 +55,7 @@ def answered(path: Path, query: str) -> str:
     """Returns the names of the columns and the rows of a query's answer, separated by tabs.
 
     Raises:
-        UserError: the query does more than read, has an error, or takes too long.
+        UserError: the query does not only read, has an error, or takes too long.
     """
     with closing(_connected(path)) as connection:
         connection.set_authorizer(_authorized)

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .....data.common.errors import UserError
 from .....data.common.fields import require
 
 LONGEST_OUTPUT = 2000
@@ -102,8 +101,10 @@ class Tool:
             wanted = properties[name].get("type", "")
             types = _TYPES.get(wanted)
             wrong = types is not None and not isinstance(value, types)
-            if wrong or (isinstance(value, bool) and wanted in ("number", "integer")):
-                raise UserError(f"{name} must be of the type {wanted}, got {value!r}")
+            require(
+                not wrong and (not isinstance(value, bool) or wanted not in ("number", "integer")),
+                f"{name} must be of the type {wanted}, got {value!r}",
+            )
 
 
 def as_error(text: str) -> str:
