@@ -131,10 +131,8 @@ class TrainConfig(Checked):
             f"execution.param_dtype {self.execution.param_dtype} would lose small updates: "
             "train with float32 parameters and execution.dtype bfloat16",
         )
-        require(
-            self.execution.layers != "separate",
-            "execution.layers separate is for decoding: choose scan or unroll to train",
-        )
+        problem = "execution.layers separate is for decoding: choose scan or unroll to train"
+        require(self.execution.layers != "separate", problem)
         require(
             re.fullmatch("(min|max):.+", self.best_metric or "min:loss"),
             f"best_metric must be min: or max: and the name of a metric, got {self.best_metric!r}",

@@ -14,7 +14,8 @@ import traceback
 from importlib import import_module
 
 from ...data.common.errors import NonFiniteLoss, ReportedByPrimary, UserError, suggest
-from .options import forget_flags, with_flags
+from ...data.common.fields import require
+from .options import asks_for_help, forget_flags, with_flags
 
 COMMANDS = {
     "train": ("training.train", "train a model by a named recipe"),
@@ -126,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     """Runs a command; returns its status."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if asks_for_help(arguments):
         listed = "\n".join(f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items())
         print(HELP.format(commands=listed))
         return 0 if arguments else 2
@@ -136,8 +137,9 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"flaxzoo {version('flaxzoo')}")
         return 0
     command = arguments[0]
-    if command not in COMMANDS:
-        raise UserError(f"no command named {command!r}: {suggest(command, list(COMMANDS))}")
+    require(
+        command in COMMANDS, f"no command named {command!r}: {suggest(command, list(COMMANDS))}"
+    )
     _check_unicode(arguments)
     # Import only the module of this command; the others may import jax.
     module = import_module(f".{COMMANDS[command][0]}", __package__)

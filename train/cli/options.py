@@ -63,6 +63,11 @@ def log(line: str) -> None:
     print(with_flags(line), file=sys.stderr)
 
 
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Returns whether a command is called without arguments or with `--help` first."""
+    return not arguments or arguments[0] in ("-h", "--help")
+
+
 def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Returns the arguments before `--`, and the arguments after `--`."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)

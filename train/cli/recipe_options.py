@@ -117,10 +117,8 @@ class RecipeParser(OptionParser):
         # These options determine the defaults, so read them before the other options are parsed.
         first = {x: _value_of(x, self._options) for x in ("preset", "init_from", OBJECTIVE)}
         preset = first["preset"]
-        require(
-            preset != "" and not (preset or "").startswith("--"),
-            f"--preset has no value: add a value (see flaxzoo {command} {name} --help)",
-        )
+        problem = f"--preset has no value: add a value (see flaxzoo {command} {name} --help)"
+        require(preset != "" and not (preset or "").startswith("--"), problem)
         self.everything = "--help-all" in self._options
         helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
         run = Path(_value_of("workdir", self._options) or default_workdir(arguments[0]))

@@ -128,11 +128,8 @@ def export_model(
     # Adapters are exported without the parameters of their base.
     if form == "peft":
         require(not generator, "generator applies to the parameters of a run, not to the form peft")
-        require(
-            dtype == "float32",
-            f"adapters are written in float32, not {dtype}: leave the dtype out",
-            error=RunError,
-        )
+        problem = f"adapters are written in float32, not {dtype}: leave the dtype out"
+        require(dtype == "float32", problem, RunError)
         return _write_peft(folder, output, step=step, base=base, ema=ema)
     require(base is None, f"base {base!r} applies to the form peft, not to {form}: leave base out")
     config, tokenizer = open_run(folder)
@@ -226,11 +223,8 @@ def _write_safetensors(exported: Exported, output: Path) -> list[str]:
 
 
 def _write_npz(exported: Exported, output: Path) -> list[str]:
-    require(
-        exported.dtype != "bfloat16",
-        "npz has no bfloat16: choose float16 or float32, or the form safetensors",
-        RunError,
-    )
+    problem = "npz has no bfloat16: choose float16 or float32, or the form safetensors"
+    require(exported.dtype != "bfloat16", problem, RunError)
     content = io.BytesIO()
     # `Any`, because a type checker cannot know that no array is named like a keyword of `savez`.
     arrays: dict[str, Any] = exported.arrays()
@@ -240,11 +234,8 @@ def _write_npz(exported: Exported, output: Path) -> list[str]:
 
 
 def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
-    require(
-        exported.dtype == "float32",
-        f"a program takes parameters of float32, not {exported.dtype}: leave the dtype out",
-        RunError,
-    )
+    problem = f"a program takes parameters of float32, not {exported.dtype}: leave the dtype out"
+    require(exported.dtype == "float32", problem, RunError)
     config = exported.config.model
     program = export_forward(exported.model)
     names = ", ".join(f"{name}=…" for name in input_names(config))

@@ -6,6 +6,7 @@ from pathlib import Path
 from ...data.common.errors import RunError
 from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
+from ...data.tokenizers.base import Tokenizer
 from ...data.tokenizers.load import load_tokenizer
 from ...models.adapters.peft import PeftAdapter, is_peft_folder
 from ...models.finite import check_finite
@@ -24,7 +25,7 @@ from ...models.loading import load
 from ...models.registry import family_name
 from ...models.run_files import IMPORTED_FROM, is_foreign, read_fields
 from ...models.text.folder import beam_search_defaults, generation_defaults, vocabulary_note
-from ..config import to_dict
+from ..config import TrainConfig, to_dict
 from ..runs.load_run import config_of_model, open_run
 from ..runs.params_only_run import check_not_existing, make_params_only_run
 from ..state import count_parameters
@@ -53,27 +54,8 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     """
     output = Path(output)
     check_not_existing(output)
-    adapted = folder = local_folder(source)
-    if is_peft_folder(adapted):
-        adapter = PeftAdapter.read(adapted)
-        folder = local_folder(adapter.base(base))
-        config, tokenizer = open_run(folder)
-        tuned = adapter.model_config(config.model)
-        # The adapter's tokenizer may have further tokens or a different chat template.
-        if (adapted / TOKENIZER_FILE).is_file():
-            tokenizer = load_tokenizer(adapted)
-            check_vocabulary(tokenizer, tuned, f"the tokenizer of {adapted}")
-        # If the base is a run with adapters, these adapters are merged as well.
-        config = dataclasses.replace(config, lora=None)
-        config = config if tuned == config.model else config_of_model(tuned)
-    else:
-        require(
-            base is None, f"{folder} is not an adapter of peft: leave base {base} out", RunError
-        )
-        require(
-            is_foreign(read_fields(folder)), f"{folder} is a run folder already: copy it", RunError
-        )
-        config, tokenizer = open_run(folder)
+    adapted = local_folder(source)
+    folder, config, tokenizer = _opened(adapted, base)
     # config.json keeps this order of the fields: model, train, origin, generation settings.
     train = to_dict(config)
     origin = str(adapted.resolve() if Path(source).exists() else source)
@@ -110,3 +92,24 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     note = vocabulary_note(folder, model, tokenizer)
     described = f"{kind}, {count_parameters(params):,} parameters, from {source}"
     return described if note is None else f"{described}; {note}"
+
+
+def _opened(source: Path, base: str | Path | None) -> tuple[Path, TrainConfig, Tokenizer]:
+    """Returns the folder of a model or of an adapter's base, its configuration and tokenizer."""
+    if not is_peft_folder(source):
+        problem = f"{source} is not an adapter of peft: leave base {base} out"
+        require(base is None, problem, RunError)
+        problem = f"{source} is a run folder already: copy it"
+        require(is_foreign(read_fields(source)), problem, RunError)
+        return source, *open_run(source)
+    adapter = PeftAdapter.read(source)
+    folder = local_folder(adapter.base(base))
+    config, tokenizer = open_run(folder)
+    tuned = adapter.model_config(config.model)
+    # The adapter's tokenizer may have further tokens or a different chat template.
+    if (source / TOKENIZER_FILE).is_file():
+        tokenizer = load_tokenizer(source)
+        check_vocabulary(tokenizer, tuned, f"the tokenizer of {source}")
+    # If the base is a run with adapters, these adapters are merged as well.
+    config = dataclasses.replace(config, lora=None)
+    return folder, config if tuned == config.model else config_of_model(tuned), tokenizer

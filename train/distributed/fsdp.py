@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from ...models.mesh_axes import BATCH_AXES
+from ...models.mesh_axes import BATCH_AXES, num_shards
 from ...models.nn.stack import layers_read_by
 from ...models.nn.typing import Array, Params, PyTree
 from ..mesh import Gather
@@ -91,9 +91,9 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     # The specs of `shard_map` name only the axes that it is manual over.
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
     # Each device gets its rows; the compiler divides them further over the other axes.
-    by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in axes))
+    by_row = PartitionSpec(tuple(filter(axes.__contains__, BATCH_AXES)))
     # Whether all other axes have a single device.
-    alone = math.prod(mesh.shape[axis] for axis in axes) == mesh.size
+    alone = num_shards(mesh, axes) == mesh.size
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     wire = Wire(way.dtype, scatter_stages(mesh.shape["fsdp"]) if on_tpu else ())
     gathering = _gathering_per_layer if way.per_layer else _gathering_first
@@ -128,7 +128,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
 
 def _only(sharding: NamedSharding, axes: tuple[str, ...]) -> PartitionSpec:
     """Restricts a sharding to some axes of the mesh."""
-    kept = (tuple(axis for axis in axes_of(over) if axis in axes) for over in sharding.spec)
+    kept = (tuple(filter(axes.__contains__, axes_of(over))) for over in sharding.spec)
     return PartitionSpec(*(over or None for over in kept))
 
 
@@ -200,7 +200,7 @@ def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
         return ()
     # Row i has the devices (i, 0) to (i, b - 1). The first stage uses the columns.
     indices = [list(range(first, first + inner)) for first in range(0, num_devices, inner)]
-    return [list(group) for group in zip(*indices, strict=True)], indices
+    return list(map(list, zip(*indices, strict=True))), indices
 
 
 def _scattered_in_stages(

@@ -105,8 +105,8 @@ def visible_gpus() -> list[str]:
     # An empty variable hides all GPUs, and a missing variable hides none.
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [name for name in named.split(",") if name]
-    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+        return list(filter(None, named.split(",")))
+    return list(map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*"))))))
 
 
 def free_port() -> int:

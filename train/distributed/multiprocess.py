@@ -83,11 +83,8 @@ def has_others(environment: Mapping[str, str]) -> bool:
 
 def _connect(seconds: int) -> None:
     address, count, index = os.environ.get(ADDRESS), _number(COUNT), _number(INDEX)
-    require(
-        count is None or index is None or index < count,
-        f"{INDEX} {index} is not below {COUNT} {count}: count from 0",
-        RunError,
-    )
+    problem = f"{INDEX} {index} is not below {COUNT} {count}: count from 0"
+    require(count is None or index is None or index < count, problem, RunError)
     # End with a message before the timeout of jax, which ends the process with a traceback.
     alone = threading.Timer(seconds, _give_up, (seconds, address, count))
     alone.daemon = True
@@ -108,8 +105,8 @@ def _connect(seconds: int) -> None:
 
 def _number(name: str) -> int | None:
     value = os.environ.get(name)
-    if value is not None and not value.isdecimal():
-        raise RunError(f"{name} {value!r} is not a number: give a number, counted from 0")
+    problem = f"{name} {value!r} is not a number: give a number, counted from 0"
+    require(value is None or value.isdecimal(), problem, RunError)
     return None if value is None else int(value)
 
 

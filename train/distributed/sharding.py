@@ -11,7 +11,6 @@ keys and values in each layer, but no other arrays of a sequence.
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +22,7 @@ from ...data.common.errors import UserError, counted
 from ...data.common.fields import require
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors_of
-from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES
+from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, num_shards
 from ...models.nn.typing import Params
 from ...models.registry import families, family_of
 from ..mesh import MeshConfig
@@ -83,11 +82,11 @@ def parameter_spec(
     spec: list[tuple[str, ...]] = []
     for size, logical in zip(shape, _logical_axes(name, shape, model), strict=True):
         # A mesh axis shards only the first dimension that requests it.
-        axes = tuple(axis for axis in MESH_AXES[logical] if axis in several)
+        axes = tuple(filter(several.__contains__, MESH_AXES[logical]))
         several -= {*axes}
         over = " × ".join(f"mesh.{axis} {mesh.shape[axis]}" for axis in axes)
         require(
-            size % math.prod(mesh.shape[axis] for axis in axes) == 0,
+            size % num_shards(mesh, axes) == 0,
             f"parameter {name} {shape}: dimension {size} cannot be sharded over {over}: choose a "
             f"value from {divisors_of(size)}, or change the dimension",
         )
@@ -187,7 +186,7 @@ def moment_spec(
         return whole
     *leading, last = whole
     # A block must not be divided over several shards.
-    shards = math.prod(mesh.shape[axis] for axis in axes_of(last))
+    shards = num_shards(mesh, axes_of(last))
     return PartitionSpec(*leading, last if shape[-1] % shards == 0 else None)
 
 
@@ -245,7 +244,7 @@ def has_virtual_devices() -> bool:
 
 def num_batch_shards(mesh: Mesh) -> int:
     """Returns the number of parts into which the sequences of a batch are divided."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    return num_shards(mesh, BATCH_AXES)
 
 
 def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1) -> None:

@@ -19,7 +19,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from ...data.batching import IteratorState
 from ...data.common.errors import RunError
-from ...data.common.fields import require
+from ...data.common.fields import require, without_none
 from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
 from ...models.nn.typing import PyTree
@@ -258,7 +258,7 @@ def _parts(state: TrainState) -> dict[str, PyTree]:
         FROZEN: state.frozen,
         FURTHER: state.further,
     }
-    return {name: part for name, part in parts.items() if part is not None}
+    return without_none(parts)
 
 
 def set_aside_damaged(run: Path, log: LogFn) -> None:
@@ -306,7 +306,7 @@ def _set_aside(run: Path, step: int, damage: str, log: LogFn) -> None:
 def _free_name(path: Path) -> Path:
     """Returns `path`, or the first of `path-2`, `path-3` … that does not exist."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(name for name in itertools.chain([path], numbered) if not name.exists())
+    return next(itertools.filterfalse(Path.exists, itertools.chain([path], numbered)))
 
 
 def _loss(metrics: dict[str, float]) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ...data.common.fields import require
-from ...models.adapters.lora import make_lora
+from ...models.adapters.lora import lora_of
 from ...models.mesh_axes import CONTEXT
 from ...models.registry import create
 from ..config import TrainConfig
@@ -63,7 +63,7 @@ def configured_step(
         make_optimizer(config.optimizer, config.steps, config.model, config.schedule_start),
         mesh,
         num_micro_batches=config.micro_batches,
-        adapter=None if config.lora is None else make_lora(config.lora, model),
+        adapter=lora_of(config.lora, model),
         gather=config.gather,
         parallel=config.parallel,
         device_memory=device_memory,

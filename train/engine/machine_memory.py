@@ -48,10 +48,15 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
     """
     if devices[0].platform == "cpu":
         return available_on_machine()
-    stats = [device.memory_stats() or {} for device in devices]
+    stats = memory_stats(devices)
     if not all("bytes_limit" in x for x in stats):
         return None
     return min(x["bytes_limit"] - x.get("bytes_in_use", 0) for x in stats)
+
+
+def memory_stats(devices: Sequence[Device]) -> list[dict[str, int]]:
+    """Returns what each device states about its memory; an empty dict if nothing."""
+    return [device.memory_stats() or {} for device in devices]
 
 
 def device_memory(devices: Sequence[Device]) -> int:
@@ -61,7 +66,7 @@ def device_memory(devices: Sequence[Device]) -> int:
     """
     if devices[0].platform == "cpu":
         return 0
-    return min((device.memory_stats() or {}).get("bytes_limit", 0) for device in devices)
+    return min(x.get("bytes_limit", 0) for x in memory_stats(devices))
 
 
 @functools.cache

@@ -46,8 +46,8 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
     rows, length = config.batch_size, config.data.length
     own = rows // num_shards // config.micro_batches
     at_once = f"{own} at once" if config.micro_batches > 1 else "at once"
-    params, optimizer, frozen = (
-        bytes_per_device(x) for x in (shapes.params, shapes.opt_state, shapes.frozen)
+    params, optimizer, frozen = map(
+        bytes_per_device, (shapes.params, shapes.opt_state, shapes.frozen)
     )
     reference = f", {in_units(frozen)} of frozen parameters" if frozen else ""
     return (

@@ -264,10 +264,8 @@ def make_init(
     Raises:
         UserError: there is an adapter, and the objective has further models.
     """
-    require(
-        adapter is None or not objective.models,
-        f"lora cannot be given with further models ({', '.join(objective.models)})",
-    )
+    problem = f"lora cannot be given with further models ({', '.join(objective.models)})"
+    require(adapter is None or not objective.models, problem)
 
     def init(rng: Key[Array, ""]) -> TrainState:
         params = init_params(model, rng)

@@ -57,8 +57,8 @@ def answers_before_and_after(
 def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference]) -> Rows:
     """Returns the rewards of the chosen and the rejected text of the first pairs."""
     texts = [text for pair in pairs[:NUM_PROMPTS] for text in (pair.chosen, pair.rejected)]
-    contexts = [without_answer(text) for text in texts]
-    completions = [_answer(text) for text in texts]
+    contexts = list(map(without_answer, texts))
+    completions = list(map(_answer, texts))
     rewards = RewardModel.of_run(folder)(contexts, completions)
     prompts = [" ".join(one.texts) for one in contexts]
     return [

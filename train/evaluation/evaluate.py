@@ -73,11 +73,8 @@ def score_run(
     """
     config, tokenizer = _open_config(folder, max_length)
     objective, generation = config.objective, config.objective.generation.get(config.data.kind)
-    require(
-        num_beams is None or generation is not None,
-        f"num_beams {num_beams} requires a translation model: leave it out for {folder}",
-        error=RunError,
-    )
+    problem = f"num_beams {num_beams} requires a translation model: leave it out for {folder}"
+    require(num_beams is None or generation is not None, problem, RunError)
     own = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length, ema=ema)
     # A policy is scored by its rewards on sampled completions, not by a loss on given completions.

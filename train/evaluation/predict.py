@@ -177,19 +177,13 @@ def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | N
         scoring = read_pair_scoring(local_folder(folder))
     if scoring is not None:
         config = _of_pairs(config, scoring)
-    require(
-        config.model.head != "none",
-        f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`",
-        error=RunError,
-    )
+    problem = f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
+    require(config.model.head != "none", problem, RunError)
     # Data without labels have no format for inputs. The error names the command for a run of such
     # data.
     command = config.objective.next_command.format(run=folder)
-    require(
-        type(config.data).input_split is not DataConfig.input_split,
-        f"{config.data.kind} data has no labels to predict: use flaxzoo {command}",
-        error=RunError,
-    )
+    problem = f"{config.data.kind} data has no labels to predict: use flaxzoo {command}"
+    require(type(config.data).input_split is not DataConfig.input_split, problem, RunError)
     return config, tokenizer, scoring
 
 
@@ -235,11 +229,8 @@ def predict_yes_no(
     split = data.input_split(path, scorer.tokenizer, ("score",))
     log(f"input: {split.summary}")
     for example in split.content:
-        require(
-            len(example.texts) == 2,
-            f"{example.location} must have a query and a document, got one text: give both",
-            error=DataError,
-        )
+        problem = f"{example.location} must have a query and a document, got one text: give both"
+        require(len(example.texts) == 2, problem, DataError)
     scores = scorer.score([example.texts for example in split.content], log)
     rows: Any = split.examples
     return rows.decode({"logits": scores[:, None]})

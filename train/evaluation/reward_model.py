@@ -121,7 +121,7 @@ class RewardModel:
         else:
             found = np.zeros(len(rows), np.float32)
             # A single process may batch rows of similar length.
-            for batch, number in padded_batches([len(row) for row in rows], self._length):
+            for batch, number in padded_batches(list(map(len, rows)), self._length):
                 chosen = [rows[i] for i in batch]
                 given = pad_batch(chosen, round_up(number, shards), self._length)
                 found[batch] = self._of_batch(*given)[: len(batch)]

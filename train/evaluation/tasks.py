@@ -255,10 +255,8 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
         opened.append(Harness(open_tasks(others), settings))
     names = [name for task in opened for name in task.names]
     twice = sorted({name for name in names if names.count(name) > 1})
-    require(
-        not twice,
-        f"tasks has several tasks with the name {', '.join(twice)}: rename a file or a folder",
-    )
+    problem = f"tasks has several tasks with the name {', '.join(twice)}: rename a file or a folder"
+    require(not twice, problem)
     return tuple(opened)
 
 

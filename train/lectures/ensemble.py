@@ -37,10 +37,8 @@ class Ensemble:
     """
 
     def __init__(self, folders: Sequence[str | Path]) -> None:
-        require(
-            not isinstance(folders, str) and len(folders) > 1,
-            f"folders must be at least two models, got {folders!r}: use one model by itself",
-        )
+        problem = f"folders must be at least two models, got {folders!r}: use one model by itself"
+        require(not isinstance(folders, str) and len(folders) > 1, problem)
         self._folders = tuple(folders)
 
     def predict(self, path: SourceLike, *, log: LogFn = print) -> list[Any]:
@@ -58,7 +56,7 @@ class Ensemble:
         Raises:
             UserError: a model is not a classifier with one label per text, or their labels differ.
         """
-        members = [Predictor.of_run(folder) for folder in self._folders]
+        members = list(map(Predictor.of_run, self._folders))
         labels = members[0].config.model.labels
         for folder, member in zip(self._folders, members, strict=True):
             target = getattr(member.config.data, "label_target", None)
@@ -104,7 +102,7 @@ class Ensemble:
         """
         check_value("max_new_tokens", max_new_tokens, PositiveInt)
         check_value("temperature", temperature, NonNegative)
-        members = [TextGenerator.of_run(folder) for folder in self._folders]
+        members = list(map(TextGenerator.of_run, self._folders))
         tokenizer = members[0].tokenizer
         ids = [*tokenizer.begins_document, *tokenizer.encode(prompt, add_special_tokens=False)]
         require(ids, "prompt must have at least one token, got an empty text: write its beginning")

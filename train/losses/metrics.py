@@ -120,7 +120,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     from seqeval.scheme import IOB2, Entities
 
     _check_tags(gold, predicted)
-    tags, predicted_tags = [list(s) for s in gold], [list(s) for s in predicted]
+    tags, predicted_tags = list(map(list, gold)), list(map(list, predicted))
     # Parse the entities once for both averages.
     entities, found = (Entities(side, IOB2, False) for side in (tags, predicted_tags))
 
@@ -220,7 +220,7 @@ def _paired(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> None:
-    lengths, predicted_lengths = ([len(tags) for tags in side] for side in (gold, predicted))
+    lengths, predicted_lengths = (list(map(len, side)) for side in (gold, predicted))
     require(
         lengths == predicted_lengths and any(lengths),
         "gold and predicted must have the same numbers of tags in each sentence, and at least one "
@@ -228,10 +228,8 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
         f"with {sum(predicted_lengths)} tags",
     )
     for tag in set(itertools.chain(*gold, *predicted)):
-        require(
-            re.fullmatch(r"O|[BI]-.+", tag),
-            f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE",
-        )
+        problem = f"tag {tag!r} is not BIO: it must be O, B-TYPE or I-TYPE"
+        require(re.fullmatch(r"O|[BI]-.+", tag), problem)
 
 
 def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, float | str]:

@@ -54,7 +54,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     def counts(batch: Batch) -> Terms:
         given = objective.inputs(batch)
         inputs = given if isinstance(given, tuple) else (given,)
-        rows = sum((_num_sequences(one) for one in inputs), jnp.float32(0))
+        rows = sum(map(_num_sequences, inputs), jnp.float32(0))
         # The balance over the batch is one value per run of the model. The balance over a sequence
         # is one value per sequence.
         balanced = jnp.float32(len(inputs)) if over_batch else rows

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from ...data.common.fields import Positive, Range, require
+from ...data.common.fields import Positive, Range, field_names, require
 from ...data.dataset import DataSplit
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...models.config import Execution, TransformerConfig
@@ -87,7 +87,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         generator = create(generator_config(model, self.generator_size), execution)
         shapes = jax.eval_shape(lambda: init_params(generator, jax.random.key(0)))
         # A family may lack some tables, such as token types.
-        tables = tuple(name for name in EMBEDDINGS if name in shapes)
+        tables = tuple(filter(shapes.__contains__, EMBEDDINGS))
         shared = tables if self.embeddings == "shared" else ()
         followed = tables if self.embeddings == "disentangled" else ()
 
@@ -147,7 +147,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
     # The heads keep their size, so the width follows from their number.
     heads = max(1, round(model.num_heads * size))
     width, embedded = heads * model.head_dim, model.position_dim
-    narrow = "d_embedding" in {field.name for field in dataclasses.fields(model)}
+    narrow = "d_embedding" in field_names(model)
     require(
         narrow or width == embedded,
         f"objective.generator_size {size} needs embeddings of {embedded} for layers of {width}, "

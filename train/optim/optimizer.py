@@ -194,7 +194,7 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
 
     factors = map_named(factor, params)
     require(
-        any(np.any(x) for x in jax.tree.leaves(factors)),
+        any(map(np.any, jax.tree.leaves(factors))),
         f"optimizer.frozen {' '.join(patterns)} freezes every parameter: leave some "
         f"parameters unfrozen",
     )

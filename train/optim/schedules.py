@@ -36,10 +36,8 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
         first_phase = make_schedule(config, steps - before)
         return lambda step: first_phase(jnp.maximum(step - before, 0))
     peak, warmup = config.peak_learning_rate, config.warmup_steps
-    require(
-        0 <= warmup < steps,
-        f"optimizer.warmup_steps must be at least 0 and below {steps}, got {warmup}",
-    )
+    problem = f"optimizer.warmup_steps must be at least 0 and below {steps}, got {warmup}"
+    require(0 <= warmup < steps, problem)
     # The peak is at the last step of the warm-up, or without a warm-up at the first step.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction

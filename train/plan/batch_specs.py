@@ -57,7 +57,7 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
     rng = np.random.default_rng(seed)
     # The number of different values by kind.
     sizes = {
-        Values.SOURCE_TOKEN: config.model.source_vocab_size or config.model.vocab_size,
+        Values.SOURCE_TOKEN: config.model.input_vocab_size,
         Values.TARGET_TOKEN: config.model.vocab_size,
         Values.TOKEN_TYPE: max(config.model.num_token_types, 1),
         Values.INDEX: config.data.length,

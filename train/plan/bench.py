@@ -12,6 +12,7 @@ from ...data.common.errors import UserError
 from ..compilation_cache import cache_hits
 from ..config import TrainConfig, objective_of
 from ..engine.compile import CompiledTrainer, NumpyBatch, compile_trainer
+from ..engine.machine_memory import memory_stats
 from ..engine.memory_summary import peak_bytes
 from ..state import TrainState, count_parameters
 from .batch_specs import model_flops, synthetic_batch
@@ -140,7 +141,7 @@ def _take_steps(
 
 def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> tuple[int, str]:
     """Returns the peak bytes of the fullest device and the source of the figure."""
-    stats = [device.memory_stats() or {} for device in devices]
+    stats = memory_stats(devices)
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"
     # Without statistics of the devices, as on a CPU, use the compiler's analysis.

@@ -81,7 +81,7 @@ class Chip(abc.ABC):
 
     def crosses(self, group: Sequence[Device]) -> bool:
         """Returns whether a group spans several units."""
-        return len({self.unit_of(device) for device in group}) > 1
+        return len(set(map(self.unit_of, group))) > 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ def matmul_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
     """Returns the FLOPs of all matmuls. Of a `cond`, only the most expensive branch is counted."""
     if isinstance(jaxpr, core.ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
-    return sum(_equation_flops(equation) for equation in jaxpr.eqns)
+    return sum(map(_equation_flops, jaxpr.eqns))
 
 
 def _equation_flops(equation: core.JaxprEqn) -> int:
@@ -36,7 +36,7 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
         assert isinstance(result, ShapedArray)
         # [M, K] times a matrix [K, N] for each row: 2 · M · K · N.
         return 2 * math.prod(left.shape) * result.shape[-1]
-    inner = [matmul_flops(jaxpr) for jaxpr in core.jaxprs_in_params(params)]
+    inner = list(map(matmul_flops, core.jaxprs_in_params(params)))
     if equation.primitive.name == "cond":
         return max(inner)
     # Only a scan has a `length`.

@@ -192,7 +192,7 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     # Libraries may also print to standard output. The worker's line is a JSON object.
     replies = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(replies) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
+        lines = list(filter(str.strip, done.stderr.splitlines())) or ["nothing"]
         raise RunError(
             f"the compiler for {topology.name} ended with status {done.returncode} and printed: "
             f"{lines[-1][:500]}"

@@ -116,25 +116,27 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
             f"would help: {MEMORY_FRACTION}=0.92 in the environment, because jax takes "
             f"{memory_fraction():.0%} of a GPU's {format_bytes(chip.memory)} (also for plan)"
         )
+    mesh, memory = plan.mesh, chip.usable_memory
     # If the state fills half of the memory, shard it over more devices first.
-    if plan.param_bytes + plan.frozen_bytes + plan.optimizer_bytes > chip.usable_memory / 2:
-        if plan.mesh["fsdp"] * plan.mesh["tensor"] < plan.num_devices:
-            yield "would help: parameters on more devices (--mesh.fsdp, --mesh.tensor)"
-        else:
-            yield "would help: more devices, or a chip with more memory"
-    if config.optimizer.state_dtype == "float32" and plan.optimizer_bytes > chip.usable_memory / 4:
-        yield "would help: --optimizer.state-dtype int8 (or bfloat16_stochastic)"
-    if config.gather == "step":
-        yield "would help: --gather layer"
-    if config.execution.remat != "full":
-        yield "would help: --execution.remat full"
+    is_large = plan.param_bytes + plan.frozen_bytes + plan.optimizer_bytes > memory / 2
+    is_whole = mesh["fsdp"] * mesh["tensor"] < plan.num_devices
+    has_wide_moments = config.optimizer.state_dtype == "float32"
     # A micro-batch has at least one sequence for each shard of the batch.
-    num_shards = plan.mesh["data"] * plan.mesh["fsdp"] * plan.mesh["expert"]
-    if config.batch_size // config.micro_batches > num_shards:
-        most = config.batch_size // num_shards
-        yield f"would help: more --micro-batches, up to {most} (one sequence at a time)"
-    elif plan.mesh["tensor"] == 1:
-        yield "would help: heads and vocabulary sharded over several devices (--mesh.tensor)"
+    num_shards = mesh["data"] * mesh["fsdp"] * mesh["expert"]
+    most = config.batch_size // num_shards
+    divides = config.batch_size // config.micro_batches > num_shards
+    options = {
+        "parameters on more devices (--mesh.fsdp, --mesh.tensor)": is_large and is_whole,
+        "more devices, or a chip with more memory": is_large and not is_whole,
+        "--optimizer.state-dtype int8 (or bfloat16_stochastic)": has_wide_moments
+        and plan.optimizer_bytes > memory / 4,
+        "--gather layer": config.gather == "step",
+        "--execution.remat full": config.execution.remat != "full",
+        f"more --micro-batches, up to {most} (one sequence at a time)": divides,
+        "heads and vocabulary sharded over several devices (--mesh.tensor)": not divides
+        and mesh["tensor"] == 1,
+    }
+    yield from (f"would help: {option}" for option in filter(options.get, options))
 
 
 def _uncompiled(plan: Plan) -> str:

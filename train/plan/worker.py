@@ -11,9 +11,8 @@ import jax
 from jax.sharding import Mesh
 
 from ...data.chat.policy import PolicyData
-from ...data.common.errors import UserError
 from ...data.common.fields import require
-from ...models.adapters.lora import make_lora
+from ...models.adapters.lora import lora_of
 from ...models.init import parameter_shapes
 from ...models.loading import model_config
 from ...models.nn.cache import init_cache
@@ -62,12 +61,12 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
     """
     require(config.parallel == "jit", f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
-    if mesh.shape["data"] % topology.data_multiple:
-        raise UserError(
-            f"mesh.data must be a multiple of the {topology.units} slices, because only data is "
-            f"sharded over the slow network between slices, got {mesh.shape['data']}: give a "
-            "multiple"
-        )
+    require(
+        mesh.shape["data"] % topology.data_multiple == 0,
+        f"mesh.data must be a multiple of the {topology.units} slices, because only data is "
+        f"sharded over the slow network between slices, got {mesh.shape['data']}: give a "
+        "multiple",
+    )
     memory = None if topology.chip is None else topology.chip.usable_memory
     step = configured_step(config, objective_of(config), mesh, memory)
     batch = batch_shapes(config, step)
@@ -123,7 +122,7 @@ def _with_rollout(
         temperature=objective.temperature,
         answer_length=answer_length,
         end_ids=(0,),
-        adapter=None if config.lora is None else make_lora(config.lora, model),
+        adapter=lora_of(config.lora, model),
     )
     # Shapes are enough to compile, so no array is made.
     group = objective.num_generations

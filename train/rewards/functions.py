@@ -99,10 +99,8 @@ def of_length(target: str) -> RewardFunction:
     Raises:
         UserError: the target is not a number above 0.
     """
-    require(
-        target.isdecimal() and int(target) > 0,
-        f"the reward length:{target} must have a number of characters above 0, as length:40",
-    )
+    problem = f"the reward length:{target} must have a number of characters above 0, as length:40"
+    require(target.isdecimal() and int(target) > 0, problem)
     number = int(target)
     return _each(lambda completion: max(0.0, 1 - abs(len(completion) - number) / number))
 

@@ -92,7 +92,7 @@ def head_parameters(model: TransformerConfig) -> list[str]:
 
 def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
     """Returns the differing fields that explain different shapes, for a message."""
-    theirs, ours = (dataclasses.asdict(config) for config in (source, model))
+    theirs, ours = map(dataclasses.asdict, (source, model))
     wrong = [
         f"model.{field} is {theirs[field]} in its configuration and {ours[field]} in this run"
         for field in SIZES

@@ -146,8 +146,5 @@ def check_sample_prompt(model: TransformerConfig, tokenizer: Tokenizer, prompt: 
             error=RunError,
         )
     else:
-        require(
-            head in CAUSAL_HEADS,
-            f"sample_prompt is not supported by a model with the head {head}: leave it out",
-            error=RunError,
-        )
+        problem = f"sample_prompt is not supported by a model with the head {head}: leave it out"
+        require(head in CAUSAL_HEADS, problem, RunError)

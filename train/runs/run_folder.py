@@ -109,41 +109,16 @@ def prepare_run(
         DataError: The data cannot be downloaded, read or split into examples.
         RunError: The folder contains a different run, or is not a run folder.
     """
-    require(
-        config.lora is None or config.init_from is not None,
-        "lora trains adapters to an existing model: give its folder or name (--init-from)",
-        error=RunError,
-    )
+    problem = "lora trains adapters to an existing model: give its folder or name (--init-from)"
+    require(config.lora is None or config.init_from is not None, problem, RunError)
     existing = (folder / CONFIG_FILE).is_file()
-    require(
-        existing or not extend,
-        f"{folder} has no run to extend: give the folder of a run",
-        error=RunError,
-    )
+    problem = f"{folder} has no run to extend: give the folder of a run"
+    require(existing or not extend, problem, RunError)
     # A run in the folder must match the configuration. A folder without a run must be empty.
     if existing:
-        writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
-        if writer not in (None, own):
-            log(f"{folder} was made by flaxzoo {writer} (this is {own})")
-        config, tokenizer = _existing_run(config, folder, custom, extend=extend)
-        # Checkpoints of adapters do not contain the base, so such a run reads it at every start.
-        begins = not steps(folder) or config.lora is not None
-        plan = _init_from_plan(config) if begins else None
+        config, tokenizer, plan = _continued(config, folder, custom, log, extend=extend)
     else:
-        _check_empty(folder)
-        given = config.model.vocab_size
-        # The settings may be copied from another run, whose last stage does not apply to this run.
-        config = dataclasses.replace(config, stage=None)
-        # The vocabulary determines the shapes of the parameters, so plan the source of the
-        # parameters after the vocabulary.
-        config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
-        plan = _init_from_plan(config)
-        config = _with_new_parameters(config, plan)
-        if plan is None and 1 < given < config.model.vocab_size:
-            log(
-                f"model.vocab_size {given:,} is too small for the vocabulary: the model has "
-                f"{config.model.vocab_size:,}"
-            )
+        config, tokenizer, plan = _begun(config, folder, custom, log)
     if plan is not None:
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
     # First check everything that needs no data, because reading the data may take long.
@@ -173,6 +148,40 @@ def prepare_run(
             f"warm-up: {fitting} of the {run.config.steps} steps, because {warmup} steps do not fit"
         )
     return run
+
+
+def _continued(
+    config: TrainConfig, folder: Path, custom: Custom, log: LogFn, *, extend: bool
+) -> tuple[TrainConfig, Tokenizer, InitFromPlan | None]:
+    """Returns the configuration, the tokenizer and the initial parameters of an existing run."""
+    writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
+    if writer not in (None, own):
+        log(f"{folder} was made by flaxzoo {writer} (this is {own})")
+    config, tokenizer = _existing_run(config, folder, custom, extend=extend)
+    # Checkpoints of adapters do not contain the base, so such a run reads it at every start.
+    begins = not steps(folder) or config.lora is not None
+    return config, tokenizer, _init_from_plan(config) if begins else None
+
+
+def _begun(
+    config: TrainConfig, folder: Path, custom: Custom, log: LogFn
+) -> tuple[TrainConfig, Tokenizer, InitFromPlan | None]:
+    """Returns the configuration, the tokenizer and the initial parameters of a new run."""
+    _check_empty(folder)
+    given = config.model.vocab_size
+    # The settings may be copied from another run, whose last stage does not apply to this run.
+    config = dataclasses.replace(config, stage=None)
+    # The vocabulary determines the shapes of the parameters, so plan the source of the parameters
+    # after the vocabulary.
+    config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
+    plan = _init_from_plan(config)
+    config = _with_new_parameters(config, plan)
+    if plan is None and 1 < given < config.model.vocab_size:
+        log(
+            f"model.vocab_size {given:,} is too small for the vocabulary: the model has "
+            f"{config.model.vocab_size:,}"
+        )
+    return config, tokenizer, plan
 
 
 def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
@@ -317,7 +326,7 @@ def fit_model(
     if labels is None:
         labels = config.model.labels
     else:
-        heads = [x for x in config.objective.heads(config.data) if x in model.heads]
+        heads = list(filter(model.heads.__contains__, config.objective.heads(config.data)))
     require(
         heads,
         f"{family_name(model)} has no head for {config.data.kind} data (it has "

@@ -74,15 +74,11 @@ class ChatFields(TextFields):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.messages, "messages must have at least one message, got none")
-        require(
-            self.logprobs or not self.top_logprobs,
-            f"top_logprobs must be 0 unless logprobs is true, got {self.top_logprobs}",
-        )
+        problem = f"top_logprobs must be 0 unless logprobs is true, got {self.top_logprobs}"
+        require(self.logprobs or not self.top_logprobs, problem)
         both = self.max_tokens, self.max_completion_tokens
-        require(
-            None in both or both[0] == both[1],
-            f"max_tokens must equal max_completion_tokens, got {both[0]} and {both[1]}",
-        )
+        problem = f"max_tokens must equal max_completion_tokens, got {both[0]} and {both[1]}"
+        require(None in both or both[0] == both[1], problem)
 
     @property
     def limit(self) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...data.chat_templates.chat_template import text_of_part
-from ...data.common.fields import FieldError, check_value
+from ...data.common.fields import FieldError, check_value, without_none
 from ...models.text.chat.tools.tool import Tool, ToolCall
 from .fields import ApiError
 
@@ -92,7 +92,7 @@ def read_message(message: JsonFields, number: int, *, in_content: bool) -> dict[
         ApiError: its content or a call has another form.
     """
     # A message with calls may have no content, but every template reads the content.
-    result = {"content": "", **{name: x for name, x in message.items() if x is not None}}
+    result = {"content": "", **without_none(message)}
     place = f"messages[{number}]"
     content, given = checked(result, MESSAGE, "messages", place)
     calls = [_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(given or ())]

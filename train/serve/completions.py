@@ -61,10 +61,8 @@ class CompletionFields(TextFields):
         require(
             self.max_tokens or self.echo, "max_tokens must be at least 1 unless echo is true, got 0"
         )
-        require(
-            1 <= len(self.prompts) <= MOST_PROMPTS,
-            f"prompt must be 1 to {MOST_PROMPTS} texts, got {len(self.prompts)}",
-        )
+        problem = f"prompt must be 1 to {MOST_PROMPTS} texts, got {len(self.prompts)}"
+        require(1 <= len(self.prompts) <= MOST_PROMPTS, problem)
 
     @property
     def prompts(self) -> Sequence[str | tuple[int, ...]]:

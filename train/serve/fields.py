@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from ...data.common.errors import UserError, misspelled
-from ...data.common.fields import FieldError, make_record
+from ...data.common.fields import FieldError, make_record, without_none
 from ...data.common.json_text import JsonObject
 
 Fields = TypeVar("Fields")
@@ -104,7 +104,7 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
     Raises:
         ApiError: a field is unknown or missing, or has a value that it does not allow.
     """
-    given = {name: value for name, value in body.items() if value is not None}
+    given = without_none(body)
     known = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore
     # Report unknown fields first, because a misspelled field also seems to be missing.
     unknown = next((name for name in given if name not in known), None)
@@ -123,5 +123,5 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
         raise ApiError(400, message, code="invalid_value") from None
     except UserError as error:
         # An error about several fields has only a message, so name the first field in the message.
-        name = next((word for word in str(error).split() if word in known), None)
+        name = next(filter(known.__contains__, str(error).split()), None)
         raise ApiError(400, str(error), name, "invalid_value") from None

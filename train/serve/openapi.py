@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ...data.common.fields import Range, field_docs
+from ...data.common.fields import Range, field_docs, without_none
 from .app import Endpoint, Service
 
 Schema = dict[str, Any]
@@ -120,7 +120,7 @@ def _content(name: str) -> Schema:
 
 
 def _stated(**values: Any) -> Schema:
-    return {name: value for name, value in values.items() if value is not None}
+    return without_none(values)
 
 
 def _json_default(field: Any) -> Any:
@@ -145,7 +145,7 @@ def _with_ranges(hint: object, *rules: object) -> Schema:
 
 
 def _union(*hints: object) -> Schema:
-    return {"anyOf": [schema_of(hint) for hint in hints]}
+    return {"anyOf": list(map(schema_of, hints))}
 
 
 def _array(item: object, *rest: object) -> Schema:

@@ -84,10 +84,8 @@ class TextFields(Checked):
             len(self.logit_bias) <= MOST_BIASES,
             f"logit_bias must have at most {MOST_BIASES:,} tokens, got {len(self.logit_bias):,}",
         )
-        require(
-            self.stream or self.stream_options is None,
-            "stream_options must be left out unless stream is true",
-        )
+        problem = "stream_options must be left out unless stream is true"
+        require(self.stream or self.stream_options is None, problem)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -130,8 +128,6 @@ def seeds_of(fields: TextFields, number: int) -> list[int]:
 
 
 def _token_id(name: str) -> int:
-    require(
-        name.isascii() and name.isdigit() and len(name) < 10,
-        f"logit_bias must have token ids as names, got {name[:20]!r}",
-    )
+    problem = f"logit_bias must have token ids as names, got {name[:20]!r}"
+    require(name.isascii() and name.isdigit() and len(name) < 10, problem)
     return int(name)

@@ -77,7 +77,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
         section, _, own = name.rpartition(".")
         sections.setdefault(section, []).append(f"{own} = {_toml(value)}")
     titled = [[f"[{title}]"] * bool(title) + lines for title, lines in sections.items()]
-    text = "\n\n".join("\n".join(lines) for lines in titled)
+    text = "\n\n".join(map("\n".join, titled))
     write_file(file, f"{text}\n".encode())
 
 

@@ -9,6 +9,7 @@ from ....data.common.fields import (
     Positive,
     PositiveInt,
     Seed,
+    without_none,
 )
 from ....models.decoding.request import LengthPenalty, NewTokens, NumBeams, TopP
 from ..options import RunName
@@ -65,7 +66,7 @@ class SamplingArguments(ContextArguments):
     def requested(self) -> dict[str, int | float]:
         """Returns the given options as keyword arguments of `models.generate`."""
         given = {name: getattr(self, name, None) for name in REQUESTED}
-        return {name: value for name, value in given.items() if value is not None}
+        return without_none(given)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....data.common.errors import UserError
-from ....data.common.fields import NonNegativeInt, Seed
+from ....data.common.fields import NonNegativeInt, Seed, require
 from ....models.decoding.request import NewTokens
 from ...compilation_cache import enable_compilation_cache
 from ..options import log, parse
@@ -73,7 +73,7 @@ def chat_command(arguments: list[str]) -> None:
         instructions=parsed.system,
         seed=parsed.seed,
         stop_strings=parsed.stop_strings,
-        tools=[_tool(name) for name in parsed.tools],
+        tools=list(map(_tool, parsed.tools)),
         max_calls=parsed.max_calls,
         template=None if parsed.template is None else ChatTemplate.of_folder(parsed.template),
         **parsed.requested(),
@@ -142,7 +142,7 @@ def _answer(conversation: "Conversation", line: str, transcript: Path | None) ->
 def _unused_name(path: Path) -> Path:
     """Returns the first of `NAME-1.jsonl`, `NAME-2.jsonl`, … that does not exist."""
     names = (path.with_name(f"{path.stem}-{i}{path.suffix}") for i in itertools.count(1))
-    return next(name for name in names if not name.exists())
+    return next(itertools.filterfalse(Path.exists, names))
 
 
 def _printable(text: str) -> str:
@@ -174,8 +174,7 @@ def _obey(conversation: "Conversation", line: str, transcript: Path | None) -> N
             log(f"saved the earlier turns in {kept}")
         conversation.reset()
     elif command == "/save":
-        if not text:
-            raise UserError("/save has no file: name a file, as in /save conversation.jsonl")
+        require(text, "/save has no file: name a file, as in /save conversation.jsonl")
         conversation.save(os.path.expanduser(text))
         log(f"saved {text}")
     elif command == "/help":

@@ -61,10 +61,8 @@ def embed_command(arguments: list[str]) -> None:
     texts = read_lines(parsed.input)
     is_sparse = kind_of(local_folder(parsed.run)) == "SparseEncoder"
     wanted = ".jsonl" if is_sparse else ".npy"
-    require(
-        parsed.output.suffix == wanted,
-        f"--output {parsed.output} must have the ending {wanted} for this model",
-    )
+    problem = f"--output {parsed.output} must have the ending {wanted} for this model"
+    require(parsed.output.suffix == wanted, problem)
     if is_sparse:
         require(
             parsed.pooling is None and parsed.normalize is None,

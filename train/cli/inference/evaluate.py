@@ -4,7 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ....data.common.errors import UserError
 from ....data.common.fields import NonNegativeInt, PositiveInt, Seed, require
 from ....data.common.json_text import to_json
 from ....models.decoding.request import NumBeams
@@ -125,11 +124,11 @@ def _check(parsed: EvaluateArguments) -> None:
     mode = next((x for x in chosen if x[2:].replace("-", "_") in given), usual)
     for name in given:
         modes = [mode for mode, options in OPTIONS_OF.items() if name in options]
-        if modes and mode not in modes:
-            raise UserError(
-                f"--{name.replace('_', '-')} applies to {' and '.join(modes)}, not to {mode}: "
-                "leave one of them out"
-            )
+        require(
+            not modes or mode in modes,
+            f"--{name.replace('_', '-')} applies to {' and '.join(modes)}, not to {mode}: "
+            "leave one of them out",
+        )
     if mode == "--shots":
         require(parsed.data, "--shots needs examples: give --data SOURCE, or --tasks")
     if mode == "--tasks":

@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ....data.common.errors import UserError
+from ....data.common.fields import require
 from ...compilation_cache import enable_compilation_cache
 from ..options import log, parse
 from .arguments import DecodingArguments
@@ -36,8 +37,8 @@ class GenerateArguments(DecodingArguments):
 def generate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo generate RUN --prompt TEXT`."""
     parsed = parse(GenerateArguments, arguments, "flaxzoo generate")
-    if parsed.prompt_file is not None and parsed.prompt != ("",):
-        raise UserError("--prompt and --prompt-file are both given: leave one out")
+    problem = "--prompt and --prompt-file are both given: leave one out"
+    require(parsed.prompt_file is None or parsed.prompt == ("",), problem)
     enable_compilation_cache()
     from ....data.common.progress import Progress
     from ....models.text.completions import completed_to_json, read_prompts
@@ -119,11 +120,11 @@ def check_requested(parsed: DecodingArguments) -> None:
     Raises:
         UserError: an option is out of range, or without effect.
     """
-    if parsed.num_assistant_tokens is not None and parsed.assistant_model is None:
-        raise UserError(
-            f"--num-assistant-tokens {parsed.num_assistant_tokens} requires a draft model: "
-            f"give --assistant-model, or leave it out"
-        )
+    require(
+        parsed.num_assistant_tokens is None or parsed.assistant_model is not None,
+        f"--num-assistant-tokens {parsed.num_assistant_tokens} requires a draft model: "
+        f"give --assistant-model, or leave it out",
+    )
     from ....models.text.generate import merged_request
 
     # The folder may set the number of beams, so the length penalty cannot be checked yet without

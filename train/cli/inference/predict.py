@@ -84,7 +84,7 @@ def fill_mask_command(arguments: list[str]) -> None:
         return
     masks = filler(parsed.text, top_k=parsed.top_k)
     if parsed.json:
-        listed = [[dataclasses.asdict(candidate) for candidate in mask] for mask in masks]
+        listed = [list(map(dataclasses.asdict, mask)) for mask in masks]
         print(to_json({"masks": listed}))
         return
     for mask in masks:

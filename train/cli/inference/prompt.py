@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ....data.common.errors import UserError
-from ....data.common.fields import NonNegative, NonNegativeInt, Seed
+from ....data.common.fields import NonNegative, NonNegativeInt, Seed, require
 from ....data.common.json_text import to_json
 from ....models.decoding.request import NewTokens
 from ...compilation_cache import enable_compilation_cache
@@ -78,13 +78,13 @@ class PromptArguments(DecodingArguments):
 def prompt_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prompt RUN --examples FILE --shots K --query TEXT`."""
     parsed = parse(PromptArguments, arguments, "flaxzoo prompt")
-    if bool(parsed.query) == (parsed.query_file is not None):
-        raise UserError("prompt needs either --query TEXT or --query-file FILE")
-    if parsed.pattern is not None and parsed.labels:
-        raise UserError("--pattern and --labels are both given: leave one out")
+    problem = "prompt needs either --query TEXT or --query-file FILE"
+    require(bool(parsed.query) != (parsed.query_file is not None), problem)
+    problem = "--pattern and --labels are both given: leave one out"
+    require(parsed.pattern is None or not parsed.labels, problem)
     few_shot, queries = _few_shot(parsed)
     # Build all prompts first, so that a missing field fails before the model is loaded.
-    prompts = [few_shot.prompt(query) for query in queries]
+    prompts = list(map(few_shot.prompt, queries))
     if parsed.show:
         print("\n----\n".join(prompts))
         return
@@ -130,8 +130,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
     queries = prompt_examples(file, "validation") if file is not None and named else []
     if named and parsed.task is not None:
         queries = [query for query in queries if query.task == parsed.task]
-        if not queries:
-            raise UserError(f"{file} has no query of the task {parsed.task!r}: check --task")
+        require(queries, f"{file} has no query of the task {parsed.task!r}: check --task")
     pattern = _pattern(parsed, (examples or queries)[:1])
     if not named:
         # Plain texts need the pattern, which names their fields.
@@ -139,8 +138,8 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
         queries = [_query(text, pattern, parsed.task) for text in texts]
     # Show as many examples as given, up to the maximum.
     shots = min(MOST_SHOTS, len(examples)) if parsed.shots is None else parsed.shots
-    if shots and not examples:
-        raise UserError(f"--shots {shots} needs examples to choose from: give --examples FILE")
+    problem = f"--shots {shots} needs examples to choose from: give --examples FILE"
+    require(not shots or examples, problem)
     return FewShot(pattern, examples, shots, parsed.seed, parsed.balanced), queries
 
 
@@ -170,7 +169,6 @@ def _pattern(parsed: PromptArguments, first: "list[PromptExample]") -> "PromptPa
 
     if parsed.pattern is not None:
         return prompt_pattern(parsed.pattern)
-    if not first:
-        raise UserError("--query without --examples needs a pattern: give --pattern")
+    require(first, "--query without --examples needs a pattern: give --pattern")
     fields = [name for name in first[0].fields if name != "task"]
     return PromptPattern.of_labels(parsed.labels, fields) if parsed.labels else pattern_for(fields)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ....data.common.errors import UserError
-from ....data.common.fields import Range
+from ....data.common.fields import Range, require
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
 from ..options import OutputPath, log, parse
@@ -41,8 +41,8 @@ class RankArguments(SamplingArguments):
 def rank_command(arguments: list[str]) -> None:
     """Runs `flaxzoo rank RUN OUTPUT --prompt TEXT`."""
     parsed = parse(RankArguments, arguments, "flaxzoo rank")
-    if bool(parsed.prompt) == (parsed.prompt_file is not None):
-        raise UserError("rank needs either --prompt TEXT or --prompt-file FILE")
+    problem = "rank needs either --prompt TEXT or --prompt-file FILE"
+    require(bool(parsed.prompt) != (parsed.prompt_file is not None), problem)
     enable_compilation_cache()
     from ....data.common.progress import Progress
     from ....models.text.chat.conversation import answer_options
@@ -136,10 +136,10 @@ def read_ranking(line: str, number: int) -> Iterator[Sequence[int]]:
         and len(set(named)) == len(named)
         and len(ranks) != 1
     )
-    if not is_valid:
-        raise UserError(
-            f"the ranking must be different numbers from 1 to {number}, the best first, as in 2 1 "
-            f"or 2 1=3, got {line!r}"
-        )
+    require(
+        is_valid,
+        f"the ranking must be different numbers from 1 to {number}, the best first, as in 2 1 "
+        f"or 2 1=3, got {line!r}",
+    )
     for rank in ranks:
         yield [int(word) - 1 for word in rank]

@@ -41,18 +41,12 @@ class ScoreArguments(ContextArguments):
 def score_command(arguments: list[str]) -> None:
     """Runs `flaxzoo score RUN --text TEXT`."""
     parsed = parse(ScoreArguments, arguments, "flaxzoo score")
-    require(
-        bool(parsed.text) != (parsed.input is not None),
-        "score requires either --text TEXT or --input FILE (see flaxzoo score --help)",
-    )
-    require(
-        not parsed.source or parsed.source_input is None,
-        "--source and --source-input are both given: leave one out",
-    )
-    require(
-        not parsed.whole or parsed.input is not None,
-        "--whole requires --input: give it, or leave --whole out",
-    )
+    problem = "score requires either --text TEXT or --input FILE (see flaxzoo score --help)"
+    require(bool(parsed.text) != (parsed.input is not None), problem)
+    problem = "--source and --source-input are both given: leave one out"
+    require(not parsed.source or parsed.source_input is None, problem)
+    problem = "--whole requires --input: give it, or leave --whole out"
+    require(not parsed.whole or parsed.input is not None, problem)
     enable_compilation_cache()
     from ....data.common.files import read_lines, text_lines
     from ....models.text.score import TextScorer
@@ -139,7 +133,7 @@ def next_command(arguments: list[str]) -> None:
     if parsed.words is None:
         tokens = scorer.next_tokens(parsed.text, top_k=parsed.top_k)
         if parsed.json:
-            print(to_json({"tokens": [dataclasses.asdict(token) for token in tokens]}))
+            print(to_json({"tokens": list(map(dataclasses.asdict, tokens))}))
             return
         for token in tokens:
             print(f"{token.probability:.6f}  {token.token}")

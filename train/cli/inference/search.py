@@ -64,10 +64,8 @@ class SearchArguments:
 def search_command(arguments: list[str]) -> None:
     """Runs `flaxzoo search INDEX QUERY`."""
     parsed = parse(SearchArguments, arguments, "flaxzoo search")
-    require(
-        parsed.candidates is None or parsed.rerank is not None,
-        f"--candidates {parsed.candidates} applies to --rerank: give both, or leave it out",
-    )
+    problem = f"--candidates {parsed.candidates} applies to --rerank: give both, or leave it out"
+    require(parsed.candidates is None or parsed.rerank is not None, problem)
     enable_compilation_cache()
     from ....models.text.yes_no_scorer import open_pair_scorer
     from ...search.index import CANDIDATES, SearchIndex

@@ -39,10 +39,8 @@ class ServeArguments(RowSettings):
 def serve_command(arguments: list[str]) -> None:
     """Runs `flaxzoo serve RUN_OR_FOLDER`."""
     parsed = parse(ServeArguments, arguments, "flaxzoo serve")
-    require(
-        importlib.util.find_spec("uvicorn") is not None,
-        "serve needs the packages of the extra serve: pip install 'flaxzoo[serve]'",
-    )
+    problem = "serve needs the packages of the extra serve: pip install 'flaxzoo[serve]'"
+    require(importlib.util.find_spec("uvicorn") is not None, problem)
     # Cache quick compilations too: a server compiles many programs at its start.
     enable_compilation_cache(least_seconds=0.0)
     from ...serve.engine import Limits

@@ -8,7 +8,7 @@ from ....data.common.errors import UserError
 from ....data.common.fields import PositiveInt
 from ...compilation_cache import enable_compilation_cache
 from ...recipes import RECIPES
-from ..options import reader
+from ..options import asks_for_help, reader
 from ..recipe_options import RecipeParser
 
 DESCRIPTION = """\
@@ -18,7 +18,7 @@ batches. Reads no data, and needs only jax, flax and optax."""
 
 def bench_command(arguments: list[str]) -> None:
     """Runs `flaxzoo bench RECIPE [options]`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if asks_for_help(arguments):
         print(
             "usage: flaxzoo bench RECIPE [--timed-steps N] [--profile FOLDER] …\n\n"
             f"{DESCRIPTION}\n\nrecipes: {', '.join(RECIPES)}\n\n"

@@ -64,10 +64,8 @@ class ExportArguments:
 def export_command(arguments: list[str]) -> None:
     """Runs `flaxzoo export RUN OUTPUT`."""
     parsed = parse(ExportArguments, arguments, "flaxzoo export")
-    require(
-        parsed.file_gb is None or parsed.form == "huggingface",
-        f"--file-gb applies to --form huggingface, not to {parsed.form}: leave it out",
-    )
+    problem = f"--file-gb applies to --form huggingface, not to {parsed.form}: leave it out"
+    require(parsed.file_gb is None or parsed.form == "huggingface", problem)
     from ...convert.export import export_model
 
     notes = export_model(

@@ -3,7 +3,7 @@
 from ....data.common.errors import UserError
 from ....data.common.fields import Positive, check_value, require
 from ...recipes import RECIPES
-from ..options import log
+from ..options import asks_for_help, log
 from ..recipe_options import RecipeParser
 
 DESCRIPTION = """\
@@ -18,7 +18,7 @@ def plan_command(arguments: list[str]) -> int:
     Returns:
         0, or 1 if the step does not fit.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if asks_for_help(arguments):
         print(
             "usage: flaxzoo plan RECIPE --topology h100:8 [--mesh.fsdp N] …\n\n"
             f"{DESCRIPTION}\n\nrecipes: {', '.join(RECIPES)}\n\n"

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from ....data.common.errors import UserError
 from ....data.common.fields import PositiveInt, require
 from ....data.tokenizers.training import TokenizerKind
 from ..options import OutputPath, SourceName, log, parse
@@ -29,8 +28,7 @@ def tokenizer_command(arguments: list[str]) -> None:
     usage = "flaxzoo tokenizer train SOURCE OUTPUT [--kind KIND] [--vocab-size N]"
     if arguments[:1] in (["-h"], ["--help"]):
         arguments = ["train", "--help"]
-    if arguments[:1] != ["train"]:
-        raise UserError(f"flaxzoo tokenizer knows one action: train, as in {usage}")
+    require(arguments[:1] == ["train"], f"flaxzoo tokenizer knows one action: train, as in {usage}")
     parsed = parse(
         TokenizerArguments,
         arguments[1:],

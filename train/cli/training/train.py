@@ -13,7 +13,7 @@ from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
 from ...recipes import RECIPES
 from ...settings.settings_file import SUFFIX, write_settings
-from ..options import log, parse, reader, split_at_dashes, with_flags
+from ..options import asks_for_help, log, parse, reader, split_at_dashes, with_flags
 from ..recipe_options import RecipeParser, default_workdir
 
 
@@ -23,7 +23,7 @@ def train_command(arguments: list[str]) -> int:
     Returns:
         0, or 128 plus the signal number if a signal stopped the run, as shells do.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if asks_for_help(arguments):
         listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())
         print(
             "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n"
@@ -117,10 +117,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
     _add_options(parser, workdir)
     parsed, config = parser.read_recipe()
     if parsed.extend_to is not None:
-        require(
-            not hasattr(parsed, "steps"),
-            f"--extend-to {parsed.extend_to} is the last step: leave --steps out",
-        )
+        problem = f"--extend-to {parsed.extend_to} is the last step: leave --steps out"
+        require(not hasattr(parsed, "steps"), problem)
         config = dataclasses.replace(config, steps=parsed.extend_to)
     if parsed.workdir != workdir:  # the settings of a run, in another folder
         config = dataclasses.replace(config, stage=None)
@@ -128,12 +126,12 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
     init_from, has_checkpoints = config.init_from, (parsed.workdir / "checkpoints").is_dir()
     if init_from is None or hasattr(parsed, "init_from") or has_checkpoints:
         return parsed, config
-    if not Path(init_from).exists():
-        raise UserError(
-            f"the recipe {arguments[0]} starts from the run {init_from}, which does not exist: "
-            f"create it with flaxzoo train {Path(init_from).name}, or name another model with "
-            "--init-from"
-        )
+    require(
+        Path(init_from).exists(),
+        f"the recipe {arguments[0]} starts from the run {init_from}, which does not exist: "
+        f"create it with flaxzoo train {Path(init_from).name}, or name another model with "
+        "--init-from",
+    )
     return parsed, config
 
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ....data.chat.policy import PolicyData, PolicyExamples
 from ....data.common.errors import StepNotTaken
 from ....data.tokenizers.base import Tokenizer
-from ....models.adapters.lora import make_lora
+from ....models.adapters.lora import lora_of
 from ....models.nn.typing import Array, Float, Params
 from ....models.registry import create
 from ...config import TrainConfig
@@ -185,7 +185,7 @@ class PolicyTrainer:
         batch = {**rollout.batch, **objective.targets(total, rollout.loss_mask, scored)}
         if objective.mask_truncated:
             # Answers without an end token get no loss.
-            masks = [name for name in ("loss_mask", "value_mask") if name in batch]
+            masks = list(filter(batch.__contains__, ("loss_mask", "value_mask")))
             batch |= {name: batch[name] * rollout.ended[:, None] for name in masks}
         batch = {
             name: jax.lax.with_sharding_constraint(x, batch_sharding(mesh, x.shape))
@@ -340,7 +340,7 @@ def compile_policy_trainer(
             answer_length=settings.answer_length(data),
             end_ids=end_ids,
             num_parts=config.micro_batches * settings.num_mini_batches,
-            adapter=None if config.lora is None else make_lora(config.lora, model),
+            adapter=lora_of(config.lora, model),
         ),
         tokenizer=run.tokenizer,
         rewards=rewards_of(

@@ -67,7 +67,7 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
     )
     # Sorted gains of each query's relevant documents, padded with 0.
     sorted_gains = [sorted((x for x in one.values() if x > 0), reverse=True) for one in relevant]
-    numbers = np.array([len(gains) for gains in sorted_gains])
+    numbers = np.array(list(map(len, sorted_gains)))
     require(
         len(numbers) and numbers.min() > 0,
         "each query must have a relevant document: leave out queries without a relevant document",

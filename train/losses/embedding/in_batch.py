@@ -94,7 +94,7 @@ def multiple_negatives(
             scaled += hardness_strength * jnp.where(harder, jax.lax.stop_gradient(similar), 0.0)
         return jnp.where(counted, scaled, MASKED)
 
-    every = [logits(direction) for direction in directions]
+    every = list(map(logits, directions))
     # Compute one softmax over all candidates, or a softmax for each direction.
     softmaxes = [jnp.concatenate(every, axis=1)] if partition == "joint" else every
     normalizer = sum(jax.nn.logsumexp(x, axis=1) for x in softmaxes) / len(softmaxes)

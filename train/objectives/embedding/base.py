@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 import jax.numpy as jnp
 
-from ....data.common.fields import NonNegative, PositiveInt, require
+from ....data.common.fields import NonNegative, PositiveInt, field_names, require
 from ....data.dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ....data.embedding.embedding_data import EmbeddingData
 from ....data.embedding.embedding_examples import ScoreForm
@@ -22,7 +22,7 @@ from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding.matryoshka import matryoshka
 from ...losses.embedding.vectors import Real, Vectors, unit
 from ...losses.eval_step import Evaluation
-from ...losses.objective import Batch, Inputs, Objective, RunModel, Terms
+from ...losses.objective import Batch, FurtherModel, Inputs, Objective, RunModel, Terms
 from ...objective_config import ObjectiveConfig, Scores
 from .guide import frozen_embedder
 
@@ -100,7 +100,6 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     def build(self, data: EmbeddingData) -> Objective:
         """Returns the objective. The term of the objective is named after `kind`."""
         del data
-        guide = None if self.second_model is None else frozen_embedder(self.second_model)
 
         def counts(batch: Batch) -> Terms:
             real = Real.of(batch)
@@ -126,8 +125,12 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             predictions=vector_predictions,
             forward=self.vectors(),
             whole_batch=self.whole_batch,
-            models={} if guide is None else {GUIDE: guide},
+            models=self._models(),
         )
+
+    def _models(self) -> dict[str, FurtherModel]:
+        """Returns the frozen model that the loss reads, if any."""
+        return {} if self.second_model is None else {GUIDE: frozen_embedder(self.second_model)}
 
     def _check_batch(self, batch: Batch) -> None:
         """Checks the shapes of a batch, when a step is traced."""
@@ -139,10 +142,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             f"have {number}: give negatives, or choose another --objective.kind",
         )
         needed = "labels" if "labels" in self.accepted_scores else "scores"
-        require(
-            "none" in self.accepted_scores or needed in batch,
-            f"objective {self.kind} requires {needed}, but the batch has none",
-        )
+        problem = f"objective {self.kind} requires {needed}, but the batch has none"
+        require("none" in self.accepted_scores or needed in batch, problem)
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
@@ -217,7 +218,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         """Returns an objective of another kind with the same settings of vectors."""
         from ..table import objective_class
 
-        shared = [field.name for field in dataclasses.fields(EmbeddingObjective)]
+        shared = field_names(EmbeddingObjective)
         return objective_class(kind)(**{name: getattr(self, name) for name in shared})
 
     def initialized_from(

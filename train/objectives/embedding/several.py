@@ -8,15 +8,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ....data.common.fields import require, require_one_of
+from ....data.common.fields import field_names, require, require_one_of
 from ....data.dataset import ArraySpec, BatchSpec, Values
 from ....data.embedding.embedding_data import EmbeddingData
 from ....models.nn.typing import Array
 from ...losses.embedding.vectors import Vectors
 from ...losses.objective import Batch, Objective, Terms
 from ...objective_config import ObjectiveConfig
-from .base import DEFAULTS, GUIDE, EmbeddingObjective, embedding_inputs, vector_predictions
-from .guide import frozen_embedder
+from .base import DEFAULTS, EmbeddingObjective, embedding_inputs, vector_predictions
 
 LOSSES = (
     *("multiple_negatives", "gist", "cosent", "angle", "cosine", "contrastive", "triplet"),
@@ -70,7 +69,6 @@ class SeveralConfig(EmbeddingObjective):
             }
 
         # The guide reads every batch, even if its data set needs none.
-        guide = None if self.second_model is None else frozen_embedder(self.second_model)
         return Objective(
             coefficients={name: 1.0 for name, _, _ in chosen},
             inputs=embedding_inputs,
@@ -79,7 +77,7 @@ class SeveralConfig(EmbeddingObjective):
             predictions=vector_predictions,
             forward=self.vectors(),
             whole_batch=True,
-            models={} if guide is None else {GUIDE: guide},
+            models=self._models(),
         )
 
     @property
@@ -153,7 +151,7 @@ def _parsed(text: str, shared: Mapping[str, Any]) -> EmbeddingObjective:
     settings = {name: x for name, _, x in (option.partition("=") for option in options)}
     made = objective_class(kind)
     # Settings of vectors, such as the pooling, belong to the run and not to one data set.
-    known = {field.name for field in dataclasses.fields(made)} - shared.keys()
+    known = field_names(made) - shared.keys()
     for name in settings:
         require_one_of(f"the option of {kind} in objective.kinds", name, sorted(known))
     values = {name: _value(x) for name, x in settings.items()}

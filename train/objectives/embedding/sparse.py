@@ -11,6 +11,7 @@ from ....data.common.fields import (
     NonNegative,
     NonNegativeInt,
     Positive,
+    field_names,
     require,
     require_default,
 )
@@ -99,7 +100,7 @@ class SpladeConfig(MultipleNegativesConfig):
             f"{self.ranking}: leave temperature out",
         )
         settings = {"scale", "directions", "partition", "hardness", "hardness_strength"}
-        unused = settings - {field.name for field in dataclasses.fields(RANKINGS[self.ranking])}
+        unused = settings - field_names(RANKINGS[self.ranking])
         require_default(
             self, sorted(unused), f"requires ranking multiple_negatives, got {self.ranking}"
         )
@@ -108,8 +109,7 @@ class SpladeConfig(MultipleNegativesConfig):
     def _ranked(self) -> EmbeddingObjective:
         """The loss of the ranking, with the settings that it shares with this objective."""
         made = RANKINGS[self.ranking]
-        names = {field.name for field in dataclasses.fields(made)}
-        shared = names & {field.name for field in dataclasses.fields(self)}
+        shared = field_names(made) & field_names(self)
         return made(**{name: getattr(self, name) for name in shared})
 
     @property

@@ -44,7 +44,7 @@ class CollectiveOp:
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
     """Returns the collectives in one run of a program, except within a single device."""
     found: dict[str, CollectiveOp] = {}
-    alone = {id(instruction) for body, _ in program.runs() for instruction in body.values()}
+    alone = {id(instruction) for instruction, _, _ in program.instructions()}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
         group = first_group(instruction.attributes, num_devices)
         if len(group) == 1:
@@ -73,15 +73,14 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
 
 def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
     """Yields each collective's kind, instruction, operand bytes and number of runs."""
-    for computation, runs in program.runs(fused=True):
-        for instruction in computation.values():
-            kind = instruction.opcode.removesuffix("-start")
-            if kind not in KINDS:
-                continue
-            if kind == "all-reduce" and _is_reduce_scatter(instruction, computation):
-                kind = "reduce-scatter"
-            operands = (computation.get(name) for name in instruction.operands)
-            yield kind, instruction, sum(x.bytes for x in operands if x is not None), runs
+    for instruction, computation, runs in program.instructions(fused=True):
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in KINDS:
+            continue
+        if kind == "all-reduce" and _is_reduce_scatter(instruction, computation):
+            kind = "reduce-scatter"
+        operands = map(computation.get, instruction.operands)
+        yield kind, instruction, sum(x.bytes for x in operands if x is not None), runs
 
 
 def _is_reduce_scatter(all_reduce: Instruction, computation: Computation) -> bool:
@@ -105,24 +104,23 @@ def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collectiv
     Such collectives are printed as `send` instructions; each device has an instruction for its part
     of the array.
     """
-    for computation, runs in program.runs():
-        for instruction in computation.values():
-            kind = _MEGASCALE_KIND.search(instruction.attributes)
-            slices = _MEGASCALE_SLICES.search(instruction.attributes)
-            if instruction.opcode != "send" or kind is None or slices is None:
-                continue
-            num_slices = 0
-            # `1,2` are two slices, and `1:4` are four.
-            for item in slices[1].split(","):
-                first, _, last = item.partition(":")
-                num_slices += int(last or first) - int(first) + 1
-            name = kind[1].lower().replace("_", "-")
-            part = instruction.arrays[0].bytes
-            whole = part * num_slices if name == "all-gather" else part
-            bytes_sent = _ring_bytes(name, part, whole, num_slices)
-            # One device of each slice.
-            group = tuple(range(0, num_devices, num_devices // num_slices))
-            yield CollectiveOp(name, bytes_sent, math.ceil(runs), group)
+    for instruction, _, runs in program.instructions():
+        kind = _MEGASCALE_KIND.search(instruction.attributes)
+        slices = _MEGASCALE_SLICES.search(instruction.attributes)
+        if instruction.opcode != "send" or kind is None or slices is None:
+            continue
+        num_slices = 0
+        # `1,2` are two slices, and `1:4` are four.
+        for item in slices[1].split(","):
+            first, _, last = item.partition(":")
+            num_slices += int(last or first) - int(first) + 1
+        name = kind[1].lower().replace("_", "-")
+        part = instruction.arrays[0].bytes
+        # Only an all-gather reads the size of its result.
+        bytes_sent = _ring_bytes(name, part, part * num_slices, num_slices)
+        # One device of each slice.
+        group = tuple(range(0, num_devices, num_devices // num_slices))
+        yield CollectiveOp(name, bytes_sent, math.ceil(runs), group)
 
 
 def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
@@ -142,7 +140,7 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
     if listed := _LISTED.search(attributes):
         return tuple(integers(listed[1]))
     if iota := _IOTA.search(attributes):
-        shape, sizes, order = (integers(x) for x in iota.groups(default=""))
+        shape, sizes, order = map(integers, iota.groups(default=""))
         ids = np.arange(num_devices).reshape(sizes).transpose(order or None)
         return tuple(ids.reshape(shape)[0].tolist())
     if mesh := _MESH.search(attributes):
@@ -171,6 +169,6 @@ def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int
         index += [0, slice(None), 0]
     ids = np.arange(num_devices)
     if layout := _DEVICE_ORDER.fullmatch(order):
-        sizes, permutation = (integers(x) for x in layout.groups(default=""))
+        sizes, permutation = map(integers, layout.groups(default=""))
         ids = ids.reshape(sizes).transpose(permutation or None)
     return tuple(ids.reshape(shape)[tuple(index)].flatten().tolist())

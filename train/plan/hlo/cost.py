@@ -21,10 +21,9 @@ def matmul_flops(program: HloProgram) -> int:
     """Returns the sum of 2 · m · n · k over the matmuls of one run, including known kernels."""
     counts = {"dot": _dot_flops, "convolution": _convolution_flops, "custom-call": kernel_flops}
     total = 0.0
-    for computation, runs in program.runs(fused=True):
-        for instruction in computation.values():
-            if count := counts.get(instruction.opcode):
-                total += runs * count(instruction, computation)
+    for instruction, computation, runs in program.instructions(fused=True):
+        if count := counts.get(instruction.opcode):
+            total += runs * count(instruction, computation)
     return round(total)
 
 
@@ -49,7 +48,7 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
     result = convolution.arrays[0].shape
     # The number of input features.
     depth = right[rhs.index("i")]
-    for axis in (c for c in out if c.isdigit()):
+    for axis in filter(str.isdigit, out):
         size, window, length = (
             left[lhs.index(axis)],
             right[rhs.index(axis)],
@@ -100,10 +99,9 @@ def hbm_bytes(program: HloProgram) -> int:
     into another. If only slices of an array are used, only the bytes of the slices are counted.
     """
     total = 0.0
-    for computation, runs in program.runs():
-        for instruction in computation.values():
-            if instruction.opcode not in _NO_TRAFFIC:
-                total += runs * _instruction_bytes(instruction, computation, program)
+    for instruction, computation, runs in program.instructions():
+        if instruction.opcode not in _NO_TRAFFIC:
+            total += runs * _instruction_bytes(instruction, computation, program)
     return round(total)
 
 

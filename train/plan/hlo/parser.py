@@ -133,6 +133,14 @@ class HloProgram:
         """
         yield from self._runs(self.entry, 1.0, fused)
 
+    def instructions(
+        self, *, fused: bool = False
+    ) -> Iterator[tuple[Instruction, Computation, float]]:
+        """Yields the instructions of `runs`, each with its computation and number of runs."""
+        for computation, count in self.runs(fused=fused):
+            for instruction in computation.values():
+                yield instruction, computation, count
+
     def _runs(self, name: str, count: float, fused: bool) -> Iterator[tuple[Computation, float]]:
         computation = self.computations[name]
         yield computation, count

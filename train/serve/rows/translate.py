@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ....data.common.fields import Checked, PositiveInt
+from ....data.common.fields import Checked, PositiveInt, without_none
 from ....data.common.json_text import JsonObject
 from ....models.config import TransformerConfig
 from ....models.decoding.request import GenerationRequest, LengthPenalty, NewTokens
@@ -54,7 +54,7 @@ class TranslateFields(Checked):
             "length_penalty": self.length_penalty,
             "max_new_tokens": self.max_tokens,
         }
-        set_ones = {name: value for name, value in given.items() if value is not None}
+        set_ones = without_none(given)
         request = translator.request_with({**set_ones, "num_return_sequences": self.n})
         if request.num_beams > MOST_BEAMS:
             message = f"num_beams must be at most {MOST_BEAMS}, got {request.num_beams}"
@@ -109,7 +109,7 @@ async def translate(service: Service, fields: TranslateFields) -> JsonObject:
     return {
         "object": "list",
         "data": [
-            {"index": i, "translations": [dataclasses.asdict(one) for one in several]}
+            {"index": i, "translations": list(map(dataclasses.asdict, several))}
             for i, several in enumerate(translated)
         ],
         "model": model.name,
