@@ -89,7 +89,7 @@ def prepared_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilde
     builder = open_builder(source)
     # Test for the file, because builder.is_prepared() warns about a missing folder.
     if not Path(builder.data_dir, "dataset_info.json").is_file():
-        _download(builder, source)
+        download(builder, source)
     return builder
 
 
@@ -136,7 +136,7 @@ def _named_packages(source: Source | LabelledSource) -> Iterator[None]:
         ) from None
 
 
-def _download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource) -> None:
+def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource) -> None:
     """Downloads and prepares a published data set.
 
     Raises:
