@@ -84,7 +84,7 @@ def proceed(
 ) -> tuple[BeamState, Bool[Array, ""]]:
     """Adds at most `num_steps` tokens to all targets; returns whether the search has ended.
 
-    The other arguments are those of `begin`.
+    See `begin` for the other arguments.
     """
     num_beams = state.tokens.shape[1]
 
