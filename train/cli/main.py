@@ -116,8 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not platforms or _raised_in(error) != "jax._src.xla_bridge":
             raise
         return _fail(
-            f"jax finds no devices for JAX_PLATFORMS {platforms!r}: unset the variable, or install "
-            "the packages of these devices (pip install -e '.[cuda]', '.[tpu]')",
+            f"JAX_PLATFORMS {platforms!r} must name devices that jax finds: unset the variable, or "
+            "install the packages of these devices (pip install -e '.[cuda]', '.[tpu]')",
             2,
         )
     except KeyboardInterrupt:

@@ -493,7 +493,7 @@ def test_devices_that_are_not_here(tmp_path, platform):
     )
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"flaxzoo: JAX_PLATFORMS '{platform}': ")
+    assert last.startswith(f"flaxzoo: JAX_PLATFORMS '{platform}' ")
     assert "Traceback" not in done.stderr
 
 

@@ -114,7 +114,7 @@ def test_an_objective_that_counts_filler_is_warned_of(config, tmp_path):
     for objective in (CONTRASTIVE, wrong):
         run = prepare_run(config, tmp_path / "run", lines.append, Custom(objective, sentences))
         start._warn_of_counted_filler(run, objective, lines.append)
-    (warned,) = [line for line in lines if "filled up" in line]
+    (warned,) = [line for line in lines if "fill up" in line]
     assert "3 examples of zeros, which counts['pair'] " in warned
 
 
