@@ -115,7 +115,8 @@ def test_an_objective_that_counts_filler_is_warned_of(config, tmp_path):
         run = prepare_run(config, tmp_path / "run", lines.append, Custom(objective, sentences))
         start._warn_of_counted_filler(run, objective, lines.append)
     (warned,) = [line for line in lines if "fill up" in line]
-    assert "3 examples of zeros" in warned and "counts['pair'] " in warned
+    assert "3 examples of zeros" in warned
+    assert "counts['pair'] " in warned
 
 
 def contrast(config, folder, **settings):
