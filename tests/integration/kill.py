@@ -21,6 +21,7 @@ than starting them. All files are deleted at the end.
 import argparse
 import collections
 import contextlib
+import gc
 import itertools
 import json
 import multiprocessing
@@ -179,6 +180,7 @@ def read_arguments():
 
 def main():
     options = read_arguments()
+    gc.set_threshold(100_000, 50, 100)  # as in conftest.py
     draw = random.Random(options.seed)
     at = moments(draw)
     write_sources(SCRATCH)

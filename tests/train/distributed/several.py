@@ -7,6 +7,7 @@ process 1 does something (see `DEEDS`), or its compiler refuses the step (see `R
 import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import os
 import signal
@@ -90,6 +91,7 @@ def set_devices(monkeypatch, number):
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 50, 100)  # as in conftest.py
     processes.SILENCE_SECONDS = int(sys.argv[2])
     with processes.distributed_session(60):
         for config, workdir, do, at in json.loads(Path(sys.argv[1]).read_text()):
