@@ -100,10 +100,7 @@ NO_MODEL = train.FurtherModel(lambda params: None, lambda rng: {})
 @pytest.fixture(autouse=True)
 def no_guide(monkeypatch):
     monkeypatch.setattr(
-        "flaxzoo.train.objectives.embedding.base.frozen_embedder", lambda folder: None
-    )
-    monkeypatch.setattr(
-        "flaxzoo.train.objectives.embedding.several.frozen_embedder", lambda folder: NO_MODEL
+        "flaxzoo.train.objectives.embedding.base.frozen_embedder", lambda folder: NO_MODEL
     )
 
 
