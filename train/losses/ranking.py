@@ -144,12 +144,14 @@ def ranking_measures(
 ) -> dict[str, Float[Array, " B"]]:
     """Returns `ndcg@10` and `mrr@10` of each query; a document with a label above 0 is relevant.
 
-    Documents with equal scores are ranked by index. `can_be_ranked` is a mask of the queries that
-    these measures are defined for.
+    A relevant document comes after other documents with the same score, because the data list it
+    first: equal scores of all documents must not be a perfect ranking. `can_be_ranked` is a mask of
+    the queries that these measures are defined for.
     """
-    order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
+    relevant = (labels > 0) & real
+    order = jnp.lexsort((relevant, jnp.where(real, -scores, -MASKED)), axis=1)
     # Whether the document at each rank is relevant, [B, C].
-    hits = jnp.take_along_axis((labels > 0) & real, order, axis=1)
+    hits = jnp.take_along_axis(relevant, order, axis=1)
     ranks = jnp.arange(1, hits.shape[1] + 1)
     discounts = jnp.where(ranks <= CUTOFF, 1 / jnp.log2(1.0 + ranks), 0.0)
     # The ideal order has all relevant documents first.

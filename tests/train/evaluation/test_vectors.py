@@ -4,12 +4,17 @@ import types
 import warnings
 from unittest.mock import Mock
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from flaxzoo import data, train
 from flaxzoo.train.evaluation.vectors import nearest as nearest_file
+from flaxzoo.train.evaluation.vectors.held_out import vector_scores
 from flaxzoo.train.evaluation.vectors.ranking import ranking_scores
+from flaxzoo.train.losses.embedding.in_batch import is_nearest
+from flaxzoo.train.losses.embedding.vectors import Real, Vectors
+from flaxzoo.train.losses.eval_step import Evaluation
 
 NUMBER = 40
 
@@ -196,7 +201,7 @@ BAD = [
     (lambda: train.nearest(X, X[:, :5]), "width 8 .* got 5"),
     (lambda: train.nearest(X, X[:0]), "documents .*one row"),
     (lambda: train.nearest(X, X, 0), "top_k .*got 0"),
-    (lambda: train.retrieval_scores(X, X, [{0: 1.0}]), "relevant .*1 queries, .*rankings 3"),
+    (lambda: train.retrieval_scores(X, X, [{0: 1.0}]), "relevant .*1 queries, .*ranked has 3"),
     (lambda: train.retrieval_scores(X, X, [{0: 1.0}, {}, {1: 0.0}]), "relevant"),
     (lambda: train.similarity_scores(X, X[:2], [1, 2, 3]), r"got \[3, 8\] and \[2, 8\]"),
     (lambda: train.similarity_scores(X, X[::-1], [1, 1, 1]), "labels .*different"),
@@ -211,3 +216,24 @@ BAD = [
 def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(data.UserError, match=message):
         call()
+
+
+def test_each_of_several_data_sets_is_a_search(tmp_path):
+    """The texts of a data set that is not the first are not numbered from 0."""
+    for name in ("a", "b"):
+        lines = (f'{{"anchor": "{name} {i}", "positive": "{name} has {i}"}}\n' for i in range(4))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    source = f"sets:a=jsonl:{tmp_path}/a.jsonl | b=jsonl:{tmp_path}/b.jsonl"
+    config = data.EmbeddingData(source=source, tokenizer=data.TokenizerConfig(kind="words"))
+    split = config.whole_source(source, config.make_tokenizer(), ())
+    # Each anchor has the vector of its positive, but two texts of the second data set are swapped.
+    anchors = np.eye(8, dtype=np.float32)
+    found = {"anchors": anchors, "documents": anchors[[0, 1, 2, 3, 5, 4, 6, 7], None]}
+    scores = vector_scores(Evaluation(0.0, {}, {}, found), split)
+    assert (scores["a_accuracy@1"], scores["b_accuracy@1"], scores["accuracy@1"]) == (1, 0.5, 0.75)
+
+
+def test_equal_vectors_do_not_find_the_positive():
+    zeros = Vectors(jnp.zeros((4, 2)), jnp.zeros((4, 1, 2)))
+    real = Real(jnp.ones(4, bool), jnp.ones((4, 1), bool))
+    assert is_nearest(zeros, real, "dot").tolist() == 4 * [0.25]

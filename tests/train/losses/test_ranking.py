@@ -171,6 +171,12 @@ def test_measures_equal_the_scores_of_rankings(assert_close):
         assert_close(np.asarray(values)[counted].mean(), expected[name])
 
 
+def test_equal_scores_are_not_a_perfect_ranking():
+    labels = jnp.asarray([[1.0, 0.0, 0.0, 0.0]])
+    measures = ranking.ranking_measures(jnp.zeros((1, 4)), labels, jnp.ones((1, 4), bool))
+    assert [float(x) for [x] in measures.values()] == pytest.approx([1 / np.log2(5), 1 / 4])
+
+
 def test_filler_has_no_loss_that_is_not_finite():
     """A row without documents has a finite gradient, so that a weight of 0 removes it."""
     missing = jnp.zeros((B, C), bool)

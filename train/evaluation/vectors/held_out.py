@@ -71,10 +71,13 @@ def _scores_of(
     queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
     distinct, first_query = np.unique(queries, return_index=True)
     stored, first = np.unique(numbers, return_index=True)
-    corpus = documents.reshape(numbers.size, -1)[first[stored >= 0]]
-    # Texts are numbered from 0, so the number of a text is its index in the arrays below.
-    relevant: list[dict[int, float]] = [{} for _ in range(int(distinct[-1]) + 1)]
-    for query, document in zip(queries.tolist(), numbers[:, 0].tolist(), strict=True):
+    stored, first = stored[stored >= 0], first[stored >= 0]
+    corpus = documents.reshape(numbers.size, -1)[first]
+    # The texts of one of several data sets are not numbered from 0: find their indices.
+    relevant: list[dict[int, float]] = [{} for _ in distinct]
+    positives = np.searchsorted(stored, numbers[:, 0])
+    rows = zip(np.searchsorted(distinct, queries).tolist(), positives.tolist(), strict=True)
+    for query, document in rows:
         relevant[query][document] = 1.0
     queries = anchors[first_query]
     if not by_dot:

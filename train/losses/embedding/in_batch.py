@@ -170,11 +170,18 @@ def gist(
 
 def is_nearest(
     vectors: Vectors, real: Real, similarity: Similarity = "cosine"
-) -> Bool[Array, " B"]:
-    """Returns whether the positive is more similar to its anchor than all other documents."""
+) -> Float[Array, " B"]:
+    """Returns 1 if the positive is more similar to its anchor than all other documents, else 0.
+
+    If n documents are equally similar to the anchor and no document is more similar, the value is
+    1 / n, so that equal vectors of all texts do not count as a search that finds the positive.
+    """
     size = vectors.documents.shape[-1]
     similar = each_to_each(vectors.anchors, vectors.documents.reshape(-1, size), similarity)
-    best = jnp.max(jnp.where(real.documents.reshape(1, -1), similar, MASKED), axis=1)
-    # Both similarities of the positive are rounded differently, so allow a small difference.
+    similar = jnp.where(real.documents.reshape(1, -1), similar, MASKED)
+    # Equal vectors may have similarities that are rounded differently, so allow a small difference.
     own = to_own(vectors, similarity)[:, 0]
-    return own >= best - 1e-6 * jnp.maximum(1.0, jnp.abs(own))
+    tolerance = 1e-6 * jnp.maximum(1.0, jnp.abs(own))
+    number = jnp.sum(similar >= (own - tolerance)[:, None], axis=1)
+    is_largest = own >= jnp.max(similar, axis=1) - tolerance
+    return jnp.where(is_largest, 1 / jnp.maximum(number, 1), 0.0)
