@@ -217,8 +217,11 @@ class EmbeddingSettings:
         return width if self.num_dimensions is None else min(width, self.num_dimensions)
 
     def normalized(self, wanted: bool) -> "EmbeddingSettings":
-        """Returns settings that normalize vectors at the end, or not at all."""
-        layers = tuple(layer for layer in self.layers if not isinstance(layer, Normalize))
+        """Returns settings whose last layer is a normalization, or is not one."""
+        layers = self.layers
+        # A normalization before a Dense layer is part of the model.
+        while layers and isinstance(layers[-1], Normalize):
+            layers = layers[:-1]
         return dataclasses.replace(self, layers=(*layers, Normalize()) if wanted else layers)
 
 

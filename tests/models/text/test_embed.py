@@ -145,6 +145,9 @@ def test_dense_normalize_prompts_and_lower_case_are_those_of_the_package(prompte
     folder, theirs = prompted
     assert_close(vectors(folder), theirs.encode(TEXTS))
     assert_close(vectors(folder, "--prompt-name", "x"), theirs.encode(TEXTS, prompt_name="x"))
+    # The vectors are normalized after the cut to three dimensions.
+    right = theirs.encode(TEXTS, normalize_embeddings=True)
+    assert_close(vectors(folder, "--normalize"), right)
 
 
 def test_an_imported_and_exported_folder_has_the_same_vectors(prompted, tmp_path, assert_close):

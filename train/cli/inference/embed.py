@@ -53,7 +53,7 @@ def embed_command(arguments: list[str]) -> None:
     from ....data.common.files import read_lines
     from ....models.hf.sentence_modules import kind_of
     from ....models.hub import local_folder
-    from ....models.text.embed import TextEmbedder
+    from ....models.text.embed import TextEmbedder, normalized
     from ....models.text.sparse_embed import SparseEmbedder
 
     # Check the path before the model is loaded, to fail fast.
@@ -83,6 +83,9 @@ def embed_command(arguments: list[str]) -> None:
     if parsed.normalize is not None:
         settings = settings.normalized(parsed.normalize)
     vectors = embedder.with_settings(settings)(texts, log, prompt_name=parsed.prompt_name)
+    # The layers of the settings precede the cut to the dimensions that the model keeps.
+    if parsed.normalize:
+        vectors = normalized(vectors)
     # Write the whole file at once, so that a failure leaves no partial file.
     content = io.BytesIO()
     np.save(content, vectors)
