@@ -11,6 +11,8 @@ from ...data.common.errors import RunError, counted
 from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, parse_object, read_object, to_json
 from ...data.common.progress import LogFn
+from ...models.hub import local_folder
+from ...models.run_files import steps
 from ...models.text.embed import TextEmbedder, normalized
 from ...models.text.pair_scorer import PairScorer
 from ..evaluation.vectors.nearest import nearest
@@ -109,6 +111,9 @@ class SearchIndex:
         named = documents if isinstance(documents, Mapping) else _numbered(documents)
         require(named, "documents must not be empty: give at least one text")
         folder, ids, texts = Path(folder), [*named.keys()], [*named.values()]
+        # A search must use this checkpoint, even if the run has a newer checkpoint by then.
+        stored = steps(local_folder(run))
+        step = stored[-1] if step is None and stored else step
         embedder = TextEmbedder.of_run(run, step=step, log=log)
         # Store the absolute path of a local folder, because searches may start in another folder.
         name = str(Path(run).expanduser().resolve()) if Path(run).expanduser().exists() else run
@@ -173,7 +178,8 @@ class SearchIndex:
             embedder = TextEmbedder.of_run(str(name), step=step, log=log)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"the model of {folder} is missing ({error}): name its folder with --run"
+                f"the model of {folder} is missing ({error}): name its folder with --run, or build "
+                "the index again"
             ) from None
         return cls(folder, config, embedder)
 

@@ -167,3 +167,11 @@ def test_a_tool_retrieves_texts_from_an_index(index):
     (hits,) = train.SearchIndex.open(index).search(QUERIES[:1], 2)
     expected = "\n\n".join(f"{hit.id}: {hit.text}" for hit in hits)
     assert tool({"query": QUERIES[0]}) == expected
+
+
+def test_an_index_stores_its_checkpoint(tmp_path, folder):
+    """A search must not read a newer checkpoint of the same run."""
+    assert main(["import", str(folder), str(tmp_path / "run")]) == 0
+    index = tmp_path / "index"
+    train.SearchIndex.build(TEXTS, index, tmp_path / "run", log=lambda _: None)
+    assert json.loads((index / "config.json").read_text())["step"] == 0
