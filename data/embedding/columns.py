@@ -108,8 +108,8 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
     Args:
       records: The values of the fields in order.
       fields: The names of the fields. The last of three or more fields is a score if it has the
-        name of a score, or if its values are numbers. The last of two fields is a label if it has
-        the name of a label.
+        name of a score, or if most of its values are numbers. The last of two fields is a label if
+        it has the name of a label.
 
     Raises:
       DataError: A record lacks a text or a score, or its documents and scores differ in number.
@@ -117,11 +117,10 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
     last = fields[-1].casefold()
     if len(fields) == 2 and last in LABELS:
         return list(map(_labelled, records))
-    # A last column with an unknown name is a score if all of its values are numbers.
-    scored = len(fields) > 2 and (
-        last in SCORES
-        or (not NEGATIVES.fullmatch(last) and all(_is_score(r.values[-1]) for r in records))
-    )
+    # A last column with an unknown name is a score if most of its values are numbers. A missing
+    # score must not turn the other scores into documents.
+    numbers = 0 if NEGATIVES.fullmatch(last) else sum(_is_score(r.values[-1]) for r in records)
+    scored = len(fields) > 2 and (last in SCORES or 2 * numbers > len(records))
     return [_example(record, scored) for record in records]
 
 
@@ -184,7 +183,10 @@ def _is_score(value: Any) -> bool:
 
 
 def _score(value: Any, location: str) -> float | tuple[float, ...]:
-    problem = f"{location} must have a number as its score, or a list of numbers, got {value!r:.40}"
+    problem = (
+        f"{location} must have a number as its score, or a list of numbers, got {value!r:.40}: "
+        "correct it, or name the column negative if its values are texts"
+    )
     require(_is_score(value), problem, DataError)
     return tuple(map(float, value)) if isinstance(value, list) else float(value)
 

@@ -72,7 +72,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
             examples = examples_of_collection(collection, source.name)
             return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
         # The user names the columns after a #, or their usual names give the roles.
-        names = source.fields
+        names = known = source.fields
         if not names:
             known = names_of_fields(source) if published is None else published.field_names
             names = find_fields(known, source.name)
@@ -88,7 +88,12 @@ class ColumnsData(RecordData[EmbeddingExample]):
         if self.num_negatives is not None:
             # The documents are the positive and the negatives.
             examples = [limited(example, 1 + self.num_negatives) for example in examples]
-        return ExampleSet(tuple(examples), lines=(f"columns: {', '.join(names)}", *lines))
+        # The log shows a negative that has an unknown name, and a last column that has scores.
+        unread = [name for name in known if name not in names]
+        columns = f"columns: {', '.join(names)}"
+        columns += " (scores)" * any(example.score is not None for example in examples)
+        columns += f"; not read: {', '.join(unread)}" if unread else ""
+        return ExampleSet(tuple(examples), lines=(columns, *lines))
 
     def train_examples(self) -> tuple[EmbeddingExample, ...]:
         """Reads and returns the training examples."""

@@ -130,9 +130,14 @@ def read_retrieval(name: str) -> RetrievalData:
     return RetrievalData(documents, judged_queries, known, tuple(filter(notes.get, notes)))
 
 
+def files_of(folder: Path, name: str) -> list[Path]:
+    """Returns the possible paths of a file of a collection, which may be compressed."""
+    return [folder / name, folder / f"{name}.gz"]
+
+
 def _file(folder: Path, name: str) -> Path:
     """Returns the path of a file of the folder, which may be compressed."""
-    paths = [folder / name, folder / f"{name}.gz"]
+    paths = files_of(folder, name)
     found = list(filter(Path.is_file, paths))
     problem = f"no file {paths[0]}: beir:FOLDER names a folder with corpus.jsonl, queries.jsonl"
     require(found, f"{problem} and qrels/test.tsv", DataError)

@@ -8,7 +8,7 @@ from ...common.files import read_lines
 from ..labelled_records import are_json_lines
 from ..read_documents import documents_in
 from ..source_names import input_files
-from .collection import CORPUS, read_texts
+from .collection import CORPUS, files_of, read_texts
 
 
 def read_named_texts(name: str) -> dict[str, str]:
@@ -28,8 +28,9 @@ def read_named_texts(name: str) -> dict[str, str]:
       DataError: A file is missing or not in its format, or all texts are blank.
     """
     path = Path(name).expanduser()
-    if path.is_dir() and (path / CORPUS).is_file():
-        texts = read_texts(path / CORPUS)
+    corpora = list(filter(Path.is_file, files_of(path, CORPUS)))
+    if corpora:
+        texts = read_texts(corpora[0])
     elif path.is_file() and are_json_lines(name):
         texts = read_texts(path, numbered=True)
     elif path.is_file():

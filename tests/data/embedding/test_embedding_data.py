@@ -64,7 +64,7 @@ def test_each_form_of_a_source_gives_the_same_examples(kind, tmp_path):
         ("where is it", ["it is here"], None),
         ("a cat sat", ["it is a cat that sat", "it is here"], None),
     ]
-    assert "columns: anchor, positive, negative" in split.notes
+    assert "columns: anchor, positive, negative; not read: id" in split.notes
     shapes = {name: x.shape for name, x in split.examples.example(0, 0).items()}
     assert shapes == {
         "anchor_ids": (8,), "anchor_mask": (8,), "input_ids": (2, 8), "attention_mask": (2, 8)
@@ -183,6 +183,12 @@ def test_numbers_in_a_table_are_scores(tmp_path):
     assert [scores for _, _, scores in found] == [0.5, 1.0]
 
 
+def test_the_log_names_scores_and_columns_that_are_not_read(tmp_path):
+    rows = 2 * [{"query": "a", "positive": "b", "hard_negative": "c", "score": 1}]
+    _, split = split_of(written(tmp_path / "x", rows))
+    assert "columns: query, positive, score (scores); not read: hard_negative" in split.notes
+
+
 @pytest.mark.parametrize(
     ("rows", "fields", "message"),
     [
@@ -196,6 +202,7 @@ def test_numbers_in_a_table_are_scores(tmp_path):
         ([{**LISTS, "scores": 1}], "", "line 1 .*2 positives"),
         ([{**LISTS, "documents": "c", "scores": 1}, LISTS], "", "1 of 2 records"),
         ([{"anchor": "x", "positive": "y", "score": "z"}], "", "line 1 .*number"),
+        ([{"a": "x", "b": "y", "c": c} for c in ("1", "2", "n/a")], "#a,b,c", "line 3 .*number"),
         ([{**LISTS, "scores": [1]}], "", "line 1 .*1 scores .*2 documents"),
         ([{"anchor": "x", "positive": "y"}], "#anchor", "one column"),
         ([{"anchor": "x", "positive": "y"}], "#anchor,other", "field 'other'"),

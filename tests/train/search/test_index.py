@@ -1,5 +1,6 @@
 """`flaxzoo index` and `flaxzoo search`: exact results, files that are checked, and reranking."""
 
+import gzip
 import json
 import shutil
 
@@ -144,6 +145,11 @@ def test_folders_of_texts(tmp_path):
     found = data.read_named_texts(f"text:{tmp_path}/a.txt#line")
     assert [*found.values()] == ["one", "two", "three"]
     (tmp_path / "corpus.jsonl").write_text('{"_id": 7, "title": "", "text": "x"}\n')
+    assert data.read_named_texts(str(tmp_path)) == {"7": "x"}
+    # The corpus may be compressed, as in an evaluation.
+    plain = tmp_path / "corpus.jsonl"
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
     assert data.read_named_texts(str(tmp_path)) == {"7": "x"}
     (tmp_path / "empty.txt").write_text("\n")
     for name in (f"{tmp_path}/empty.txt", f"{tmp_path}/gone.txt"):
