@@ -92,10 +92,16 @@ class TextEmbedder(TextModel):
     def _open(
         cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "TextEmbedder":
+        kind = kind_of(local_folder(folder))
         require(
-            kind_of(local_folder(folder)) != "SparseEncoder",
+            kind != "SparseEncoder",
             f"{folder} is a sparse encoder, which assigns weights to tokens: use "
             f"`models.SparseEmbedder`",
+        )
+        require(
+            kind != "CrossEncoder",
+            f"{folder} is a cross-encoder, which scores pairs of texts: use `models.PairScorer`, "
+            f"or flaxzoo predict",
         )
         settings = read_embedding_settings(local_folder(folder))
         return cls(model, params, tokenizer, settings or EmbeddingSettings())

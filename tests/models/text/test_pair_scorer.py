@@ -73,6 +73,9 @@ def test_scores_are_those_of_the_package(tmp_path, form, assert_close):
     folder, lines = FOLDERS[form](tmp_path), []
     scorer, expected = models.PairScorer.of_run(folder), theirs(folder)
     assert_close(scorer.score(PAIRS, lines.append), expected)
+    if form == "version 6":
+        with pytest.raises(UserError, match=r"cross-encoder, .*PairScorer"):
+            models.TextEmbedder.of_run(folder)
     longest = 20 if form == "version 6" else 32
     assert lines == [f"1 of 5 pairs truncated: longer than {longest} tokens"]
     if form == "three labels":

@@ -12,6 +12,8 @@ import numpy as np
 from ....data.common.fields import Checked, NonNegativeInt, PositiveInt
 from ....data.common.json_text import JsonObject
 from ....models.config import TransformerConfig
+from ....models.hf.sentence_modules import kind_of
+from ....models.hub import local_folder
 from ....models.text.embed import TextEmbedder, TextRow, normalized
 from ....models.text.text_model import Loaded
 from ..app import Endpoint, Service
@@ -51,8 +53,10 @@ def fits(config: TransformerConfig) -> bool:
     return config.head in TextEmbedder.heads
 
 
-def embedding_function(folder: str | Path, loaded: Loaded) -> RowFunction:
-    """Returns the function that embeds `TextRow`s with the model of a folder."""
+def embedding_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
+    """Returns the function that embeds `TextRow`s, or None for the folder of a cross-encoder."""
+    if kind_of(local_folder(folder)) == "CrossEncoder":
+        return None
     embedder = TextEmbedder.of_run(folder, loaded=loaded)
     return RowFunction(
         embedder,
