@@ -312,3 +312,9 @@ def test_scores_that_look_like_classes_are_noted_and_a_margin_is_of_one_negative
     with pytest.raises(UserError, match=r"2 negatives .*score"):
         train.MarginMSEConfig().of_data(margins, is_default=False)
     assert train.MarginMSEConfig().of_data(examples(negative="c", score=0.5), is_default=False)
+
+
+def test_a_loss_of_pairs_names_the_remedy_for_negatives():
+    masks = {"anchor_mask": jnp.ones((2, 3)), "attention_mask": jnp.ones((2, 2, 3))}
+    with pytest.raises(UserError, match=r"have 2: leave out .*--data\.num-negatives 0"):
+        train.CosineConfig()._check_batch(masks)

@@ -135,11 +135,13 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     def _check_batch(self, batch: Batch) -> None:
         """Checks the shapes of a batch, when a step is traced."""
         number, (least, most) = Real.of(batch).documents.shape[1], self.accepted_documents
+        fewer = "leave out negatives with --data.num-negatives 0"
+        remedy = "give negatives" if number < least else fewer
         require(
             least <= number <= most,
             f"objective {self.kind} learns from anchors with "
             f"{least} {'document' if most == 1 else 'or more documents'} each, but the data "
-            f"have {number}: give negatives, or choose another --objective.kind",
+            f"have {number}: {remedy}, or choose another --objective.kind",
         )
         needed = "labels" if "labels" in self.accepted_scores else "scores"
         problem = f"objective {self.kind} requires {needed}, but the batch has none"
