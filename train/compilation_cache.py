@@ -8,10 +8,10 @@ HIT = "/jax/compilation_cache/cache_hits"
 
 
 def enable_compilation_cache(*, least_seconds: float = 1.0) -> None:
-    """Caches compiled programs in flaxzoo's folder, unless jax has a configured cache folder.
+    """Caches compiled programs in flaxzoo's cache folder, unless jax has a cache folder already.
 
     Args:
-        least_seconds: Programs that compile faster are not stored.
+        least_seconds: Programs that take less time to compile are not stored.
     """
     import jax
 
@@ -24,7 +24,7 @@ def enable_compilation_cache(*, least_seconds: float = 1.0) -> None:
 
 @contextmanager
 def cache_hits() -> Iterator[list[str]]:
-    """Yields a list that grows by one entry per program read from the cache."""
+    """Yields a list, to which each program that jax reads from the cache adds an entry."""
     import jax
 
     hits: list[str] = []

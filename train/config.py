@@ -36,7 +36,7 @@ class Stage(Checked):
     start: NonNegativeInt = 0
     """The number of steps before the stage."""
     examples: NonNegativeInt = 0
-    """The number of examples of the same data that the run read before the stage."""
+    """The number of examples that the run had already read from the same data before the stage."""
     schedule_start: NonNegativeInt = 0
     """The number of steps that precede the learning-rate schedule of the stage."""
     warmup: NonNegativeInt = 0
@@ -64,9 +64,9 @@ class TrainConfig(Checked):
     step fits into a device's memory, which must be known; otherwise layer."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
-    name on the Hugging Face hub. The run uses the sizes, the tokenizer and the body of the initial
-    model, and the parts of its head that both models have. The run then reads only `dropout_rate`
-    of `model`, and ignores `data.tokenizer`."""
+    name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body from the
+    initial model. It also takes those layers of the initial model's head that its own head has. The
+    run then uses only `dropout_rate` of the field `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
     lora: LoRAConfig | None = None
@@ -76,9 +76,9 @@ class TrainConfig(Checked):
     epochs: NonNegative = 0.0
     """Passes over the training examples, if `steps` is 0."""
     batch_size: PositiveInt
-    """Sequences in an update, over all devices, B."""
+    """Number of sequences in each update, B, over all devices together."""
     micro_batches: PositiveInt = 1
-    """Parts of a batch that run sequentially, to save memory."""
+    """Number of equal parts of each batch that run one after another, to save memory."""
     seed: Seed = 0
     """Seed of the initial parameters, of dropout, and of the order of the examples."""
     log_every: PositiveInt = 10
@@ -90,7 +90,7 @@ class TrainConfig(Checked):
     checkpoint_every: NonNegativeInt = 0
     """Steps between two checkpoints; 0: once an epoch."""
     keep_last: PositiveInt = 2
-    """Number of newest checkpoints to keep."""
+    """Number of checkpoints to keep, the newest ones."""
     keep_best: NonNegativeInt = 1
     """Number of best checkpoints to keep. The best checkpoints have the lowest validation loss, or
     the highest nDCG@10 if the run trains vectors."""
@@ -99,7 +99,8 @@ class TrainConfig(Checked):
     metric, such as max:accuracy, min:ema_loss or max:hellaswag/acc (a task of `evaluate.tasks`).
     Defaults to the loss, or to nDCG@10 if the run trains vectors."""
     skip_bad_steps: NonNegativeInt = 3
-    """Consecutive steps that may be skipped because their loss or gradient is not finite."""
+    """Number of consecutive steps that may be skipped because their loss or gradient is not
+    finite."""
     wandb_project: str | None = None
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
     sample_prompt: str | None = None
@@ -151,14 +152,16 @@ class Recipe:
     summary: str
     """One line, for a list of recipes."""
     details: str
-    """Further lines: the command, the result to expect, the source of the settings."""
+    """The rest of the help text: the command, the expected result, the source of the settings."""
     config: TrainConfig
     of_preset: Callable[[str], TrainConfig] | None = None
-    """The configuration of a preset, for a recipe that trains any published size of a family."""
+    """Returns the configuration for a preset, if the recipe can train any published size of a
+    family."""
     preset: str | None = None
-    """The preset of `config`, for the recipe of a family."""
+    """The name of the preset that `config` uses, if the recipe belongs to a family."""
     of_model: Callable[[TransformerConfig], TrainConfig] | None = None
-    """The configuration of a model, for a recipe that trains published sizes of all families."""
+    """Returns the configuration for a model, if the recipe can train published sizes of any
+    family."""
 
 
 def check_length(config: TrainConfig) -> None:
@@ -180,7 +183,7 @@ def check_length(config: TrainConfig) -> None:
 
 
 def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
-    """Returns the objective of a run, or `own`, with the inputs that the model takes."""
+    """Returns the run's objective, or `own` if given, without inputs that the model lacks."""
     objective = own
     if objective is None:
         built = config.objective.build(config.data)
@@ -190,7 +193,8 @@ def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective
     if config.model.num_token_types > 1:
         return objective
 
-    # RoBERTa and DistilBERT have no token types: separators alone mark the parts of a sequence.
+    # RoBERTa and DistilBERT have no token types: only separator tokens mark the segments of a
+    # sequence.
     def inputs(batch: Batch) -> Inputs | tuple[Inputs, ...]:
         given = objective.inputs(batch)
         several = [
@@ -203,9 +207,9 @@ def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective
 
 
 def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
-    """Returns `config` with all intervals in steps instead of epochs.
+    """Returns `config` with all lengths and intervals in steps instead of epochs.
 
-    Reduces the warm-up to a tenth of the run if the warm-up would not end before the run.
+    A warm-up that would not end before the run does is shortened to a tenth of the run.
     """
     steps_per_epoch = math.ceil(num_examples / config.batch_size)
     steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
@@ -223,7 +227,7 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
 
 
 def warmup_of(optimizer: OptimizerConfig, steps: int) -> int:
-    """Returns the warm-up of a schedule of `steps` steps, reduced to a tenth if it is too long."""
+    """Returns the number of warm-up steps of a schedule, reduced if the schedule is too short."""
     warmup = optimizer.warmup_steps or int(optimizer.warmup_fraction * steps)
     # A run of few steps may be shorter than its recipe's warm-up.
     return warmup if warmup < steps else min(max(steps // 10, 1), steps - 1)
@@ -267,7 +271,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested fields as `{"optimizer.beta1": 0.9, …}`."""
+    """Flattens nested fields to `{"optimizer.beta1": 0.9, …}`."""
     flat = {}
     for name, value in fields.items():
         if isinstance(value, dict):
@@ -278,7 +282,7 @@ def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Returns the fields that differ between two runs as `{name: (old, new)}`.
+    """Returns the fields that differ between two configurations as `{name: (old, new)}`.
 
     `OPERATIONAL_FIELDS` are left out.
     """

@@ -5,7 +5,7 @@ import dataclasses
 from ..data.common.fields import Checked, NonNegativeInt, PositiveInt, require, require_default
 
 OPTIONS = ("tasks_every", "limit", "shots", "chat", "max_new_tokens", "stop")
-"""The fields that have no effect without tasks."""
+"""The fields that have no effect if `tasks` is empty."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,11 @@ class EvaluateConfig(Checked):
     """The number of questions of each task. Defaults to all. A task beir:FOLDER always uses all of
     its queries."""
     shots: NonNegativeInt | None = None
-    """The number of examples in each prompt of the harness. Defaults to the task's number."""
+    """The number of solved examples in each prompt of the harness. Defaults to the number that the
+    task defines."""
     chat: bool = False
-    """Whether prompts of the harness are turns of a conversation, with the chat template."""
+    """Whether the prompts of the harness are written as turns of a conversation with the chat
+    template."""
     max_new_tokens: PositiveInt = 256
     """The maximum number of tokens that the model writes after a prompt of prompts:FILE."""
     stop: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The configuration of the device mesh, and the ways that a step uses the mesh."""
+"""The configuration of the device mesh, and how a step uses the mesh."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -19,12 +19,12 @@ class MeshConfig(Checked):
     """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
 
     data: Devices = -1
-    """Number of copies of the model, each with a part of the batch; -1: all remaining devices."""
+    """Number of copies of the model, which share the batch; -1: all remaining devices."""
     fsdp: Devices = 1
-    """Number of shards of the parameters and the optimizer state, each with a part of the batch."""
+    """Number of shards of the parameters and the optimizer state; the shards share the batch."""
     expert: Devices = 1
-    """Number of shards of the experts of a mixture, each with a part of the batch; other parameters
-    are sharded over this axis as over `fsdp`."""
+    """Number of shards of the experts of a mixture; the shards share the batch. All other
+    parameters are sharded over this axis as they are over `fsdp`."""
     context: Devices = 1
     """Number of shards of the tokens of each sequence."""
     tensor: Devices = 1

@@ -19,21 +19,22 @@ if TYPE_CHECKING:
     from ..models.hf.sparse_encoder import VectorSettings
 
 Scores = Mapping[str, object]
-"""Metrics by name: numbers, and for BLEU and chrF also their signatures."""
+"""Metrics by name. The values are numbers, except the signatures of BLEU and chrF, which are
+texts."""
 D = TypeVar("D", bound=DataConfig)
 OpenReference = Callable[[], Callable[[Any], np.ndarray]]
-"""Opens the model that a run starts from; returns a function that computes the log-probabilities of
-answers."""
+"""Opens the model that a run starts from, and returns a function that computes the
+log-probabilities of answers under this model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationMetrics:
-    """Metrics of generated texts."""
+    """The metrics that compare generated texts with references."""
 
     scores: Callable[[Sequence[str], Sequence[str]], Scores]
-    """Computes the metrics from the references and the texts."""
+    """`scores(references, texts)` computes the metrics."""
     missing: Callable[[], str | None] = lambda: None
-    """Returns a line that names a missing package that some metrics need, or None."""
+    """Returns a line about a package that some metrics need and that is not installed, or None."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     command line: `--objective.beta 0.1`.
     """
 
-    is_default: ClassVar[bool] = False  # True of an instance that `default_objective` made
+    is_default: ClassVar[bool] = False  # `default_objective` sets it to True on its results
     kind: ClassVar[str]
     """The name in a run's config.json."""
     data_kinds: ClassVar[tuple[type[DataConfig], ...]]
@@ -53,17 +54,17 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     progress_metrics: ClassVar[tuple[str, ...]]
     """The metrics that a progress line shows."""
     next_command: ClassVar[str]
-    """A command that uses a finished run; {run} is replaced by its folder."""
+    """A command to try with a finished run; {run} stands for the run folder."""
     head_names: ClassVar[tuple[str, ...]] = ()
-    """The names in `HEADS` of the supported heads; the first is the default. If empty, the only
-    head is named after the kind of data."""
+    """The supported heads, as keys of `HEADS`; the first is the default. If empty, the only
+    supported head is the one with the name of the kind of data."""
     needs_init_from: ClassVar[bool] = False
     """Whether the loss compares the model with the model of `init_from`."""
     compares_by_dot: ClassVar[bool] = False
-    """Whether the evaluations of vectors compare them by dot product instead of cosine."""
+    """Whether evaluations compare text vectors by their dot product instead of their cosine."""
     scores_pairs: ClassVar[bool] = False
-    """Whether the model is a cross-encoder. The only label of a cross-encoder may have any name in
-    `init_from`."""
+    """Whether the model is a cross-encoder. A cross-encoder has a single label, which may have
+    another name in the model of `init_from`."""
     compares_with_start: ClassVar[bool] = False
     """Whether a run with `init_from` evaluates the initial model too, and its report shows answers
     of both models."""
@@ -72,17 +73,17 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
     @abstractmethod
     def build(self, data: D) -> Objective:
-        """Returns the functions of the loss."""
+        """Returns the record of functions that define the loss."""
 
     def with_models(
         self, objective: Objective, model: TransformerConfig, execution: Execution
     ) -> Objective:
-        """Returns the objective with its further models, whose sizes depend on the run's model.
+        """Adds the additional models of an objective, whose sizes depend on the run's model.
 
         Args:
             objective: the result of `build`.
             model: the configuration of the model of the run.
-            execution: how the models are run.
+            execution: the settings that say how to run the models, such as their dtype.
         """
         del model, execution
         return objective
@@ -96,42 +97,42 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the measure of a checkpoint, by default the loss.
+        """Returns the number by which checkpoints are ranked, by default the loss.
 
-        The best checkpoint has the lowest measure.
+        The best checkpoint has the lowest number.
         """
         return cast(float, scores["loss"])
 
     def heads(self, data: D) -> tuple[str, ...]:
-        """Returns the names in `HEADS` of the supported heads; the first is the default."""
+        """Returns the supported heads, as keys of `HEADS`; the first is the default."""
         return self.head_names or (data.kind,)
 
     def check(self, data: D) -> None:
         """Checks the hyperparameters against the data; raises UserError."""
 
     def loss_note(self, data: D) -> str | None:
-        """Returns a line that explains how the loss differs from the metrics, or None."""
+        """Returns a line for the user about how the loss differs from the metrics, or None."""
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float] | None:
-        """Returns the metric, name and value of a token-frequency baseline, or None."""
+        """Returns a token-frequency baseline: the compared metric, a name and a value; or None."""
 
     def batch_spec(self, data: D, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of an example that a step reads; see `DataConfig.batch_spec`."""
+        """Describes the arrays of an example that a step reads; see `DataConfig.batch_spec`."""
         return data.batch_spec(num_labels, num_choices)
 
     def prepare(self, data: D, open_reference: OpenReference) -> D:
-        """Returns the data with the arrays that the objective adds to the examples."""
+        """Returns the data, whose examples also have the arrays that the objective needs."""
         del open_reference
         return data
 
     def initialized_from(
         self, data: D, settings: "VectorSettings"
     ) -> "tuple[ObjectiveConfig[D], D]":
-        """Returns the objective and the data with the settings that the initial model supplies.
+        """Returns the objective and the data, completed by settings of the initial model.
 
         Args:
             data: The data.
-            settings: The settings of the initial model for vectors, or the defaults.
+            settings: How the initial model computes vectors of texts, or the defaults.
         """
         del settings
         return self, data
@@ -157,22 +158,22 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def vector_settings(
         self, data: D, settings: "VectorSettings | None"
     ) -> "VectorSettings | None":
-        """Returns the settings of the run's model for vectors, or None if it computes no vectors.
+        """Returns how the run's model computes vectors of texts, or None if it computes none.
 
         Args:
             data: The data.
-            settings: The settings of the initial model, which the run keeps by default.
+            settings: How the initial model computes vectors; the run does the same by default.
         """
         del data
         return settings
 
     def in_steps(self, steps: int) -> "ObjectiveConfig[D]":
-        """Returns the settings of a run of `steps` steps, with all durations in steps."""
+        """Returns this configuration for a run of `steps` steps, with all durations in steps."""
         del steps
         return self
 
     def for_evaluation(self) -> "ObjectiveConfig[D]":
-        """Returns the settings for an evaluation without the frozen parameters of a train state."""
+        """Returns this configuration for an evaluation, which has no frozen parameters."""
         return self
 
 
@@ -182,6 +183,6 @@ def perplexity(nats: float) -> float:
 
 
 def entropy_baseline(metric: str, split: DataSplit) -> tuple[str, str, float]:
-    """Returns the baseline of a language model's metric: the entropy of single tokens."""
+    """Returns the entropy of single tokens, as the baseline of a language model's metric."""
     name = "unigram entropy of the training text"
     return metric, name, unigram_entropy(split.content.token_counts)

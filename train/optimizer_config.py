@@ -38,10 +38,10 @@ class OptimizerConfig(Checked):
     name: OptimizerName = "adamw"
     """adamw; lamb: AdamW's update scaled by the norm of each parameter array, for large batches;
     adafactor: no first moment, a second moment factored into rows and columns, and learning rates
-    relative to the parameters; muon: orthogonal updates of the matrices inside layers, AdamW for
-    the rest."""
+    relative to the parameters; muon: orthogonal updates of the matrices inside layers, and AdamW
+    for all other parameters."""
     peak_learning_rate: Positive
-    """Learning rate after the warm-up, the largest of the run."""
+    """The largest learning rate of the run, which the warm-up ends with."""
     schedule: ScheduleName = "cosine"
     """The decay of the learning rate after the warm-up. wsd: constant until the last
     `decay_fraction` of the run, then linear."""
@@ -68,12 +68,13 @@ class OptimizerConfig(Checked):
     """Precision of the two moments of AdamW and LAMB. float32: 8 bytes per parameter. bfloat16: 6
     bytes, the first moment in bfloat16. bfloat16_stochastic: 4 bytes, both moments in bfloat16 with
     stochastic rounding. int8: about 2.1 bytes, both moments in int8 with a scale per block. Muon
-    keeps one moment per matrix, which takes half of these bytes.
+    stores one moment per matrix instead of two, and needs half of these bytes.
     """
     weight_decay: NonNegative = 0.1
     """Weight decay of matrices. Biases and the scales of norms have no weight decay."""
     max_gradient_norm: Positive | None = 1.0
-    """Gradients with a larger global norm are scaled down to it. If None, no clipping."""
+    """The largest global norm of the gradients; larger gradients are scaled down to this norm. If
+    None, gradients are not clipped."""
     layer_decay: LayerDecay = 1.0
     """Learning rate of each layer divided by the learning rate of the layer above it. The head has
     the full rate."""
@@ -83,7 +84,7 @@ class OptimizerConfig(Checked):
     it. If None, no average is kept."""
     frozen: Sequence[str] = ()
     """Patterns of parameters to freeze, such as `.*embedding.* layers/[0-5]`: regular expressions
-    that match the whole path of a parameter, of a part of the model, or of a layer."""
+    that must match the whole path of a parameter, of a module of the model, or of a layer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

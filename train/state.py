@@ -12,18 +12,19 @@ from ..models.nn.typing import Array, Key, Params, PyTree
 
 @struct.dataclass
 class TrainState:
-    """The state between two steps, as arrays, shapes or shardings."""
+    """The state of training between two steps, a tree of arrays or of their shapes or shardings."""
 
     step: PyTree
     """The number of steps taken, int32[]."""
     params: Params
     opt_state: optax.OptState
     frozen: Params | None = None
-    """Parameters that no step changes: the reference of an objective, the base of adapters, or
-    frozen further models of the objective under `further`. If None, all parameters are trained."""
+    """Parameters that no step changes: those of the reference model of an objective, of the base
+    model of adapters, or, under the key `further`, of frozen additional models of the objective. If
+    None, all parameters are trained."""
     further: Params | None = None
-    """Parameters of further models that the objective trains, by name. If None, it has no such
-    models."""
+    """Parameters of additional models that the objective trains, by the model's name. None if the
+    objective has no such models."""
 
 
 Metrics = dict[str, Array]
@@ -41,9 +42,9 @@ def init_state(
     Args:
         params: the parameters to train.
         tx: the optimizer.
-        frozen: parameters for an objective with a `reference`. The frozen arrays must not be arrays
-          of `params`, because a compiled step donates its state.
-        further: parameters of further models that the objective trains; see
+        frozen: parameters of the reference model, for an objective with a `reference`. The frozen
+          arrays must not be arrays of `params`, because a compiled step donates its state.
+        further: parameters of additional models that the objective trains; see
           `Objective.initial_models`.
     """
     # One optimizer updates all trained models, in one tree of parameters.
@@ -52,12 +53,12 @@ def init_state(
 
 
 def count_parameters(params: Params) -> int:
-    """Counts the numbers in `params`, which are arrays or their shapes."""
+    """Returns the number of scalar parameters in a tree of arrays or of their shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
 def in_units(number: int) -> str:
-    """Returns bytes as `61.2 GB`, `3.4 MB` or `5.6 KB`."""
+    """Formats a number of bytes as `61.2 GB`, `3.4 MB` or `5.6 KB`."""
     units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
     unit, size = next((x for x in units if number >= x[1]), units[-1])
     return f"{number / size:,.1f} {unit}"

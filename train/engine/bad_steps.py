@@ -11,11 +11,11 @@ from .checkpoint import Checkpoints
 
 @dataclasses.dataclass(frozen=True)
 class SkipCounts:
-    """Counts of skipped steps, as stored in a checkpoint."""
+    """The counts of skipped steps that a checkpoint stores."""
 
     total: int = 0
     in_a_row: int = 0
-    """The number of steps skipped since the last step that was not skipped."""
+    """The number of consecutive skipped steps up to now."""
 
 
 @dataclasses.dataclass

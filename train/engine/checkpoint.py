@@ -31,14 +31,15 @@ from ..state import TrainState
 OPTIMIZER = "optimizer"
 DATA = "data"
 FURTHER = "further"
-"""Parameters of further models that the objective trains."""
+"""Parameters of additional models that the objective trains."""
 FROZEN = "frozen"
-"""Parameters that no step changes; only in checkpoints of an objective with a `reference`."""
+"""Parameters that no step changes. Only checkpoints of an objective with a `reference` have
+them."""
 METRICS = "metrics"
 DELETED = "deleted"
 """The subfolder of `checkpoints` for checkpoints that are being removed."""
 BYTES_BESIDE_ARRAYS = 1 << 20
-"""An upper bound of the size of a checkpoint without its arrays."""
+"""An upper bound, in bytes, of the files of a checkpoint that do not store arrays."""
 SECONDS_BETWEEN_LOOKS = 0.05
 """Interval for polling whether a checkpoint is written."""
 SECONDS_FOR_A_WRITER = 60.0
@@ -59,7 +60,7 @@ class Checkpoints:
                 checkpoint_managers.LatestN(keep_last),
                 checkpoint_managers.BestN(
                     get_metric_fn=_loss,
-                    reverse=True,  # from worst to best: the lowest loss last
+                    reverse=True,  # sort from worst to best, so that the lowest loss comes last
                     n=keep_best,
                     keep_checkpoints_without_metrics=False,
                 ),
@@ -70,7 +71,7 @@ class Checkpoints:
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
-                best_fn=_loss,  # unused, but Orbax writes no metrics without this function
+                best_fn=_loss,  # never called, but Orbax writes no metrics without a function
                 create=True,
                 cleanup_tmp_directories=True,
                 # An old checkpoint is renamed before its files are removed, so that an interrupted
@@ -82,8 +83,8 @@ class Checkpoints:
         self._saving = 0
         self.written = self.newest
         """The step of the newest complete checkpoint; older checkpoints may already be removed."""
-        # Remove the files that a killed process left. Do not remove them in the background, because
-        # the next save renames checkpoints into this folder.
+        # Remove the files that a killed process left. Do not remove them in a background thread,
+        # because the next save renames checkpoints into this folder.
         self._remove_deleted()
         self._removing: threading.Thread | None = None
 
@@ -128,13 +129,14 @@ class Checkpoints:
         Args:
             state: The state in its global form.
             data: The data iterator's state.
-            measure: The number that is lowest for the best checkpoint, if this step was evaluated.
+            measure: The number by which checkpoints are ranked (the lowest is best), if this step
+              was evaluated.
 
         Raises:
             RunError: This checkpoint or the previous checkpoint cannot be written.
         """
         step = int(state.step)
-        # A run that stops right after a checkpoint would save the same step again.
+        # A run that stops right after a checkpoint would otherwise save the same step again.
         if step == self.newest:
             return
         self.wait()
@@ -152,11 +154,11 @@ class Checkpoints:
         self._removing.start()
 
     def add_measure(self, step: int, measure: float) -> None:
-        """Adds the measure to a checkpoint that was written without a measure.
+        """Adds the measure to a checkpoint that was written before its step was evaluated.
 
         Args:
             step: The step of the checkpoint.
-            measure: The number that is lowest for the best checkpoint.
+            measure: The number by which checkpoints are ranked; the lowest is best.
 
         Raises:
             DataError: The measure cannot be written.
@@ -170,7 +172,7 @@ class Checkpoints:
         self._manager.reload()
 
     def _remove_deleted(self) -> None:
-        """Removes the checkpoints that Orbax renamed for deletion, after the new one is written."""
+        """Removes old checkpoints that Orbax has renamed, after the new checkpoint is written."""
         while self._manager.is_saving_in_progress():
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if jax.process_index() == 0:
@@ -205,7 +207,7 @@ class Checkpoints:
         )
 
     def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, IteratorState]:
-        """Reads a state onto the devices given by the shardings of `shapes`.
+        """Reads a state, and places it on the devices as the shardings of `shapes` say.
 
         Args:
             step: The step of the checkpoint.
@@ -247,8 +249,8 @@ class Checkpoints:
 
 
 def _parts(state: TrainState) -> dict[str, PyTree]:
-    """Returns the arrays of a checkpoint by folder, without absent arrays."""
-    # The average of the parameters is a separate part, so that it can be read alone.
+    """Returns the arrays of a checkpoint, keyed by their subfolder, without absent arrays."""
+    # The moving average of the parameters has its own subfolder, so that it can be read alone.
     ema, ema_further = split(ema_of(state.opt_state) or {})
     parts = {
         PARAMS: state.params,
@@ -264,8 +266,9 @@ def _parts(state: TrainState) -> dict[str, PyTree]:
 def set_aside_damaged(run: Path, log: LogFn) -> None:
     """Renames damaged checkpoints, so that the newest remaining checkpoint is intact.
 
-    Checkpoints are checked completely, from the newest on, until a checkpoint is intact. In older
-    checkpoints only the measure is checked, because Orbax reads the measure of every checkpoint.
+    Starting with the newest, checkpoints are checked completely, until an intact checkpoint is
+    found. In older checkpoints only the measure is checked, because Orbax reads the measure of
+    every checkpoint.
 
     Args:
         run: The run folder.
@@ -279,7 +282,7 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
         # Orbax would treat such a folder as the newest checkpoint.
         _set_aside(run, step, "it is not a checkpoint", log)
     damaged: dict[int, str] = {}
-    part = ""  # the whole checkpoint
+    part = ""  # first check the whole checkpoint
     for step in reversed(complete):
         damage = find_damage(run / CHECKPOINTS / str(step), part)
         if damage is None:

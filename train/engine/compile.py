@@ -39,7 +39,7 @@ def configured_step(
     Args:
         config: the run.
         objective: the training objective.
-        mesh: from `make_mesh`; its devices need not be present.
+        mesh: a mesh from `make_mesh`, whose devices need not be present.
         device_memory: the memory of a device in bytes; None if unknown.
 
     Raises:
@@ -47,7 +47,7 @@ def configured_step(
     """
     check_pmap(config)
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
-    # Before the step is made, refuse sizes that the mesh cannot divide.
+    # Before the step is made, raise an error for sizes that the mesh cannot divide.
     require(
         mesh.shape["expert"] == 1 or config.model.num_experts,
         f"mesh.expert {mesh.shape['expert']} shards the experts of a mixture, but the model has no "
@@ -80,27 +80,27 @@ class CompiledTrainer:
     step: Callable[[TrainState, NumpyBatch], tuple[TrainState, Metrics]]
     """Takes one step, and consumes the given state."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
-    """Lowers the step for these arguments. Compiling the result also compiles `step`."""
+    """Lowers the step for the given arguments. Compiling the result also compiles `step`."""
     compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
     """Compiles the step for these batch shapes, without a state. The first call of `step` then does
     not compile. Also returns a description of the changes that made the step fit, or an empty
     string."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
-    """Sums, counts and predictions of a batch, without dropout."""
+    """Computes the sums, the counts and the predictions of a batch, without dropout."""
     shapes: TrainState
     """Shapes, dtypes and shardings of the state, to restore a checkpoint into."""
     description: str
-    """A description of the devices, for a message."""
+    """A description of the devices, to show to the user."""
     memory_summary: str
-    """The size of a step on each device, for a message."""
+    """A description of the size of a step on each device, to show to the user."""
     shard: tuple[int, int] = (0, 1)
-    """The index of this process's part of each batch, and the number of parts."""
+    """The index of this process's share of each batch, and the number of shares."""
     validation: Objective | None = None
-    """The objective of evaluations. If None, evaluations use the objective of the training."""
+    """The objective of evaluations. If None, evaluations use the training objective."""
 
 
 def check_devices(config: TrainConfig) -> None:
-    """Checks the mesh against the devices: a cheap check before data are read.
+    """Checks that the mesh fits the devices; this check is cheap, so it precedes reading the data.
 
     Raises:
         UserError: the sizes of the mesh do not multiply to the number of devices, or pmap does not
@@ -114,7 +114,7 @@ def check_devices(config: TrainConfig) -> None:
 
 
 def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTrainer:
-    """Makes the functions of a run for the current devices.
+    """Makes the functions that run the training on the current devices.
 
     Raises:
         UserError: mesh, batch and parameters do not fit each other.
@@ -129,7 +129,7 @@ def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
 
 
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
-    """Returns the functions of a run, given its step over a mesh."""
+    """Makes the functions that run the training, from its step over a mesh."""
     mesh, (init_rng, step_rng) = sharded.mesh, run_keys(config.seed)
     chosen = sharded.candidates[0]
 
@@ -166,7 +166,8 @@ def _describe(mesh: Mesh, parallel: str) -> str:
     """Describes the devices: `jit over 8 × TPU v4 (data 2, fsdp 4, context 1, tensor 1)`."""
     number = jax.process_count()
     of = f" of {number} processes" if number > 1 else ""
-    # Few models have experts, and pmap has the axis `data` only, so these axes are not shown.
+    # Do not show axes that are rarely used: `expert`, because few models have experts, and all axes
+    # but `data` for pmap.
     hidden = {"expert"} if mesh.shape["expert"] == 1 else set()
     shown = ", ".join(f"{name} {size}" for name, size in mesh.shape.items() if name not in hidden)
     axes = f" ({shown})" if parallel == "jit" else ""

@@ -6,8 +6,8 @@ micro-batch. Then the gradient with respect to the parameters is the sum of J^T 
 (Gao et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup").
 GradCache runs the model twice: first without a gradient, for the outputs of the whole batch, and
 again after g is known. GradCache needs the memory of one micro-batch and of the outputs of the
-whole batch. The second run is a sum over rows. Without FSDP, each device therefore accumulates its
-gradients over all micro-batches, and devices exchange the gradients once.
+whole batch. The second run computes a sum over examples. Without FSDP, each device therefore
+accumulates its gradients over all micro-batches, and devices exchange gradients only once per step.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from ..losses.micro_batches import accumulate, in_parts, micro_batches
 from ..losses.objective import Batch, Outputs, Terms
 
 Rows = tuple[Batch, Array]
-"""A batch, or a part of it, and the dropout key of each example."""
+"""The arrays of a batch or of a micro-batch, and the dropout key of each example."""
 RunFn = Callable[[Params, Params | None, Rows], Outputs]
 """`run(params, frozen, rows)` computes the outputs of examples, arrays `[B, …]`."""
 OUTPUTS = "outputs_of_batch"
-"""The name of the scope of a loss that compares the outputs of a batch. Devices exchange these
-outputs."""
+"""The `jax.named_scope` around a loss that compares the outputs of the whole batch, which devices
+exchange for it."""
 
 
 def cached_gradient(
@@ -39,10 +39,10 @@ def cached_gradient(
     number: int,
     exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> tuple[Params, Terms]:
-    """Returns the gradient of `loss(run(params, frozen, rows))` and its means.
+    """Returns the gradient of `loss(run(params, frozen, rows))`, and the means that `loss` reports.
 
     Args:
-        run: computes the outputs. A row depends only on its example.
+        run: computes the outputs. Each row of an output must depend on a single example only.
         loss: computes the loss, and means to report, from the outputs of the batch.
         models: the trained and the frozen parameters.
         rows: the batch.

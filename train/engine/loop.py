@@ -59,11 +59,11 @@ class Loop:
     state: TrainState
     step: int
     evaluation_due: bool
-    """Whether the evaluation of this step is still due."""
+    """Whether this step must be evaluated, and has not been evaluated yet."""
     position: IteratorState = dataclasses.field(init=False)
-    """The position in the data after this step."""
+    """The position of the data iterator after this step."""
     pending: tuple[int, Metrics] | None = None
-    """A step whose metrics have not been read yet."""
+    """The number and the metrics of a step that may still run on the devices."""
     validation: Scores | None = None
     validated_step: int | None = None
 
@@ -75,7 +75,7 @@ class Loop:
         self.evaluations = {config.evaluate_every, config.evaluate.tasks_every} - {0}
 
     def take_all_steps(self) -> int | None:
-        """Takes the remaining steps; returns the number of the signal that stopped them, or None.
+        """Takes the remaining steps; returns the number of the signal that ended the run, or None.
 
         Raises:
             NonFiniteLoss: too many steps had a loss that is not finite.
@@ -86,13 +86,15 @@ class Loop:
             self.callbacks(self.step, lambda callback: callback.on_start(self._running_model()))
             self._evaluate_before_first_step()
             while self.step < self.config.steps:
-                # This call is collective: all processes stop before the same step.
+                # A collective call: if one process must stop, all processes stop before the same
+                # step.
                 self.stopper.check()
                 self._take_step()
                 saving = self._is_due(self.config.checkpoint_every) or self._is_last
                 if saving or any(map(self._is_due, self.evaluations)):
-                    # Log first, so that a state with a non-finite loss is never saved. Evaluate
-                    # every checkpoint, so that the best checkpoint is kept.
+                    # First log the pending step, so that a state with a non-finite loss is never
+                    # saved. Evaluate before every checkpoint, because the measure decides which
+                    # checkpoints are kept.
                     self._log_pending()
                     self._evaluate()
                 if saving:
@@ -104,7 +106,7 @@ class Loop:
         return (self.stopper.signal or None) if stopped else None
 
     def _running_model(self) -> RunningModel:
-        """Returns the model for callbacks; its parameters are gathered when they are read."""
+        """Returns the model for callbacks, which gathers the parameters only when they are read."""
         model = create(self.config.model)
 
         def read(ema: bool) -> tuple[int, Params]:
@@ -130,7 +132,7 @@ class Loop:
         return self.step % every == 0
 
     def _take_step(self) -> None:
-        """Starts a step, and logs the previous step meanwhile.
+        """Starts a step, and logs the previous step while the devices compute.
 
         Raises:
             StopNow: a signal arrived before the step, or the data or a reward failed.
@@ -145,7 +147,8 @@ class Loop:
         # Virtual CPU devices may deadlock with several programs in flight.
         if has_virtual_devices():
             self.stopper.wait_for(metrics)
-        # Save the position only after the step, so that a failed step repeats its batch.
+        # Store the position only after the step, so that a resumed run repeats the batch of a
+        # failed step.
         self.step, self.position = number, self.batches.get_state()
         self._log_pending()
         self.pending = number, metrics
@@ -176,7 +179,7 @@ class Loop:
             if measure is not None:
                 self.checkpoints.add_measure(self.step, measure)
             return
-        # Compare a policy with its initial model even if the initial model has random parameters.
+        # Also evaluate a policy before its training if its initial parameters are random.
         started = self.config.init_from is not None or self.trainer.validation is not None
         compared = self.config.objective.compares_with_start and started
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
@@ -186,14 +189,14 @@ class Loop:
         """Computes loss and metrics on the validation data.
 
         Raises:
-            StopNow: a signal interrupted the evaluation, or the evaluation failed; it is then still
-              due.
+            StopNow: a signal interrupted the evaluation, or the evaluation failed. The evaluation
+              is then still due.
         """
         # Mark the evaluation as due first, so that a checkpoint after an interruption records this
         # mark.
         self.evaluation_due = True
         step, average = self.step, evaluated_by_ema(self.state)
-        # Score the moving average of the parameters too, if the optimizer keeps an average.
+        # Also evaluate the moving average of the parameters, if the optimizer keeps one.
         states = {"": self.state} if average is None else {"": self.state, "ema_": average}
         with self.stopper.saving_first(f"the evaluation after step {step}"):
             evaluations = {x: self._run_model_on_validation_data(s) for x, s in states.items()}
@@ -221,7 +224,8 @@ class Loop:
                     predictions=evaluation.predictions,
                     tokenizer=self.run.tokenizer,
                 )
-        # The metrics of a custom objective are not known: show all of its means.
+        # Which metrics of a custom objective matter is not known, so show the means of all its
+        # terms.
         own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if own else usual
         shown += ("ema_loss",) * (average is not None)
@@ -250,7 +254,7 @@ class Loop:
         )
 
     def _judge(self, state: TrainState) -> Scores:
-        """Returns the metrics of the tasks that are due; all processes call it together."""
+        """Returns the metrics of the tasks, if they are due at this step; a collective call."""
         if not self._tasks_are_due:
             return {}
         model = create(self.config.model)
@@ -270,8 +274,8 @@ class Loop:
             yield part
 
     def _scores(self, evaluation: Evaluation) -> Scores:
-        # The data's metrics need the predictions of the default objective, so a custom objective is
-        # scored only by the means of its terms.
+        # The usual metrics need predictions that only the default objective returns, so a custom
+        # objective is scored by the means of its terms alone.
         if self.run.custom.names:
             return {**evaluation.means, "loss": evaluation.loss}
         scores = self.config.objective.score(evaluation, self.run.validation, self.config.data)
@@ -279,9 +283,10 @@ class Loop:
         return {**scores, **vector_scores(evaluation, self.run.validation, by_dot=by_dot)}
 
     def _measure(self, scores: Scores) -> float | None:
-        """Returns the measure of a checkpoint; the best checkpoint has the lowest measure.
+        """Returns the number by which checkpoints are ranked; the lowest number is best.
 
-        Returns None if the metric belongs to a task, and no tasks are due in this evaluation.
+        Returns None if `best_metric` is a metric of a task, and no tasks are due in this
+        evaluation.
         """
         if self.config.best_metric is not None:
             direction, _, name = self.config.best_metric.partition(":")
@@ -306,7 +311,7 @@ class Loop:
             self.position, self.bad_steps.counts, evaluation_due=self.evaluation_due
         )
         state = self.state
-        if self.config.lora is not None:  # a resumed run reads the base from its source
+        if self.config.lora is not None:  # a resumed run reads the base model from its source
             state = dataclasses.replace(state, frozen=None)
         measure = None if measured is None else self._measure(measured)
         self.checkpoints.save(state, position, measure)
@@ -327,7 +332,7 @@ class Loop:
                 "this step"
             )
         self.progress.log(f"{counted(self.step, 'step')} done; trained for {seconds:.0f} s")
-        # The primary's error, such as a failed callback, must end all processes.
+        # An error of the primary process, such as a failed callback, must end all processes.
         with barrier():
             if self.stopper.failure is not None:
                 raise self.stopper.failure

@@ -22,17 +22,18 @@ LIMIT_FILES = {
         ("total_inactive_file", "total_active_file"),
     ),
 }
-"""Limit file → usage file, and the statistics of caches that the kernel reclaims on demand."""
+"""File with the limit of a control group → file with its usage, and the names of its statistics
+that count caches, which the kernel reclaims on demand."""
 
 
 @runtime_checkable
 class Device(Protocol):
-    """A `jax.Device`, which type checkers see as a variable."""
+    """The part of `jax.Device` used here; type checkers reject `jax.Device` itself as a type."""
 
     platform: str
 
     def memory_stats(self) -> dict[str, int] | None:
-        """Returns counts of bytes by name, or None if the device does not count bytes."""
+        """Returns byte counts by name, such as `bytes_in_use`, or None if they are unknown."""
         ...
 
 
@@ -43,8 +44,8 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
         devices: Devices of this process. CPU devices share the memory of the machine.
 
     Returns:
-        The bytes for all devices of a CPU together, or for the fullest accelerator; None if
-        unknown.
+        The free bytes in total for CPU devices, or the free bytes of the fullest accelerator; None
+        if unknown.
     """
     if devices[0].platform == "cpu":
         return available_on_machine()
@@ -55,7 +56,7 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
 
 
 def memory_stats(devices: Sequence[Device]) -> list[dict[str, int]]:
-    """Returns what each device states about its memory; an empty dict if nothing."""
+    """Returns each device's memory statistics, or an empty dict for a device that reports none."""
     return [device.memory_stats() or {} for device in devices]
 
 
@@ -71,18 +72,18 @@ def device_memory(devices: Sequence[Device]) -> int:
 
 @functools.cache
 def memory_of_each() -> int | None:
-    """Returns the smallest memory limit of a device over all processes; None if unknown.
+    """Returns the memory limit of the smallest device of all processes, in bytes; None if unknown.
 
     The first call is collective: all processes must make it together.
     """
     limit = device_memory(jax.local_devices())
-    # The minimum is the negated maximum of the negated values.
+    # Only a maximum over processes is available, so negate the limit twice to get the minimum.
     mebibytes = -greatest_everywhere(-(limit >> 20))  # bytes would need 64 bits
     return mebibytes << 20 or None
 
 
 def available_on_machine() -> int | None:
-    """Returns the free memory of the machine with its swap space, or of a smaller container."""
+    """Returns the free bytes of memory and swap space, at most what the container has left."""
     # On Linux, `MemAvailable` includes caches that can be freed.
     meminfo = PROC / "meminfo"
     if meminfo.is_file():
@@ -97,7 +98,7 @@ def available_on_machine() -> int | None:
 
 
 def _left_in_control_groups() -> Iterator[int]:
-    """Yields the remaining bytes of each control group of this process and of its ancestors."""
+    """Yields the bytes left in each control group of this process, and in its parent groups."""
     own = PROC / "self" / "cgroup"
     if not own.is_file():
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...data.common.progress import LogFn  # imports rich, which `flaxzoo bench` does not need
 
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
-"""The arrays of a global batch by name, as shapes."""
+"""The shape and the dtype of each array of a global batch, by name."""
 CLOSE = 0.9
 """Fraction of the available memory above which a step triggers a warning."""
 
@@ -35,13 +35,13 @@ class MemoryAnalysis(Protocol):
 
 
 def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, attention: str) -> str:
-    """Describes the size of a step and each device's part of it in one line.
+    """Describes in one line the size of a step, and how much of it each device holds.
 
     Args:
         config: The run.
-        shapes: The state, as shapes with shardings.
+        shapes: The shapes and shardings of the state.
         num_shards: The number of devices that share a batch.
-        attention: The kernel that computes attention, for the line.
+        attention: A description of the kernel that computes attention, to include in the line.
     """
     rows, length = config.batch_size, config.data.length
     own = rows // num_shards // config.micro_batches
@@ -60,7 +60,7 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
 
 
 def bytes_per_device(shapes: PyTree) -> int:
-    """Returns the bytes per device of arrays, given as shapes with shardings."""
+    """Returns how many bytes arrays take on each device, from their shapes and shardings."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(shapes)
@@ -68,14 +68,14 @@ def bytes_per_device(shapes: PyTree) -> int:
 
 
 def temp_bytes(memory: MemoryAnalysis) -> int:
-    """Returns the bytes per device of a compiled program without its arguments and its code."""
-    # Outputs that do not alias a donated argument need further memory.
+    """Returns a compiled program's bytes on each device, except its arguments and its code."""
+    # Outputs need additional memory, unless they reuse the memory of a donated argument.
     new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return memory.temp_size_in_bytes + new_results
 
 
 def peak_bytes(memory: MemoryAnalysis) -> int:
-    """Returns the peak bytes per device of a compiled program."""
+    """Returns the peak number of bytes that a compiled program takes on each device."""
     inputs = memory.argument_size_in_bytes + memory.generated_code_size_in_bytes
     return inputs + temp_bytes(memory)
 
@@ -87,7 +87,7 @@ def check_state_fits(
 
     Args:
         config: The run.
-        shapes: The state, as shapes with shardings.
+        shapes: The shapes and shardings of the state.
         devices: The devices of this process.
         resumed: Whether the run already exists, so that its batch size must stay the same.
 
@@ -113,7 +113,7 @@ def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) 
     Raises:
         UserError: The batch does not fit.
     """
-    # The host of each process stores only its part of the global batch.
+    # The host of each process stores only its own share of the global batch.
     whole = sum(math.prod(x.shape) * x.dtype.itemsize for x in batch.values())
     needed, remedy = whole // jax.process_count(), _remedies(config, resumed)
     _require_memory("a batch needs", needed, available_on_machine(), remedy=remedy)
@@ -135,7 +135,7 @@ def check_step_fits(
           step fit.
         devices: The devices of this process.
         resumed: Whether the run already exists, so that its batch size must stay the same.
-        log: Called with the time that the compilation took, and the memory.
+        log: Called with lines about the compilation time and the memory that the step needs.
 
     Raises:
         UserError: The step does not fit.
@@ -164,7 +164,7 @@ def check_step_fits(
 
 
 def _require_memory(what: str, needed: int, available: int | None, *, remedy: str) -> str:
-    """Returns both figures as a clause; raises UserError if `needed` exceeds `available`."""
+    """Writes both numbers as a clause; raises UserError if `needed` exceeds `available`."""
     if available is None:
         return ""
     figures = f"{what} {in_units(needed)} of memory, and {in_units(available)} are available"
@@ -173,17 +173,17 @@ def _require_memory(what: str, needed: int, available: int | None, *, remedy: st
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether a compiler rejected a program because of its memory."""
+    """Returns whether a compiler rejected a program because it needs too much memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
-    """Returns the bytes to compare with `available_bytes`, summed over CPU devices."""
+    """Returns the bytes to compare with `available_bytes`: a sum over devices if these are CPUs."""
     return bytes_on_device * (len(devices) if devices[0].platform == "cpu" else 1)
 
 
 def _remedies(config: TrainConfig, resumed: bool) -> str:
-    """Returns the options that lower the memory of a step, as a clause."""
+    """Writes the options that lower the memory of a step as a clause."""
     remedies = []
     rows = config.batch_size // config.micro_batches
     if rows > 1:

@@ -1,8 +1,8 @@
 """Rollouts on the devices: sampled answers, scored by the policy and the reference.
 
-A rollout is a batch of answers, R = prompts · G rows of T tokens: the prompt, padded on the left to
-P tokens, then the answer, padded on the right to N. All results are functions of the parameters,
-the prompts, the rewards and the key of the step.
+A rollout is a batch of sampled answers: R rows, G for each prompt, of T = P + N tokens. A row is a
+prompt, padded on the left to P tokens, and an answer, padded on the right to N tokens. All results
+depend only on the parameters, the prompts, the rewards and the key of the step.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from ...losses.objective import ApplyFn, Batch, Terms
 
 @struct.dataclass
 class Rollout:
-    """Sampled answers as rows of prompt and answer."""
+    """Sampled answers, as rows that each have a prompt and its answer."""
 
     input_ids: Int[Array, "R T"]
     labels: Int[Array, "R T"]
@@ -38,13 +38,13 @@ class Rollout:
     loss_mask: Int[Array, "R T"]
     """1 where the label belongs to the answer."""
     ended: Bool[Array, " R"]
-    """Whether an answer contains an end token."""
+    """Whether the answer of each row contains an end token."""
     real: Bool[Array, " R"]
-    """Whether the row has a prompt; false for filler rows at the end of an evaluation."""
+    """Whether each row has a prompt; false for filler rows at the end of an evaluation."""
 
     @property
     def batch(self) -> dict[str, Array]:
-        """The arrays that a model and an objective read."""
+        """The arrays that the model and the objective take."""
         names = ("input_ids", "labels", "attention_mask", "loss_mask")
         return {name: getattr(self, name) for name in names}
 
@@ -79,28 +79,28 @@ def rollout_of(
 
 
 def samples_stacked(mesh: Mesh) -> bool:
-    """Returns whether a policy samples with stacked layers, which are all-gathered one by one."""
+    """Returns whether a policy samples with stacked layers, each all-gathered when it is used."""
     return mesh.shape["fsdp"] > 1
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutPrograms:
-    """The functions of a policy over a mesh, which the caller compiles."""
+    """The functions that sample and score answers over a mesh, which the caller compiles."""
 
     model: Model
     apply_fn: ApplyFn
     """The model's `apply`, as the train step calls it."""
     mesh: Mesh
     temperature: float
-    """The divisor of the logits."""
+    """The number that divides the logits."""
     answer_length: int
-    """The longest answer, N."""
+    """The maximum number of tokens of an answer, N."""
     end_ids: tuple[int, ...]
-    """The tokens that end an answer."""
+    """The indices of the tokens that end an answer."""
     num_parts: int = 1
-    """Number of parts of the rows that are scored sequentially, to save memory."""
+    """The number of equal parts of a rollout that are scored one after another, to save memory."""
     adapter: LoRA | None = None
-    """The adapters that are trained, if any."""
+    """The adapters, if the policy trains adapters on a frozen base model."""
 
     def sample(
         self,
@@ -114,8 +114,8 @@ class RolloutPrograms:
         """Samples G answers to each prompt; row r is answer r mod G to prompt r // G.
 
         Args:
-            params: the parameters of the state.
-            frozen: the frozen parameters of the state.
+            params: the trained parameters of the train state.
+            frozen: the frozen parameters of the train state.
             prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation also `index` `[B]`,
                 which sets the row numbers.
             rng: the key of the step.
@@ -128,8 +128,8 @@ class RolloutPrograms:
             return jax.lax.with_sharding_constraint(rows, by_row)
 
         ids, mask = repeated(prompts["prompt_ids"]), repeated(prompts["prompt_mask"])
-        # Rows are numbered over the whole evaluation, so that an answer does not depend on its
-        # batch.
+        # In an evaluation, the keys depend on the row's index in the whole evaluation, so that an
+        # answer does not depend on the other prompts of its batch.
         model, params, apply_fn = self._for_sampling(params, frozen)
         answers = sample_answers(
             model,
@@ -145,7 +145,7 @@ class RolloutPrograms:
         return rollout_of(ids, mask, answers, self.end_ids)
 
     def _for_sampling(self, params: Params, frozen: Params | None) -> tuple[Model, Params, ApplyFn]:
-        """Returns model, parameters and `apply` in the layout used for sampling."""
+        """Returns the model, its parameters and its `apply` in the layout for sampling."""
         if samples_stacked(self.mesh):
             # Stacked layers are gathered one at a time. Unstacked layers would all be gathered
             # before the decode loop.
@@ -162,19 +162,20 @@ class RolloutPrograms:
     def log_probs(
         self, params: Params, frozen: Params | None, rollout: Rollout, *, reference: bool
     ) -> dict[str, Float[Array, "R T"]]:
-        """Returns log-probabilities of the labels under policy and reference, without dropout.
+        """Computes log-probabilities of the labels under policy and reference, without dropout.
 
         Args:
-            params: the parameters of the state.
-            frozen: the frozen parameters of the state.
+            params: the trained parameters of the train state.
+            frozen: the frozen parameters of the train state.
             rollout: the answers.
-            reference: whether to also score with the reference.
+            reference: whether the reference model scores the answers too.
 
         Returns:
             `log_probs` and `entropy` of the policy, in nats and at the sampling temperature;
-            `values` with a value head; `reference_log_probs` if requested.
+            `values` if the model has a value head; `reference_log_probs` if `reference` is true.
         """
-        # With an adapter `frozen` is the base; the reference then is the base without the adapter.
+        # If adapters are trained, `frozen` is their base model, and the reference is this base
+        # model alone.
         policy, first = params, frozen
         if self.adapter is not None:
             policy, first = self.adapter.combine(params, frozen)
@@ -207,7 +208,7 @@ class RolloutPrograms:
 def weighted_rewards(
     rewards: Float[Array, "R F"], weights: tuple[float, ...]
 ) -> Float[Array, " R"]:
-    """Returns the weighted sum of each answer's rewards; NaN if no function rewards it."""
+    """Returns the weighted sum of each answer's rewards; NaN for an answer without rewards."""
     # `nansum` is 0 where all rewards are NaN, so restore the NaN.
     total = jnp.nansum(rewards * jnp.asarray(weights), axis=1)
     return jnp.where(jnp.all(jnp.isnan(rewards), axis=1), jnp.nan, total)
@@ -220,11 +221,11 @@ def rollout_metrics(
     names: Sequence[str],
     scored: Mapping[str, Float[Array, "R T"]],
 ) -> tuple[Terms, Terms]:
-    """Returns sums and counts of the metrics of a rollout, under TRL's names.
+    """Returns the sum and the count of each metric of a rollout, under TRL's names.
 
     Args:
         rollout: the answers.
-        rewards: the rewards of each answer; NaN where a function does not reward it.
+        rewards: each function's reward for each answer; NaN if the function gives none.
         total: the weighted sum of the rewards of each answer.
         names: the names of the F reward functions.
         scored: from `RolloutPrograms.log_probs`. With `reference_log_probs`, the metrics include
@@ -250,8 +251,8 @@ def rollout_metrics(
 
 
 def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array]:
-    """Returns the spread of rewards within groups, under TRL's names."""
-    # A group of one answer has no spread, so use the spread of the batch.
+    """Returns how much rewards vary within the answers to one prompt, under TRL's names."""
+    # The reward of a single answer cannot vary, so use the standard deviation over the batch.
     if group_size < 2:
         return {"reward_std": jnp.nanstd(total, ddof=1)}
     # [R] to [prompts, G]: one standard deviation for each group.
@@ -263,7 +264,7 @@ def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array
 
 
 def take_rows(batch: dict[str, Array], rows: Int[Array, " M"], mesh: Mesh) -> dict[str, Array]:
-    """Returns selected rows of a batch, with the sharding of a batch."""
+    """Takes rows of a batch by their indices, and shards them as a batch."""
     by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     return {
         name: jax.lax.with_sharding_constraint(jnp.take(x, rows, axis=0), by_row)

@@ -1,4 +1,4 @@
-"""A reinforcement-learning step: sample answers, reward them, update on them."""
+"""A reinforcement-learning step: sample answers, reward them, and train on them."""
 
 import dataclasses
 import functools
@@ -50,22 +50,22 @@ from .rollout import (
 from .update import update_config
 
 PROMPT = ("prompt_ids", "prompt_mask")
-"""The arrays of a prompt, `[B, T]`."""
+"""The names of the arrays of prompts, `[B, P]`."""
 
 
 @dataclasses.dataclass
 class PolicyTrainer:
-    """Reinforcement learning with a compiled update.
+    """Samples and rewards answers, and trains the policy on them with a compiled update.
 
-    A step is a function of the state, the prompts and the seed: rollouts depend neither on the
-    number of devices nor on earlier samples.
+    A step depends only on the state, the prompts and the seed. The sampled answers depend neither
+    on the number of devices nor on earlier samples.
     """
 
     config: TrainConfig
     """The configuration of the run."""
     objective: OnlineConfig
     sharded: ShardedStep
-    """The update; `compile` chooses the candidate that fits into memory."""
+    """The compiled update. `compile` chooses the candidate of the update that fits into memory."""
     programs: RolloutPrograms
     tokenizer: Tokenizer
     rewards: Rewards
@@ -80,7 +80,8 @@ class PolicyTrainer:
         )
         step_rng = run_keys(self.config.seed)[1]
         self._sample_key, self._update_key = (jax.random.fold_in(step_rng, i) for i in range(2))
-        # Answers are replicated, because each process reads all of them, as in any evaluation.
+        # Replicate the answers of evaluations, because each process computes metrics from all of
+        # them.
         replicated = NamedSharding(mesh, PartitionSpec())
         self._sample = jax.jit(self.programs.sample, static_argnames="group_size")
         self._score = jax.jit(self._scored)
@@ -89,14 +90,14 @@ class PolicyTrainer:
         self._replicate = jax.jit(lambda x: x, out_shardings=replicated)
 
     def step(self, state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
-        """Samples answers to a batch of prompts and takes the updates of a step.
+        """Samples answers to a batch of prompts, and makes one or several updates on these answers.
 
         Args:
             state: the state, which is consumed.
-            batch: prompts, arrays `[B, …]`.
+            batch: the prompts, as arrays `[B, …]`.
 
         Raises:
-            StepNotTaken: a reward failed; `state` is unchanged.
+            StepNotTaken: a reward function failed; `state` is unchanged.
         """
         # Keys depend on the step number alone, so that a resumed run samples the same answers.
         number = int(state.step)
@@ -107,12 +108,12 @@ class PolicyTrainer:
             jax.random.fold_in(self._sample_key, number),
             group_size=self.objective.num_generations,
         )
-        # Rewards run on the host, between two compiled programs.
+        # The reward functions run on the host, between two compiled programs.
         rewards = self._rewards(rollout, batch, self.training)
         rows, metrics = self._score(state.params, state.frozen, rollout, rewards)
         collected: list[Metrics] = []
         for update, part in enumerate(self._mini_batches(rows, number)):
-            if update:  # all updates count as one step of the run
+            if update:  # only the first update counts as a step of the run
                 state = dataclasses.replace(state, step=state.step - 1)
             key = jax.random.fold_in(self._update_key, update)
             state, metrics_of_update = self._update(state, part, key)
@@ -121,7 +122,7 @@ class PolicyTrainer:
             if has_virtual_devices():
                 jax.block_until_ready(metrics_of_update)
         means = _mean(collected)
-        # The schedule counts updates, so log the rate of the last update.
+        # The learning-rate schedule counts updates, so log the rate of the step's last update.
         rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
 
@@ -132,16 +133,16 @@ class PolicyTrainer:
     def _rewards(
         self, rollout: Rollout, batch: NumpyBatch, examples: PolicyExamples
     ) -> Float[Array, "R F"]:
-        """Returns the rewards of this process's answers, with NaN for filler and missing rewards.
+        """Returns the rewards of this process's answers; NaN for filler and for missing rewards.
 
         Raises:
-            StepNotTaken: a reward failed, on this or another process.
+            StepNotTaken: a reward function failed, in this or in another process.
         """
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
         epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
-        # A reward model needs all processes, so a process that has only filler rewards its first
-        # row.
+        # A reward model runs on all processes together. A process that has only filler rows
+        # therefore also calls the reward functions, with its first row.
         judged = [i for i, is_real in enumerate(real) if is_real] or [0]
         prompts = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
@@ -155,7 +156,7 @@ class PolicyTrainer:
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:
-        """Returns the answers of this process as texts, and for each whether it is not filler."""
+        """Returns the texts of this process's answers, and whether each is real, not filler."""
         part, parts = process_shard(self.sharded.mesh)
         arrays = rollout.labels, rollout.loss_mask, rollout.real
         ids, answer, real = map(np.asarray, self._replicate(arrays))
@@ -176,7 +177,7 @@ class PolicyTrainer:
         rollout: Rollout,
         rewards: Float[Array, "R F"],
     ) -> tuple[dict[str, Array], Metrics]:
-        """Returns the batch of the updates, and the metrics of the rollout."""
+        """Returns the arrays that the updates train on, and the metrics of the rollout."""
         objective, mesh = self.objective, self.sharded.mesh
         total, scored = self._total(rollout, rewards), {}
         if objective.needs_log_probs:
@@ -184,7 +185,7 @@ class PolicyTrainer:
             scored = self.programs.log_probs(params, frozen, rollout, reference=has_reference)
         batch = {**rollout.batch, **objective.targets(total, rollout.loss_mask, scored)}
         if objective.mask_truncated:
-            # Answers without an end token get no loss.
+            # Mask answers without an end token out of the loss.
             masks = list(filter(batch.__contains__, ("loss_mask", "value_mask")))
             batch |= {name: batch[name] * rollout.ended[:, None] for name in masks}
         batch = {
@@ -198,7 +199,7 @@ class PolicyTrainer:
         }
 
     def _total(self, rollout: Rollout, rewards: Float[Array, "R F"]) -> Float[Array, " R"]:
-        """Returns each answer's reward, minus the penalty if it has no end token."""
+        """Returns each answer's weighted reward, minus the penalty for a missing end token."""
         total = weighted_rewards(rewards, self.rewards.weights)
         return total - self.objective.missing_end_penalty * ~rollout.ended
 
@@ -209,16 +210,16 @@ class PolicyTrainer:
         total: Float[Array, " R"],
         scored: Mapping[str, Array],
     ) -> tuple[Metrics, Metrics]:
-        """Returns sums and counts of all metrics of a rollout."""
+        """Returns the sum and the count of each metric of a rollout."""
         return rollout_metrics(rollout, rewards, total, list(self.rewards.functions), scored)
 
     def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
-        """Returns the mini-batches of a step, shuffled by seed and step if there are several."""
+        """Returns the mini-batches of a step, shuffled (if several) by the seed and the step."""
         parts, iterations = self.objective.num_mini_batches, self.objective.num_iterations
         if parts == 1:
             return [rows] * iterations
         number = next(iter(rows.values())).shape[0]
-        # Each pass over the rows uses another order.
+        # Each pass over the answers shuffles them again.
         rng = np.random.default_rng([self.config.seed, step])
         orders = [rng.permutation(number) for _ in range(iterations)]
         return [
@@ -231,7 +232,7 @@ class PolicyTrainer:
         """Samples an answer to each prompt of a batch, with the same keys in every evaluation.
 
         Returns:
-            Sums and counts of the metrics, and the answers with their rewards.
+            The sum and the count of each metric, and the answers with their rewards.
         """
         rollout = self._sample(
             state.params,
@@ -251,7 +252,7 @@ class PolicyTrainer:
         rewards: Float[Array, "R F"],
     ) -> EvaluatedBatch:
         total = self._total(rollout, rewards)
-        # An evaluation needs log-probabilities for the divergence only.
+        # An evaluation needs log-probabilities only for the metric of the divergence.
         scored = {}
         if self.objective.beta:
             scored = self.programs.log_probs(params, frozen, rollout, reference=True)
@@ -288,7 +289,7 @@ class PolicyTrainer:
 
 @jax.jit
 def _mean(parts: Sequence[Metrics]) -> Metrics:
-    """Returns the mean of each metric; a single program computes all sums."""
+    """Returns the mean of each metric, computed by a single compiled program."""
     return jax.tree.map(lambda *x: sum(x) / len(x), *parts)
 
 
@@ -298,18 +299,18 @@ VALIDATION = Objective(
     counts=lambda batch: {},
     terms=lambda outputs, batch: {},
 )
-"""The objective of an evaluation, whose loss is the negated mean reward."""
+"""The objective of evaluations; its loss is the negated mean reward."""
 
 
 def compile_policy_trainer(
     run: Run, objective: Objective, own_rewards: Sequence[RewardFunction] = ()
 ) -> CompiledTrainer:
-    """Makes the functions of a reinforcement-learning run for the current devices.
+    """Makes the functions that run reinforcement learning on the current devices.
 
     Args:
         run: the run, with an online objective.
-        objective: the loss of a batch of answers.
-        own_rewards: the caller's rewards, in addition to the configured rewards.
+        objective: the objective that defines the loss of a batch of answers.
+        own_rewards: reward functions of the caller, in addition to the configured rewards.
 
     Raises:
         UserError: mesh, batch and parameters do not fit each other, a reward is unknown, or the
@@ -324,8 +325,8 @@ def compile_policy_trainer(
     sharded = step_of_run(inner, objective)
     mesh = sharded.mesh
     check_batch(mesh, config.batch_size, config.data.length)
-    # Rollouts use XLA attention, because kernels do not read a cache. Rollouts have no backward
-    # pass, so they need no remat.
+    # Rollouts use XLA attention, because the other attention kernels do not read a KV cache.
+    # Rollouts have no backward pass, so they need no remat.
     execution = dataclasses.replace(config.execution, attention="xla", remat="none")
     model = create(config.model, execution)
     trainer = PolicyTrainer(

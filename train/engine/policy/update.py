@@ -8,7 +8,7 @@ from ...objectives.online import OnlineConfig
 
 
 def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
-    """Returns the configuration of an update on a batch of answers, and the number of updates.
+    """Returns `config` with the batch size of one update, and with the numbers of steps in updates.
 
     Raises:
         UserError: the answers of a step are not a multiple of the mini-batches, or the run uses
@@ -24,7 +24,7 @@ def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
         config.parallel == "jit",
         f"parallel must be jit for reinforcement learning, got {config.parallel}: leave it out",
     )
-    # The optimizer counts updates, not steps, so its steps and warm-up are scaled.
+    # The optimizer counts updates, not steps, so multiply all of its numbers of steps.
     updates = objective.num_iterations * parts
     warmup = config.optimizer.warmup_steps * updates
     stage = config.stage
