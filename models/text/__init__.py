@@ -1,1 +1,1 @@
-"""Front ends for texts: generation, translation, scores, embeddings, chat and prompts."""
+"""Runs models on texts: generation, translation, scoring, embedding, chat and few-shot prompts."""

@@ -1,4 +1,4 @@
-"""The attention weights of a text between words, by layer and head."""
+"""The attention weights between the words of a text, for each layer and head."""
 
 import dataclasses
 import io
@@ -68,7 +68,7 @@ class Attention:
         Raises:
             UserError: no query equals the word.
         """
-        # Prefer queries that match the upper and lower case of the word.
+        # Prefer queries that equal the word including its case.
         found = [i for i, own in enumerate(self.queries) if own == word]
         found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
         choices = sorted(set(self.queries))
@@ -127,7 +127,8 @@ class TextAttention(TextModel):
             require(
                 target is part is None, "target and part require an encoder-decoder: leave them out"
             )
-            # In any other model, one sequence attends to itself.
+            # A model that is not an encoder-decoder reads one sequence, whose tokens attend to each
+            # other.
             ids, offsets = tokenizer.encode_with_offsets(text)
             outputs = self._run({"input_ids": ids})
             weights = outputs.attentions
@@ -167,7 +168,7 @@ class TextAttention(TextModel):
         return Attention(names, others, joined)
 
     def _run(self, inputs: dict[str, Sequence[int]]):
-        """Returns the model's outputs for one row, with the attention weights."""
+        """Returns the model's outputs for one text, including the attention weights."""
         longest = self._model.config.max_length
         for ids in inputs.values():
             require(

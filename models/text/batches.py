@@ -23,12 +23,12 @@ class Callbacks:
     on_batch: Callable[[int, int], None] | None = None
 
     def show(self, text: str) -> None:
-        """Reports a piece of the first text."""
+        """Passes a new piece of the first text to `on_text`."""
         if self.on_text is not None:
             self.on_text(text)
 
     def advance(self, rows: Sequence[GrowingText]) -> None:
-        """Reports finished texts and their number of tokens."""
+        """Passes the number of finished texts and the number of their tokens to `on_batch`."""
         if self.on_batch is not None:
             self.on_batch(len(rows), sum(row.num_chosen for row in rows))
 
@@ -41,14 +41,14 @@ def sample_texts(
     *,
     callbacks: Callbacks,
 ) -> str:
-    """Samples texts; returns a note on the fraction of padding.
+    """Samples texts; returns a message that states the fraction of padding.
 
     Args:
         generator: the model.
-        texts: the texts of each prompt, to which new tokens are added.
+        texts: for each prompt, the texts that continue it. The sampled tokens are appended to them.
         request: the settings.
         batch_size: the number of texts that are generated at a time.
-        callbacks: called with pieces of the first text and with finished texts.
+        callbacks: called with pieces of the first text, and when texts are finished.
     """
     seeds = [samples[0].prompt.seed or 0 for samples in texts]
     keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
@@ -87,7 +87,7 @@ def search_texts(
     *,
     callbacks: Callbacks,
 ) -> str:
-    """Runs beam search for each prompt; returns a note on the fraction of padding.
+    """Runs beam search for each prompt; returns a message that states the fraction of padding.
 
     See `sample_texts` for the arguments.
     """
@@ -98,7 +98,7 @@ def search_texts(
             number <= longest, f"prompt {i} has {number} tokens: the model takes 1 to {longest}"
         )
     read, num_batches = Positions(), 0
-    # A search has one length limit, so search prompts with equal limits together.
+    # All prompts of a beam search share one length limit, so group the prompts by their limits.
     for limit in dict.fromkeys(samples[0].limit for samples in texts):
         limited = dataclasses.replace(request, max_new_tokens=limit)
         same = [samples for samples in texts if samples[0].limit == limit]

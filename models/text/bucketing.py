@@ -1,8 +1,8 @@
 """Pads texts to batches of few shapes, so that few programs are compiled.
 
 Lengths are 16, 32, 48 … 256, and above that multiples of a sixteenth of the next power of two.
-Numbers of rows are powers of two up to `MOST_ROWS`. A model that reads 512 tokens has at most 24
-lengths with 6 numbers of rows each.
+Numbers of rows are powers of two up to `MOST_ROWS`. A model with a maximum length of 512 tokens is
+compiled for at most 24 lengths, each with 6 numbers of rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +15,16 @@ from ..decoding.padding import pad_rows, power_of_two, round_up
 SHORTEST = 16
 MOST_ROWS = 32
 TOKENS_AT_ONCE = 1 << 15
-"""Maximum tokens of a batch, which fit on any device that a model fits on."""
+"""Maximum number of tokens in a batch. A batch of this size fits on any device that holds the
+model."""
 TOKENS_IN_CACHE = 1024
-"""Maximum tokens of a batch on a CPU; more activations would not fit into its caches (MiniLM takes
-0.25 ms per token with 8 rows of 128, and 0.29 ms with 32 rows)."""
+"""Maximum number of tokens in a batch on a CPU. The activations of a larger batch would not fit
+into the CPU's caches (MiniLM takes 0.25 ms per token with 8 rows of 128, and 0.29 ms with 32
+rows)."""
 
 
 def padded_length(number: int, longest: int) -> int:
-    """Returns the padded length, at most `longest`, for rows of at most `number` tokens."""
+    """Returns the length to which rows of at most `number` tokens are padded, at most `longest`."""
     step = max(SHORTEST, power_of_two(number) // 16)
     return min(round_up(max(number, 1), step), longest)
 
@@ -34,8 +36,8 @@ def padded_rows(number: int, length: int) -> int:
     batch of four and a batch of one.
     """
     tokens = TOKENS_IN_CACHE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE
-    # Find the largest power of two for which the tokens of this number of rows are within the
-    # limit.
+    # Find the largest power of two such that this many rows do not exceed the maximum number of
+    # tokens.
     most = min(MOST_ROWS, power_of_two(max(1, tokens // length) + 1) // 2)
     rows = min(power_of_two(number), most)
     # Halve the batch if more than a quarter of its rows would be padding.
@@ -43,7 +45,7 @@ def padded_rows(number: int, length: int) -> int:
 
 
 def padded_batches(lengths: Sequence[int], longest: int) -> Iterator[tuple[list[int], int]]:
-    """Yields the indices of all nonempty rows in batches, with the padded number of rows.
+    """Divides all nonempty rows into batches, and chooses the padded number of rows of each batch.
 
     The longest rows come first, and rows of similar length share a batch, to reduce padding.
 
@@ -58,7 +60,7 @@ def padded_batches(lengths: Sequence[int], longest: int) -> Iterator[tuple[list[
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     start = 0
     while start < len(order):
-        # The first row of a batch is its longest, so it determines the length.
+        # The first row of a batch is its longest row, so it determines the padded length.
         length = padded_length(lengths[order[start]], longest)
         num_rows = padded_rows(len(order) - start, length)
         yield order[start : start + num_rows], num_rows
@@ -87,21 +89,22 @@ def by_length(
     example: Callable[[int], Mapping[str, np.ndarray]],
     lengths: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """Computes a function of many examples in batches of similar length.
+    """Applies a function to many examples, in batches of examples of similar length.
 
     Args:
-        outputs: a compiled function of a batch. The arrays of a batch are the stacked arrays of its
-            examples.
+        outputs: a compiled function that maps a batch to its outputs. Each array of the batch
+            stacks the arrays of its examples.
         example: returns the arrays of an example, given its index. Arrays with the shape of
           `input_ids` are truncated to the padded length of a batch.
         lengths: the number of tokens of each example before padding, at least 1.
 
     Returns:
-        The outputs for all examples. Outputs for trailing padding, which are not computed, are 0.
+        The outputs for all examples. Outputs at trailing padding positions are not computed, and
+        are 0.
     """
     first = example(0)
     shape = first["input_ids"].shape
-    # Shapes of the full-length outputs, found without computing them.
+    # Find the shapes of the full-length outputs without computing them.
     whole = {name: x[None] for name, x in first.items()}
     found = {
         name: np.zeros((len(lengths), *x.shape[1:]), x.dtype)
@@ -125,9 +128,9 @@ def by_length(
 
 
 def batches_by_length(rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:
-    """Yields the indices of all nonempty rows, up to `batch_size` at a time, longest first.
+    """Yields batches of up to `batch_size` indices of nonempty rows, the longest rows first.
 
-    The batches are for a generator, which pads them itself.
+    The rows are not padded, because the generator pads each batch itself.
     """
     order = sorted((i for i, row in enumerate(rows) if row), key=lambda i: -len(rows[i]))
     for start in range(0, len(order), batch_size):

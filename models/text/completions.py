@@ -20,7 +20,8 @@ _FOR_ALL = (
     *("num_beams", "length_penalty", "num_return_sequences"),
 )
 _TOO_SIMILAR = 0.75
-"""An unknown field with a similarity to a known name above this number is treated as a typo."""
+"""An unknown field is treated as a typo if its similarity to a known field is above this threshold.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,10 @@ class Prompt(Checked):
     seed: Seed | None = None
     """The seed for sampling. If None, the index of the prompt determines the seed."""
     stop_strings: tuple[str, ...] | None = None
-    """Strings that end a completion and are not part of it. If None, the strings of the call."""
+    """Strings that end a completion and are not part of it. If None, the stop strings of the call
+    apply."""
     max_new_tokens: PositiveInt | None = None
-    """The maximum length of a completion, in tokens. If None, the maximum of the call."""
+    """The maximum length of a completion, in tokens. If None, the maximum of the call applies."""
     ids: tuple[int, ...] | None = None
     """The tokens of the prompt. If given, `text` is not read, and the completion is decoded
     without the prompt. If None, `text` is encoded."""
@@ -50,7 +52,7 @@ class Prompt(Checked):
         require("" not in (self.stop_strings or ()), problem)
 
     def with_defaults(self, seed: int, stop_strings: Sequence[str]) -> "Prompt":
-        """Returns the prompt with values for settings that are None."""
+        """Returns the prompt with its settings that are None replaced by the given defaults."""
         return dataclasses.replace(
             self,
             seed=seed if self.seed is None else self.seed,
@@ -71,7 +73,7 @@ class Completion:
     tokens: tuple[int, ...]
     """The new tokens, including a stop string but not the end token."""
     pieces: tuple[str, ...]
-    """The tokens as the vocabulary writes them; empty for an id outside the vocabulary."""
+    """The tokens as text, as the vocabulary spells them; "" for an id outside the vocabulary."""
     log_probabilities: tuple[float, ...] | None
     """The log-probability of each token, in nats; None for a beam search."""
 
@@ -87,7 +89,7 @@ class Completed:
 
 @dataclasses.dataclass
 class Positions:
-    """The numbers of real and of computed positions, summed over batches."""
+    """The number of positions with a token, and of all computed positions, summed over batches."""
 
     used: int = 0
     computed: int = 0

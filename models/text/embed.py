@@ -1,4 +1,4 @@
-"""Sentence embeddings: hidden states pooled over each text, with the settings of the folder."""
+"""Sentence embeddings: pools the hidden states of each text, as the model's folder specifies."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from .text_model import TextModel, require_texts
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Returns float32 vectors of length 1; vectors of length 0 are unchanged."""
+    """Scales vectors to length 1, in float32; vectors of length 0 are unchanged."""
     vectors = np.asarray(vectors, np.float32)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
@@ -32,7 +32,7 @@ class TextRow(NamedTuple):
     """The tokens of a text."""
 
     ids: list[int]
-    """The ids, with special tokens."""
+    """The token ids, including special tokens."""
     num_skipped: int = 0
     """The number of leading tokens that pooling skips."""
 
@@ -108,7 +108,7 @@ class TextEmbedder(TextModel):
 
     @property
     def max_length(self) -> int:
-        """The number of tokens of a text that the model reads, with special tokens."""
+        """The maximum number of tokens of a text, including special tokens."""
         return self._max_length
 
     @property
@@ -123,11 +123,12 @@ class TextEmbedder(TextModel):
     def __call__(
         self, texts: Sequence[str], log: LogFn = print, *, prompt_name: str | None = None
     ) -> np.ndarray:
-        """Computes a vector for each text, whose tokens include special tokens such as `[CLS]`.
+        """Computes a vector for each text. Special tokens such as `[CLS]` are added to the texts.
 
         Args:
-            texts: the texts; a text longer than the model reads is truncated.
-            log: called with the numbers of texts that were truncated or have no token.
+            texts: the texts; a text that is longer than the model's maximum length is truncated.
+            log: called with the number of texts that were truncated, and of texts without any
+                token.
             prompt_name: the name of one of the model's prompts, which is prepended to each text;
               "" for no prompt. Defaults to the default prompt of the settings, if any.
 
@@ -166,7 +167,8 @@ class TextEmbedder(TextModel):
         room = self._max_length - frame.single.num_added
         ids = [self._encode(prompt + text) for text in texts]
         num_truncated = sum(len(row) > room for row in ids)
-        # The number of leading tokens that pooling skips: the frame and the prompt.
+        # The number of leading tokens that pooling skips: the special tokens before the text, and
+        # the tokens of the prompt.
         not_pooled = 0
         if prompt and not self.settings.pool_prompt:
             not_pooled = len(frame.before) + len(self._encode(prompt))
@@ -174,7 +176,7 @@ class TextEmbedder(TextModel):
         return [TextRow(row, not_pooled) for row in rows], num_truncated
 
     def _report(self, rows: Sequence[TextRow], num_truncated: int, log: LogFn) -> None:
-        """Logs the numbers of texts that were truncated or have no token."""
+        """Logs how many texts were truncated, and how many have no token."""
         if num_truncated:
             number = f"{num_truncated:,} of {len(rows):,}"
             log(f"{number} texts truncated: longer than {self._max_length} tokens")
@@ -212,13 +214,14 @@ class TextEmbedder(TextModel):
             yield batch, found
 
     def comparable(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns vectors whose dot product ranks texts like the model's own similarity.
+        """Converts vectors so that their dot products rank texts like the model's own similarity.
 
         Args:
             vectors: float32 `[N, D]`.
 
         Returns:
-            float32 `[N, D]`: of length 1 for a model that compares by cosine, else unchanged.
+            float32 `[N, D]`: scaled to length 1 if the model compares vectors by cosine, else
+            unchanged.
 
         Raises:
             UserError: the model compares vectors by a distance, and does not normalize them.

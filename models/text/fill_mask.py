@@ -83,19 +83,19 @@ class MaskFiller(TextModel):
         """Returns the probability of each given word for the mask of a text, best first.
 
         A word of n tokens is predicted with n masks. The masks are filled from left to right: each
-        piece is predicted from the text, the pieces before it, and masks in place of the pieces
-        after it. The probability of the word is the product of the pieces' probabilities (Kauf and
+        piece is predicted from the text and the pieces before it, while the pieces after it are
+        masked. The probability of the word is the product of the pieces' probabilities (Kauf and
         Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", within a word). The number
-        of masks reveals the number of tokens of the word, so comparing words with different numbers
-        of tokens is only approximate.
+        of masks tells the model how many tokens the word has, so words with different numbers of
+        tokens can be compared only approximately.
 
         Args:
             text: a text with one `[MASK]`; spaces before it belong to the word.
             words: the words to compare.
 
         Raises:
-            UserError: the text does not have exactly one mask or is too long, `words` is empty, the
-              vocabulary lacks a character of a word, or a probability is NaN.
+            UserError: the text is too long or does not have exactly one mask, `words` is empty, the
+                vocabulary lacks a character of a word, or a probability is NaN.
         """
         tokenizer = self._tokenizer
         mask = tokenizer.special_ids.mask

@@ -19,7 +19,7 @@ from ..loading import model_config
 from ..run_files import TOKENIZER, is_foreign, read_fields
 
 PADDING_ROWS = 1024
-"""Published embeddings are padded by at most about this many rows (phi-2: 943)."""
+"""Published embedding tables have at most about this many rows without a token (phi-2: 943)."""
 
 
 def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
@@ -44,9 +44,10 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
 
 
 def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokenizer) -> None:
-    """Raises RunError if the tokenizer has ids beyond the rows of the model's embedding.
+    """Raises RunError if the tokenizer has an id for which the model's embedding table has no row.
 
-    Fewer ids than rows are common: published embeddings are padded to a multiple of some number.
+    An embedding table may have more rows than there are ids: the number of rows of published models
+    is often rounded up to a multiple of a power of two.
     """
     try:
         check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
@@ -57,7 +58,7 @@ def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokeniz
 def _check_padding(
     folder: Path, fields: JsonObject, model: TransformerConfig, tokenizer: Tokenizer
 ) -> None:
-    """Raises RunError if an encoder's tokenizer pads with another token than the model."""
+    """Raises RunError if an encoder and its tokenizer have different padding tokens."""
     pads = fields.get("pad_token_id"), tokenizer.special_ids.pad
     if isinstance(model, EncoderConfig) and None not in pads and pads[0] != pads[1]:
         raise RunError(
@@ -70,9 +71,9 @@ def _check_padding(
 def vocabulary_note(
     folder: str | Path, model: TransformerConfig, tokenizer: Tokenizer
 ) -> str | None:
-    """Returns a note if many rows of a published embedding have no token, else None.
+    """Returns a note if many rows of a published embedding table have no token, else None.
 
-    A tokenizer with many missing tokens may belong to another model, but this is not certain.
+    A tokenizer without tokens for many rows may belong to another model, but this is not certain.
     """
     tokens, rows = tokenizer.vocab_size, model.input_vocab_size
     if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
@@ -107,9 +108,9 @@ def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens that a decoder reads before the text of a target.
 
     If a search is stored with the model, the first of these tokens is the search's start token. The
-    search's forced first token (such as the target language of mBART-50) follows. Without a forced
-    token, the tokens follow that the tokenizer adds before a text. If no search is stored, the only
-    token is the start token that flaxzoo trains models with.
+    search's forced first token (such as the target language of mBART-50) follows. If no token is
+    forced, the special tokens that the tokenizer adds before a text follow instead. If no search is
+    stored, the only token is the start token that flaxzoo trains models with.
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
@@ -143,11 +144,11 @@ def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> Generation
     model = model_config(folder)
     if model.head != "seq2seq_lm" or generation_defaults(folder) is None:
         return None
-    # The tokenizer must start and end targets with the same tokens.
+    # The tokenizer must begin and end targets with the start and end tokens of the stored search.
     request = stored_request(folder, model.max_length)
     ids = [request.decoder_start_token_id, *request.eos_token_id]
     start, end = start_and_end(tokenizer)
-    # A BART's targets start with the token that ends them.
+    # The targets of a BART model begin with the same token that ends them.
     require(
         ids in ([start, end], [end, end]),
         f"{folder}: targets begin and end with tokens {ids}, but the tokenizer uses "

@@ -35,7 +35,9 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 class TextGenerator(TextModel):
-    """A causal language model and its tokenizer; compiled on first use, once per shape bucket.
+    """A causal language model and its tokenizer.
+
+    The model is compiled on first use, once for each padded shape.
 
     Args:
         model: a causal language model.
@@ -71,12 +73,12 @@ class TextGenerator(TextModel):
         return cls(model, params, tokenizer, generation_defaults(folder))
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty cached context, so that a conversation reads only new tokens."""
+        """Returns an empty cached context, with which a conversation reads only new tokens."""
         return self._generator.cached_context()
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens that the model reads and writes."""
+        """The maximum number of tokens that the model reads and writes."""
         return self._model.config.vocab_size
 
     @property
@@ -91,7 +93,7 @@ class TextGenerator(TextModel):
         return self._generator.open_batch(max_rows, banned=banned)
 
     def token_scores(self, ids: Sequence[int], number: int) -> list[TokenAlternatives]:
-        """Returns the scores of the tokens of a text; see `Generator.token_scores`."""
+        """Returns the log-probabilities of a text's tokens; see `Generator.token_scores`."""
         return self._generator.token_scores(ids, number)
 
     def context_request(self, **options: JsonValue) -> GenerationRequest:
@@ -110,7 +112,8 @@ class TextGenerator(TextModel):
     ) -> "TextGenerator":
         """Returns a generator with a draft model (speculative decoding).
 
-        Greedy texts stay the same, and sampled texts keep their distribution.
+        Greedy decoding generates the same texts as without the draft model, and the distribution of
+        sampled texts is the same.
 
         Args:
             other: the draft model, with the same tokenizer.
@@ -211,12 +214,13 @@ class TextGenerator(TextModel):
         Args:
             prompts: texts, or prompts with their own settings.
             stop_strings: strings that end a completion and are not part of it.
-            seed: the seed of the first prompt, incremented for each further prompt. A prompt's
-              `seed` overrides this seed.
-            batch_size: number of completions generated at a time. If None, all completions.
+            seed: the seed of the first prompt. It is incremented for each later prompt. A prompt's
+                own `seed` overrides it.
+            batch_size: number of completions generated at a time. If None, all completions are
+                generated in one batch.
             on_text: called with the first completion piece by piece, as it grows.
-            on_batch: called when a completion, or a batch of a beam search, has ended, with the
-              number of completions and of their tokens.
+            on_batch: called when a completion, or a batch of a beam search, is finished. The
+                arguments are the number of finished completions and the number of their tokens.
             log: called with lines about padding and about prompts and texts that are too long.
             **options: arguments of `models.generate`, as in `request`.
 
@@ -232,7 +236,7 @@ class TextGenerator(TextModel):
         require(prompts, "prompts must not be empty: give at least one text")
         check_value("batch_size", batch_size, PositiveInt | None)
         check_seed(seed)
-        # A prompt has one row for each returned sequence.
+        # Each returned sequence of a prompt is a row of the batch.
         rows, request = [], GenerationRequest()
         for i, given in enumerate(prompts):
             prompt = given if isinstance(given, Prompt) else Prompt(given)
@@ -292,7 +296,7 @@ class TextGenerator(TextModel):
     ) -> None:
         """Logs how many texts reached the context limit while they were generated."""
         longest = self.max_length
-        # Texts whose prompt was already too long were reported before.
+        # Skip texts with too long prompts, which `_note_truncation` has reported.
         began = [row for row in rows if len(row.prompt_ids) <= longest]
         sizes = [len(row.prompt_ids) + len(row.tokens) for row in began]
         # At the model's limit a beam search ends the text, and sampling drops its oldest tokens.
@@ -319,7 +323,8 @@ class TextGenerator(TextModel):
             UserError: the prompt is empty, and no token begins a document.
         """
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
-        # Add only the special tokens before the text: special tokens after it would end the prompt.
+        # Add only the special tokens that precede the text: special tokens after it would end the
+        # prompt.
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
         require(
             before or ids,
@@ -330,14 +335,14 @@ class TextGenerator(TextModel):
 
 
 def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
-    """Describes how two tokenizers differ; returns None if all ids stand for the same tokens."""
+    """Describes how two tokenizers differ; returns None if each id is the same token in both."""
     if one.fingerprint == other.fingerprint:
         return None
     if one.vocab_size != other.vocab_size:
         return (
             f"it has {other.vocab_size:,} tokens, and the model's tokenizer has {one.vocab_size:,}"
         )
-    # The sizes are equal, so find the first id that means another token.
+    # The sizes are equal, so find the first id that is a different token in each.
     pairs = ((i, other.token(i), one.token(i)) for i in range(one.vocab_size))
     notes = (
         f"its token {i} is {x!r}, but the model's token is {y!r}" for i, x, y in pairs if x != y
@@ -350,8 +355,8 @@ def merged_request(
 ) -> GenerationRequest:
     """Merges options with stored settings; both use the names of `models.generate`.
 
-    A sampling option (`temperature`, `top_k`, `top_p`) replaces stored beams. Without any setting,
-    tokens are sampled from the whole vocabulary.
+    A sampling option (`temperature`, `top_k`, `top_p`) replaces stored beams. If nothing is
+    specified, tokens are sampled from the whole vocabulary.
 
     Args:
         stored: settings of the model's folder.

@@ -30,14 +30,14 @@ class GrowingText:
         self._tokenizer, self._stop, self._end_ids = tokenizer, prompt.stop_strings or (), end_ids
         self._forced_end = forced_end
         self.prompt, self.prompt_ids = prompt, list(prompt_ids)
-        # Decoding may depend on the previous word, so the text is decoded with the prompt's text.
-        # `_open` are the tokens to decode again, and `_closed` is the text of earlier tokens. The
-        # text of `_open` begins with `_skipped` characters of the prompt.
+        # Decoding a token may depend on the word before it, so decode the new tokens together with
+        # the prompt. `_open` contains the tokens that must be decoded again, and `_closed` the text
+        # of the tokens before them. The first `_skipped` characters of the text of `_open` belong
+        # to the prompt.
         self._open = list(self.prompt_ids) if prompt.ids is None else []
         self._closed, self._skipped = "", len(tokenizer.decode(self._open))
         self.limit = prompt.max_new_tokens
-        """The maximum length, in tokens. If None, the number of the model's positions is the
-        limit.
+        """The maximum length, in tokens. If None, only the model's maximum length limits the text.
         """
         self.text = ""
         self.tokens: list[int] = []
@@ -51,7 +51,7 @@ class GrowingText:
         self._shown = 0  # characters that `take_settled` has returned
 
     def grow(self, tokens: Sequence[int], log_probabilities: Sequence[float] = ()) -> None:
-        """Appends tokens, up to the end of the text.
+        """Appends tokens until the text ends.
 
         Args:
             tokens: New tokens; tokens after the end are ignored.
@@ -89,7 +89,7 @@ class GrowingText:
                 self.reason = "length"
 
     def grow_to(self, hypothesis: Hypothesis) -> None:
-        """Appends all tokens of a beam search's hypothesis."""
+        """Appends all tokens of a finished hypothesis of a beam search."""
         self.grow(hypothesis.tokens)
         self.log_probability = hypothesis.log_probability
         if self.reason != "stop":
@@ -112,7 +112,7 @@ class GrowingText:
         return len(text) - max(overlaps, default=0)
 
     def take_settled(self) -> str:
-        """Returns the settled text that was not yet returned."""
+        """Returns the text that no later token can change, without what earlier calls returned."""
         begin, self._shown = self._shown, max(self._shown, self.num_settled)
         return self.text[begin : self._shown]
 

@@ -33,7 +33,9 @@ class RankedDocument:
 
 
 class PairScorer(TextModel):
-    """A sequence classifier that reads two texts at once; compiled once for each padded shape.
+    """A sequence classifier that reads two texts as one sequence.
+
+    It is compiled once for each padded shape.
 
     The class CrossEncoder of sentence-transformers gives the same scores.
 
@@ -89,15 +91,15 @@ class PairScorer(TextModel):
         return cls(model, params, tokenizer, read_pair_scoring(local_folder(folder)))
 
     def _classifier(self, model: Model, params: Params) -> tuple[Model, Params]:
-        """Returns the classifier; a subclass makes it from another model."""
+        """Returns the classifier of pairs; a subclass may build it from a model of another kind."""
         return model, params
 
     def _template(self, length: int) -> Template:
-        """Returns the special tokens of an example."""
+        """Returns the special tokens that surround the texts of a pair."""
         return Template.of(self._tokenizer, length)
 
     def _texts(self, pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Returns the texts that the model reads for each pair."""
+        """Converts each pair to the texts that the model reads."""
         clean = lower_case if self.settings.lowercase else str
         return [tuple(map(clean, pair)) for pair in pairs]
 
@@ -108,7 +110,7 @@ class PairScorer(TextModel):
 
     @property
     def max_length(self) -> int:
-        """The number of tokens of a pair that the model reads, with special tokens."""
+        """The maximum number of tokens of a pair, including special tokens."""
         return self._longest
 
     def score(self, pairs: Sequence[tuple[str, ...]], log: LogFn = print) -> np.ndarray:
@@ -119,8 +121,8 @@ class PairScorer(TextModel):
             log: called with the number of pairs that were truncated.
 
         Returns:
-            float32 `[num_pairs]`, in the order of the pairs; `[num_pairs, L]` of a model with L
-            labels.
+            float32 `[num_pairs]`, in the order of the pairs; `[num_pairs, L]` if the model has
+            several labels, L.
 
         Raises:
             UserError: `pairs` is empty or not a list of pairs of texts, or a score is NaN or

@@ -29,7 +29,7 @@ from .text_model import TextModel, require_texts
 
 @dataclasses.dataclass(frozen=True)
 class TokenScore:
-    """A token and its probability given all tokens before it."""
+    """A token and its probability, given all tokens before it."""
 
     token: str
     id: int
@@ -79,7 +79,7 @@ class TextScore:
 
 @dataclasses.dataclass(frozen=True)
 class NextToken:
-    """A token that may come next."""
+    """A possible next token."""
 
     token: str
     id: int
@@ -88,7 +88,7 @@ class NextToken:
 
 @dataclasses.dataclass(frozen=True)
 class NextWord:
-    """A word that may come next: the product of the probabilities of its tokens."""
+    """A possible next word. Its probability is the product of the probabilities of its tokens."""
 
     word: str
     tokens: tuple[TokenScore, ...]
@@ -229,7 +229,8 @@ class TextScorer(TextModel):
             scored = max(len(row) - len(tokens), 1)
             first = 0
             while scored < len(row):
-                # The model reads `length` tokens, and the last token predicts one more token.
+                # A window has up to `length` + 1 tokens: the model reads `length` tokens, and the
+                # last one predicts one more token.
                 end = min(first + length + 1, len(row))
                 requests.append((row[first:scored], row[scored:end]))
                 owners.append(number)
@@ -263,7 +264,7 @@ class TextScorer(TextModel):
         )
         ids = self._prefix(text)[-self._model.config.max_length :]
         rows, _ = pad_batch([ids], 1, self._model.config.max_length)
-        # Rows of the embedding without a token are left out.
+        # Leave out rows of the embedding table without a token.
         p = np.asarray(self._next(self._params, rows, len(ids) - 1))[:size]  # [V]
         check_outputs({"a probability": p})
         best = np.argsort(-p, kind="stable")[:top_k].tolist()
@@ -317,7 +318,7 @@ class TextScorer(TextModel):
     def _token_scores(
         self, ids: Sequence[int], log_probabilities: Sequence[float]
     ) -> tuple[TokenScore, ...]:
-        """Returns the tokens with their scores; the first token may have no score."""
+        """Combines the tokens with their scores; the first token may have no score."""
         unscored = [None] * (len(ids) - len(log_probabilities))
         totals = itertools.accumulate([*(0.0 for _ in unscored), *log_probabilities])
         token = self._tokenizer.target.token

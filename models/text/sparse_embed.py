@@ -24,8 +24,8 @@ from .text_model import Loaded
 class SparseEmbedder(TextEmbedder):
     """Computes sparse vectors with a masked language model; compiled once for each padded shape.
 
-    The class SparseEncoder of sentence-transformers gives the same weights. Tokens that a text does
-    not contain may have a weight as well.
+    The class SparseEncoder of sentence-transformers gives the same weights. Tokens that do not
+    occur in a text may have a weight above 0 as well.
 
     Example::
 
@@ -75,7 +75,7 @@ class SparseEmbedder(TextEmbedder):
         return cls(model, params, tokenizer, found or SparseSettings())
 
     def with_settings(self, settings: EmbeddingSettings) -> "SparseEmbedder":
-        """Returns an embedder of the same model with other settings of texts."""
+        """Returns an embedder of the same model with other settings for texts."""
         sparse = dataclasses.replace(self.sparse, texts=settings)
         return SparseEmbedder(self._model, self._params, self._tokenizer, sparse)
 
@@ -119,7 +119,7 @@ def open_embedder(
     log: LogFn = print,
     loaded: Loaded | None = None,
 ) -> TextEmbedder:
-    """Opens a model of dense or of sparse vectors; see `TextModel.of_run`."""
+    """Opens a model that computes dense or sparse vectors; see `TextModel.of_run`."""
     is_sparse = kind_of(local_folder(folder)) == "SparseEncoder"
     kind = SparseEmbedder if is_sparse else TextEmbedder
     return kind.of_run(folder, step=step, log=log, loaded=loaded)

@@ -21,7 +21,7 @@ COMMANDS = {
     "text-generation": "generate",
     "translation": "translate",
 }
-"""The command for each task of the hub; `predict` for all other tasks."""
+"""The command that runs models of each task on the hub; `predict` for all other tasks."""
 Opened = TypeVar("Opened", bound="TextModel")
 Loaded: TypeAlias = tuple[Model, Params]
 """A model and its parameters."""
@@ -33,7 +33,7 @@ def require_texts(texts: object, name: str, other: type = str) -> None:
     Args:
         texts: the argument.
         name: the name of the argument, for the message.
-        other: another type that an item may have.
+        other: another type that the items may have.
 
     Raises:
         UserError: the argument is not a list, or an item is not a text.
@@ -60,9 +60,11 @@ class TextModel:
     heads: ClassVar[Container[str | None]]
     """The supported heads."""
     refusal: ClassVar[str]
-    """Predicate of the error for a model with another head, such as "cannot fill masks"."""
+    """What a model with another head cannot do, for the error message, such as "cannot fill masks".
+    """
     remedy: ClassVar[str]
-    """The remedy in the error for a model with another head, as an imperative."""
+    """What to do instead with a model with another head, for the error message, as an imperative.
+    """
     _stored_start: tuple[int, ...] | None = None
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
@@ -86,7 +88,7 @@ class TextModel:
 
     @property
     def max_length(self) -> int:
-        """The number of tokens that the model reads."""
+        """The maximum number of tokens that the model reads."""
         return self._model.config.max_length
 
     @classmethod
@@ -108,8 +110,8 @@ class TextModel:
             log: called with a line if the tokenizer may belong to another model.
             max_length: overrides the model's maximum input length, in tokens; for models without a
               position table.
-            loaded: the model in the folder and its parameters, which another front end has loaded.
-              If None, the folder is loaded.
+            loaded: the model in the folder and its parameters, if they have been loaded before. If
+              None, the folder is loaded.
             ema: whether to use the moving average of the parameters, which a run with
               `optimizer.ema_decay` keeps.
 
@@ -135,11 +137,11 @@ class TextModel:
     def _open(
         cls: type[Opened], model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> Opened:
-        """Constructs the front end; a subclass may override it to read more from the folder."""
+        """Constructs the object; a subclass may override this to read more files of the folder."""
         del folder
         return cls(model, params, tokenizer)
 
 
 def _command(config: TransformerConfig) -> str:
-    """Returns the command for models with this head."""
+    """Returns the command that runs models with this head."""
     return COMMANDS.get(HEADS[config.head].hub_task, "predict")

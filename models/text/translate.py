@@ -35,14 +35,14 @@ class Translation:
 
 
 class TextTranslator(TextModel):
-    """An encoder-decoder and its tokenizer; compiled once for each shape bucket.
+    """An encoder-decoder and its tokenizer; compiled once for each padded shape.
 
     Args:
         model: an encoder-decoder.
         params: its parameters.
         tokenizer: its tokenizer.
-        request: the request stored with the model, including special tokens. Defaults to
-          `published_request`.
+        request: the search settings that are stored with the model, including the ids of special
+          tokens. Defaults to `published_request`.
     """
 
     heads = ("seq2seq_lm",)
@@ -84,7 +84,8 @@ class TextTranslator(TextModel):
             texts: sentences, each translated separately.
             locations: the location of each text, for messages.
             truncate: whether too long texts are truncated.
-            on_batch: called after each batch with the number of its texts and of their tokens.
+            on_batch: called after each batch with the number of its texts and the number of their
+                tokens.
             log: called with the number of truncated texts.
             **options: fields of `self.request` to replace, such as `num_beams`, `length_penalty`
               and `num_return_sequences`.
@@ -93,8 +94,8 @@ class TextTranslator(TextModel):
             For each text, in order, its `num_return_sequences` best translations, best first.
 
         Raises:
-            UserError: `texts` is one string, a text is longer than the model reads and not
-              truncated, or an option is out of range.
+            UserError: `texts` is one string, a text is longer than the model's maximum length and
+                `truncate` is False, or an option is out of range.
         """
         request = self.request_with(options)
         ids = self.encode(texts, locations=locations, truncate=truncate, log=log)
@@ -150,17 +151,17 @@ class TextTranslator(TextModel):
     def search_in_parts(
         self, sources: Sequence[list[int]], request: GenerationRequest, num_steps: int
     ) -> Iterator[list[list[Translation]] | None]:
-        """Yields None after every `num_steps` tokens of a search, then its result; see `search`."""
+        """Yields None after every `num_steps` tokens of a search, then the result of `search`."""
         for found in self._generator.search_in_parts(sources, request, num_steps):
             yield None if found is None else self._translations(sources, found)
 
     def _translations(
         self, sources: Sequence[list[int]], found: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Translation]]:
-        """Returns the translations of sources, given the hypotheses of each."""
+        """Converts the hypotheses of each source to translations."""
         return [
-            # If a source has gaps (T5 sentinels), its target contains sentinels as well, so decode
-            # them.
+            # If a source has gaps (T5 sentinels), its target contains sentinels as well: include
+            # them in the text.
             [
                 self._translation(h, not set(ids).isdisjoint(self._tokenizer.sentinels))
                 for h in hypotheses
@@ -171,7 +172,7 @@ class TextTranslator(TextModel):
     def _fitting(
         self, ids: list[list[int]], locations: Sequence[str] | None, truncate: bool, log: LogFn
     ) -> list[list[int]]:
-        """Truncates or rejects sources longer than the model reads; returns all sources."""
+        """Truncates or rejects sources above the model's maximum length; returns all sources."""
         longest = self._max_length
         too_long = [i for i, row in enumerate(ids) if len(row) > longest]
         if not too_long:
@@ -197,7 +198,7 @@ class TextTranslator(TextModel):
 
 
 def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:
-    """Formats the best translation of each text, or several with the text's number and score.
+    """Formats the best translation of each text, or several with the text's index and the score.
 
     Line feeds in a translation become spaces, so that line n belongs to the n-th text.
     """

@@ -1,9 +1,10 @@
 """Scores pairs of texts with a language model that answers "yes" or "no" (Qwen3-Reranker).
 
 Zhang et al. 2025, "Qwen3 Embedding", section 2: the prompt states an instruction, a query and a
-document. The score is the probability of "yes" against "no" for the next token, the sigmoid of the
-difference of both logits. The difference is one linear map of the last hidden state, so the model
-is read as a classifier with one label, and the logits of other tokens are not computed.
+document. The score is the probability of "yes" as the next token, if the only alternative is "no":
+the sigmoid of the difference of their two logits. This difference is a linear function of the last
+hidden state. So the model is run as a classifier with one label, and the logits of other tokens are
+not computed.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ class YesNoPrompt:
     """The prompt that states a pair. Defaults to the prompt of Qwen3-Reranker."""
 
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
-    """The instruction, which states when a document fits a query."""
+    """The instruction, which explains when a document matches a query."""
     before: str = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
     """The text before the pair. Names of special tokens in this text are encoded as special
     tokens.
@@ -60,7 +61,7 @@ class YesNoPrompt:
 
 
 class YesNoScorer(PairScorer):
-    """A language model that answers whether a document fits a query; see `PairScorer`.
+    """A language model that answers whether a document matches a query; see `PairScorer`.
 
     Example::
 
@@ -108,10 +109,11 @@ class YesNoScorer(PairScorer):
         return YesNoScorer(model, params, self._tokenizer, self.settings, prompt=prompt)
 
     def _classifier(self, model: Model, params: Params) -> tuple[Model, Params]:
-        """Returns the model with one label: its logit is the difference of the answers' logits."""
+        """Returns a classifier whose only logit is the difference of the answers' logits."""
         self._language_model = model, params
         config = model.config
-        # Only the classifiers of decoders read the last token, and caps are not linear.
+        # The model must be a decoder, whose classifier reads the last token. A cap on logits would
+        # make their difference nonlinear.
         if not isinstance(config, CausalLMConfig) or config.logit_cap or config.output_bias:
             raise UserError(
                 f"{type(config).__name__} is not a decoder, or its logits are capped or have a "
@@ -146,12 +148,12 @@ class YesNoScorer(PairScorer):
         return Template(Frame(single=single), pad, length)
 
     def _texts(self, pairs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Returns one text for each pair."""
+        """Formats each pair as one text."""
         return [(self._prompt.join(query, document),) for query, document in pairs]
 
 
 def answers_yes_or_no(folder: str | Path, prompt: YesNoPrompt = YesNoPrompt()) -> bool:
-    """Returns whether the tokenizer of a folder has the tokens of a prompt and of its answers."""
+    """Returns whether a folder's tokenizer has the special tokens of a prompt and its answers."""
     _, tokenizer = open_folder(folder)
     # Without these tokens the model would read their names as text.
     names = set(re.findall(r"<\|\w+\|>", prompt.before + prompt.after))

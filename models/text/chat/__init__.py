@@ -1,1 +1,1 @@
-"""A conversation with a model: its turns, their text, and the parsing of answers."""
+"""Conversations with a model: the turns, the model's input, and the tool calls in its answers."""

@@ -36,9 +36,10 @@ class Turn:
     writer: str
     """The author: `user`, or the name of a model or a tool."""
     finish_reason: FinishReason | None = None
-    """Why the answer of a model ended: `stop`, `end` or `length`."""
+    """Why the model's answer ended: `stop`, `end` or `length`."""
     calls: tuple[ToolCall, ...] = ()
-    """The tool calls that the template writes outside of the content."""
+    """The tool calls of the message, if the chat template writes them separately from the content.
+    """
 
     @property
     def message(self) -> Message:
@@ -71,11 +72,12 @@ class Conversation:
         template: replaces the chat template of the tokenizer.
         max_new_tokens: the maximum length of an answer, in tokens. Defaults to a quarter of the
           window, at most 256.
-        seed: the seed of the first answer, incremented for each further answer.
-        stop_strings: further strings that end an answer and are not part of it.
+        seed: the seed of the first answer. It is incremented for each later answer.
+        stop_strings: additional strings that end an answer and are not part of it.
         tools: tools that the model may call. The model generates a call in the format of its
           template, reads the output as a turn of the role `tool`, and continues.
-        max_calls: maximum calls after each user turn; further calls return an error.
+        max_calls: the maximum number of calls after each user turn. Any later call returns an
+            error.
         **options: arguments of `models.generate` such as `temperature`.
 
     Raises:
@@ -164,8 +166,8 @@ class Conversation:
             on_turn: called with the output of each tool, as a turn.
 
         Raises:
-            UserError: the text is empty, or does not fit the window with the instructions. After
-              this error, the conversation is unchanged.
+            UserError: the text is empty, or does not fit the window with the instructions. In this
+                case the conversation is unchanged.
         """
         require(text.strip(), "the message is empty: write a text")
         turns = [*self.turns, Turn(USER, text, USER)]
@@ -210,7 +212,7 @@ class Conversation:
         answered = sum(turn.role == ASSISTANT for turn in turns)
         keys = sampling_keys((self._seed + answered) % SEEDS, 1)
         shown, form = 0, self._form
-        # Generate token by token, up to a stop string, an end token or the end of a call.
+        # Generate token by token, until a stop string, an end token or the end of a tool call.
         for token in self._context.stream(encoded.ids, request, keys):
             growing.grow([token])
             end = form and form.end_of_call(growing.text)
@@ -223,7 +225,7 @@ class Conversation:
                 break
         if on_text is not None:
             _show(growing, shown, on_text, until=len(growing.text.rstrip()))
-        # Parse the calls out of the text.
+        # Separate the tool calls from the text.
         reason = growing.reason or "length"
         answer = Turn(ASSISTANT, growing.text.strip(), self._name, reason)
         if form is None:
@@ -234,8 +236,8 @@ class Conversation:
         return answer, written
 
     def _fitting(self, turns: Sequence[Turn], outputs: Sequence[Turn]) -> Sequence[Turn]:
-        """Shortens the outputs of tools until half of `max_new_tokens` fits after the prompt."""
-        # Halve the longest output until all outputs fit.
+        """Shortens tool outputs until at least `max_new_tokens / 2` tokens fit after the prompt."""
+        # Halve the longest tool output until the prompt is short enough.
         short, longest = outputs, max(len(turn.content) for turn in outputs)
         while longest > 100:
             try:
@@ -327,9 +329,10 @@ class Conversation:
         self.instructions, self.turns = instructions, turns
 
     def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
-        """Returns the model's input, and the longest answer that fits after it, in tokens."""
+        """Returns the model's input, and the maximum number of tokens of the answer after it."""
         window, wanted = self._generator.max_length, self._request.max_new_tokens or 1
-        # The instructions, and the tools unless the template lists them.
+        # The first message has the instructions, and lists the tools unless the template does so
+        # itself.
         tools = tuple(self._tools.values())
         listed = None if self._form is None else self._form.instructions(tools)
         system = "\n".join(filter(None, [self.instructions, listed]))
@@ -369,7 +372,7 @@ def answer_options(generator: TextGenerator, stop_strings: Sequence[str] = ()) -
 
     Args:
         generator: the model; its tokenizer has the chat template.
-        stop_strings: further strings that end an answer.
+        stop_strings: additional strings that end an answer.
     """
     ends = turn_ends(generator.tokenizer, generator.tokenizer.chat_template)
     stored = generator.context_request().eos_token_id
@@ -401,7 +404,7 @@ def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
 
 
 def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:
-    """Passes new, settled text to `on_text`; returns the number of characters shown so far."""
+    """Passes new text that is final to `on_text`; returns the number of characters shown so far."""
     text = growing.text
     if shown == 0:  # the template adds the white space before an answer
         shown = min(len(text) - len(text.lstrip()), until)

@@ -1,1 +1,1 @@
-"""Prompts: the log-probabilities of answers, and the accuracy by the number of examples."""
+"""Few-shot prompts: log-probabilities of answers, and the accuracy for each number of examples."""

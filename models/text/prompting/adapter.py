@@ -76,10 +76,10 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self.backend = "seq2seq" if self.is_encoder_decoder else "causal"
         self._settings, self._search = settings or {}, search
         self.progress = Progress()
-        """Shows how many requests are done."""
+        """Shows how many requests are finished."""
         self.in_chats = False
-        """Whether texts are written by a chat template. In such texts, names of control tokens are
-        encoded as control tokens.
+        """Whether the texts were formatted by a chat template. In such texts, the names of control
+        tokens are encoded as control tokens and not as text.
         """
 
     @classmethod
@@ -123,7 +123,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Returns the tokens of a text; in a chat, names of control tokens become these tokens."""
         if not self.in_chats:
             return super().encode_text(text)
-        if not isinstance(text, Traced):  # the harness has assembled a different text
+        # the context is not a text that the chat template has formatted
+        if not isinstance(text, Traced):
             return self._tokenizer.encode_with_controls(text)[0]
         by = origins(text).replace(UNKNOWN, USER)  # the text that the harness appended
         return encode_guarded(self._tokenizer, text, by, self._tokenizer.chat_template.source)[0]
@@ -131,7 +132,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Returns a conversation as the text of the tokenizer's chat template.
+        """Formats a conversation with the tokenizer's chat template.
 
         Raises:
             UserError: the template refuses the conversation.
@@ -185,7 +186,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             )
             windows += [(None, *make_disjoint_window(pair)) for pair in pairs]
             ends.append(len(windows))
-        # Score all windows together, then add up the scores of each text.
+        # Score the windows of all texts together, then add up the scores of each text's windows.
         scores = [score for score, _ in self._loglikelihood_tokens(windows, disable_tqdm)]
         totals = [sum(scores[a:b]) for a, b in itertools.pairwise([0, *ends])]
         for request, total in zip(requests, totals, strict=True):
@@ -202,7 +203,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         # Group the requests by their settings, the longest contexts first.
         texts: list[str] = [""] * len(requests)
         rows = [self.tok_encode(request.args[0]) or [self.first_id] for request in requests]
-        alike: dict[str, list[int]] = {}  # a batch has the same settings
+        alike: dict[str, list[int]] = {}  # all texts of a batch have the same settings
         for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
             alike.setdefault(json.dumps(requests[i].arguments[1], sort_keys=True), []).append(i)
         progress = Progress(quiet=True) if disable_tqdm else self.progress
@@ -230,8 +231,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     def _write(
         self, rows: Sequence[list[int]], settings: Mapping[str, JsonValue]
     ) -> list[tuple[str, int]]:
-        """Returns the text after each row of tokens, and its number of tokens."""
-        # The settings of the task under the names of `models.generate`.
+        """Returns the text generated after each context, and the number of its tokens."""
+        # Translate the task's settings to the arguments of `models.generate`.
         given = cast("dict[str, Any]", normalize_gen_kwargs(dict(settings), NEW_TOKENS))
         until, number = list(filter(None, given["until"])), given["max_gen_toks"]
         own = ("until", "max_gen_toks", "do_sample")
@@ -264,7 +265,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         number: int,
         options: dict[str, JsonValue],
     ) -> list[tuple[str, int]]:
-        """Returns the targets of sources by the model's own search, and their numbers of tokens."""
+        """Returns the target that beam search finds for each source, and its number of tokens."""
         refused = sorted(set(options) - {"temperature"})
         require(
             not refused and (not options["temperature"]),

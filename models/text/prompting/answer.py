@@ -18,10 +18,10 @@ LONGEST_ANSWER = 64
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A query with its prompt and the model's answer."""
+    """A query, its prompt, and the model's answer."""
 
     query: Mapping[str, str]
-    """The fields of the query."""
+    """The values of the query's fields."""
     prompt: str
     text: str
     """The answer, without the white space around it."""
@@ -46,7 +46,7 @@ def answer_queries(
     log: LogFn = print,
     **options: Any,
 ) -> list[Answer]:
-    """Answers queries up to a line feed or the next label.
+    """Answers queries. An answer ends before a line feed or the label of the next example.
 
     Answers are independent of the other queries.
 
@@ -54,14 +54,16 @@ def answer_queries(
         generator: the model.
         few_shot: makes the prompt of each query.
         queries: fields of the queries.
-        stop_strings: further strings that end an answer.
+        stop_strings: additional strings that end an answer.
         drop: whether a prompt that is too long loses its first examples. If False, such a prompt is
           an error.
-        seed: the seed of the first query, incremented for each further query. Used only if
+        seed: the seed of the first query. It is incremented for each later query. Used only if
           `options` make the model sample.
         batch_size: the number of answers generated at a time.
-        on_batch: called after each batch with the numbers of further answers and of their tokens.
-        log: called with a line if examples are dropped, and about the batches' padding.
+        on_batch: called after each batch with the number of its answers and the number of their
+            tokens.
+        log: called with a line if examples are dropped, and with a line that states the padding of
+            the batches.
         **options: arguments of `models.generate`. By default decoding is greedy, with at most 64
           new tokens.
 
@@ -71,7 +73,7 @@ def answer_queries(
     """
     require_texts(stop_strings, "stop_strings")
     require(queries, "queries must not be empty: give at least one query")
-    # Greedy by default, unless an option implies sampling or beams.
+    # Use greedy decoding, unless an option requests sampling or beam search.
     length = generator.max_length
     defaults = {"max_new_tokens": max(1, min(LONGEST_ANSWER, length // 4)), "temperature": 0.0}
     chosen = {"do_sample", "top_k", "top_p", "min_p", "num_beams", "num_return_sequences"}

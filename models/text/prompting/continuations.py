@@ -1,4 +1,4 @@
-"""Computes log-probabilities of many continuations, and common prefixes only once.
+"""Computes the log-probabilities of many continuations; prefixes that they share are computed once.
 
 Requests are packed, several in one row of tokens, and each token attends only to earlier tokens of
 its own request (`prefix_tree.py`). Only the positions before the tokens of a continuation are
@@ -32,16 +32,17 @@ from ..text_model import TextModel
 from .prefix_tree import Item, Layout, Plan, PrefixGroup, Request, pack, plan
 
 AdvanceFn = Callable[[int, int], None]
-"""Called with the numbers of further finished requests and of their tokens."""
+"""Called after a batch with the number of its requests and the number of their tokens."""
 
 CAPACITY = {"cpu": 512}
 DEFAULT_CAPACITY = 1024
-"""Tokens of a row that continues a prefix. Attention computes the scores of all pairs of these
-tokens, masked or not: at 512 tokens, the scores are a tenth of the computation of GPT-2.
+"""Maximum number of tokens in a row that continues a prefix. Attention computes the scores of all
+pairs of these tokens, even of masked pairs: with 512 tokens, this is a tenth of the total
+computation of GPT-2.
 """
 TOKENS_AT_ONCE = {"cpu": 2048}
 DEFAULT_TOKENS_AT_ONCE = 16384
-"""Tokens of all rows of a call."""
+"""Maximum number of tokens in all rows of a call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +62,10 @@ class ContinuationScore:
 
 @dataclasses.dataclass
 class TokenCounts:
-    """The tokens of some requests."""
+    """Counts the tokens of the requests of a call."""
 
     given: int = 0
-    """Tokens of all contexts and continuations, without shared prefixes."""
+    """Tokens of all contexts and continuations, if each request is counted separately."""
     needed: int = 0
     """Tokens of all contexts and continuations, with each common prefix counted once."""
     computed: int = 0
@@ -82,7 +83,7 @@ class _Rows(NamedTuple):
     inputs: dict[str, AnyArray]
     """The model's arguments except for the attention mask, int32[B, T] or int32[B, S] each."""
     last: AnyArray
-    """The last descendant of each token, int32[B, T]; see `Layout`."""
+    """The index of the last descendant of each token, int32[B, T]; see `Layout`."""
     at: AnyArray
     """The index of the token before each label, int32[B, M]."""
     labels: AnyArray
@@ -121,7 +122,7 @@ class ContinuationScorer(TextModel):
     remedy = "give a run of a causal language model or of a translation model"
 
     counts = TokenCounts()
-    """The tokens of the last call."""
+    """The token counts of the last call."""
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -151,8 +152,9 @@ class ContinuationScorer(TextModel):
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Returns the tokens of a context and of a continuation.
 
-        A causal language model reads both as one text, so that a token may not span them; an
-        encoder-decoder reads the context with an end token, and the continuation has no end token.
+        For a causal language model, both are encoded as one text, which is then divided at a token
+        boundary. For an encoder-decoder, the context has an end token, and the continuation has
+        none.
 
         Raises:
             UserError: the context is empty, and the vocabulary has no token that begins or ends a
@@ -178,7 +180,7 @@ class ContinuationScorer(TextModel):
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def added_before(self, ids: list[int]) -> list[int]:
-        """Returns the special tokens that begin a text, unless `tokens` already begin with them."""
+        """Returns the special tokens that begin a text; none if `ids` already begin with them."""
         before = list(self._tokenizer.frame.before)
         return [] if ids[: len(before)] == before else before
 
@@ -213,7 +215,7 @@ class ContinuationScorer(TextModel):
             requests: the token ids of each context and continuation, at least one each. A context
                 and its continuation may together have one token more than the model reads; a longer
                 context loses its first tokens.
-            share_prefixes: whether tokens that several requests begin with are computed once. The
+            share_prefixes: whether common prefixes of several requests are computed only once. The
               results do not depend on this option.
             on_batch: called after each batch with the numbers of finished requests and tokens.
             log: called with a line if contexts are truncated.
@@ -228,7 +230,7 @@ class ContinuationScorer(TextModel):
             self._check(f"request {number}", *request)
         longest = self._model.config.max_length
         over = sum(
-            # The last token of a continuation is not read.
+            # The model does not read the last token of a continuation.
             len(context) + (0 if self.is_encoder_decoder else len(ids) - 1) > longest
             for context, ids in requests
         )
@@ -237,12 +239,12 @@ class ContinuationScorer(TextModel):
                 f"{over:,} of {len(requests):,} contexts are longer than the {longest:,} "
                 "tokens that the model reads: their first tokens are left out"
             )
-        # Scatter the scores of each batch to the requests that its labels belong to.
+        # Assign the scores of each batch to the requests to which the labels belong.
         log_probs = [np.zeros(len(ids), np.float32) for _, ids in requests]
         greedy = [np.zeros(len(ids), bool) for _, ids in requests]
         for layouts, *arrays in self._batches(requests, share_prefixes):
             done, tokens = 0, 0
-            # The scores of a request's labels may be in several places of a row.
+            # The labels of one request are not always adjacent in a row.
             for layout, row, top in zip(layouts, *map(np.asarray, arrays), strict=False):
                 tokens += len(layout.ids)
                 for k, (_, _, request, index) in enumerate(layout.scored):
@@ -295,7 +297,9 @@ class ContinuationScorer(TextModel):
     def _plans(
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
     ) -> list[tuple[tuple[int, ...], Plan]]:
-        """Returns each source with the plan of its requests; a causal model has one empty source.
+        """Returns each encoder input with the plan of its requests.
+
+        For a causal model, there is a single encoder input, which is empty.
 
         An encoder-decoder has no `PrefixGroup`, because its decoder reads no common prefix.
         """
@@ -342,7 +346,8 @@ class ContinuationScorer(TextModel):
         config = self._model.config
         longest = max((len(context) + len(ids) - 1 for context, ids in requests), default=0)
         separate_rows = rotates_by_length(config, min(longest, config.max_length))
-        # Score the requests that continue a prefix with a separate call first, then all others.
+        # First score the requests that continue a separately computed prefix, then all other
+        # requests.
         plans = self._plans(requests, share and not separate_rows)
         for _, division in plans:
             for group in division.groups:
@@ -351,8 +356,8 @@ class ContinuationScorer(TextModel):
         waiting.sort(key=lambda pair: (-len(pair[0]), -pair[1].size))
         budget = TOKENS_AT_ONCE.get(jax.default_backend(), DEFAULT_TOKENS_AT_ONCE)
         while waiting:
-            # The first item determines the size of the rows, and the budget determines the number
-            # of rows.
+            # The first item, the largest, determines the length of the rows. The token budget then
+            # determines the number of rows.
             source, item = waiting[0]
             longest_input = config.longest_input or len(source) + bucket(len(source))
             length = min(bucket(len(source)), longest_input) if source else 0
@@ -379,7 +384,7 @@ class ContinuationScorer(TextModel):
         """Computes a prefix, and yields the scores of its continuations."""
         base, items, capacity = len(group.prefix), group.items, _capacity()
         total = sum(item.size for item in items)
-        # Use rows of about the same size, so that the last row is not mostly padding.
+        # Divide the tokens evenly over the rows, so that the last row is not mostly padding.
         even = -(-total // -(-total // capacity))
         length = max(bucket(even), *(item.size for item in items))
         bins = pack([(item.size,) for item in items], (min(bucket(length), capacity),))
@@ -390,7 +395,8 @@ class ContinuationScorer(TextModel):
         ids, _ = pad_rows([group.prefix], length=slots)
         prefix = self._read_prefix(self._params, ids, base, slots + length)
         self.counts.computed += slots
-        # All rows have the same numbers of tokens and labels, so that one program scores them.
+        # Pad all rows to the same number of tokens and of labels, so that one compiled program
+        # scores them all.
         scored = max(len(layout.scored) for layout in layouts)
         for start in range(0, len(layouts), self._num_shards):
             chosen = layouts[start : start + self._num_shards]
@@ -406,7 +412,7 @@ class ContinuationScorer(TextModel):
         def compute(
             params: Params, rows: _Rows, prefix: Cache | None = None
         ) -> tuple[Array, Array]:
-            """Returns log Pr of each label, and whether it is the best token, `[B, M]` each."""
+            """Returns log Pr of each label and whether no token has a higher one, `[B, M]` each."""
             given = {**rows.inputs, mask_name: tree_mask(rows.last)}
             if prefix is not None:
                 given |= _after_prefix(prefix, given[mask_name])
@@ -423,8 +429,8 @@ class ContinuationScorer(TextModel):
     def _read_prefix(self):
         @functools.partial(jax.jit, static_argnums=3)
         def compute(params: Params, ids: Array, length: Array, num_slots: int) -> Cache:
-            # Keep the tokens of all slots, because the padding is removed and a tree of tokens is
-            # added.
+            # No layer may discard old tokens (as with a sliding window), because the padding is
+            # removed and a tree of tokens is appended.
             cache = init_cache(
                 self._model.config, self._model.execution, 1, num_slots, spare=num_slots
             )
@@ -440,7 +446,7 @@ class ContinuationScorer(TextModel):
 
 
 def _after_prefix(prefix: Cache, mask: Bool[Array, "B T T"]) -> dict[str, Any]:
-    """Returns the cache and the mask of rows that continue the tokens of a cache of one row."""
+    """Repeats the cache of a prefix for the rows that continue it; returns the cache and mask."""
     number, width = mask.shape[:2]
 
     def repeated(x: Array, axis: int) -> Array:
@@ -464,7 +470,7 @@ def _capacity() -> int:
 
 
 def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
-    """Lets each token attend to itself and to its ancestors, given `Layout.last` of each token."""
+    """Returns a mask: each token attends to itself and its ancestors; see `Layout.last`."""
     index = jnp.arange(last.shape[1])
     return (index[:, None] >= index) & (index[:, None] <= last[:, None, :])
 
@@ -472,14 +478,14 @@ def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
 def bucket(number: int) -> int:
     """Rounds up to one of 16, 20, 24, 28, 32, 40, 48, 56, 64 …, so that few programs are compiled.
 
-    Above 16, at most a fifth of the bucket is padding.
+    If the result is above 16, padding is at most a fifth of it.
     """
     step = max(4, power_of_two(number) // 8)
     return max(16, round_up(number, step))
 
 
 def _laid_out(items: Sequence[Item], base: int = 0) -> Layout:
-    """Lays out items side by side."""
+    """Returns a layout of the items, one after the other."""
     layout = Layout()
     for item in items:
         layout.append(item.requests, base)
@@ -490,7 +496,7 @@ def _rows(layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1
     """Returns the arrays of a batch, for a causal language model.
 
     Args:
-        layouts: at most `num_rows`.
+        layouts: the contents of each row, at most `num_rows`.
         num_rows: B.
         length: T.
         scored: a lower bound of M.
@@ -519,12 +525,12 @@ def _with_sources(
 
     Args:
         rows: the targets.
-        pairs: the source and the targets of each item, for each row.
-        length: the number of tokens of the sources of a row, S.
+        pairs: for each row, the items that it contains, each with its source.
+        length: S, the padded number of tokens of all sources of a row.
     """
     (num_rows, width), inputs = rows.last.shape, rows.inputs
     joined = [[id for source, _ in row for id in source] for row in pairs]
-    # The index of each token's source in its row, from 1; 0 is padding.
+    # The index of the source to which each token of a row belongs, counted from 1; 0 is padding.
     numbers = [[n for n, (s, _) in enumerate(row, 1) for _ in s] for row in pairs]
     targets = [[n for n, (_, item) in enumerate(row, 1) for _ in range(item.size)] for row in pairs]
     given = {

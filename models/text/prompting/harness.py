@@ -124,8 +124,8 @@ def evaluate_tasks(
           the result of `open_tasks`.
         shots: the number of examples in each prompt. Defaults to the number that the task
           specifies.
-        limit: the number of questions of each task. If None, all questions.
-        chat: whether prompts are turns of a conversation, written by the chat template.
+        limit: the number of questions of each task. If None, all questions are asked.
+        chat: whether prompts are formatted as turns of a conversation with the chat template.
 
     Returns:
         The metrics of each task and group by name, without their standard errors.
@@ -158,7 +158,7 @@ def evaluate_tasks(
             f"the harness cannot evaluate {', '.join(names)} ({_reason(error)}): correct the "
             "task, or request fewer shots"
         ) from error
-    assert results is not None  # only the first of several processes has results
+    assert results is not None  # of several processes, only the first returns results
     # Keep numbers only, and drop the standard errors.
     return {
         name: {

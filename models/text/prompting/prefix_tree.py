@@ -2,8 +2,8 @@
 
 Requests that begin with the same tokens share the hidden states of these tokens, in two ways:
 
-- A subtree of few tokens is one `Layout`: it contains each common prefix once, and a mask lets
-  every token attend to its ancestors only.
+- A subtree of few tokens is laid out as one `Layout`. It contains each common prefix once, and a
+  mask lets every token attend to its ancestors only.
 - A prefix of many requests, such as the examples of a prompt, is a `PrefixGroup`: its keys and
   values are computed once, and the layouts of all requests continue them.
 """
@@ -18,7 +18,7 @@ from ...decoding.padding import common_prefix
 SHORTEST_PREFIX = 32
 """Minimum length of a common prefix whose keys and values are computed by a separate call."""
 PREFIX_CALL = 64
-"""The overhead of a call that computes only a prefix, in tokens."""
+"""The overhead of a call that computes only a prefix, expressed as a number of tokens."""
 
 
 class Request(NamedTuple):
@@ -35,15 +35,15 @@ class Request(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The index of the input that the first label follows."""
+        """The index in `inputs` of the token that precedes the first label."""
         return len(self.inputs) - len(self.labels)
 
 
 class Scored(NamedTuple):
-    """A label, and the token of a layout that it follows."""
+    """A label, and the position in a layout of the token that precedes it."""
 
     at: int
-    """The index of the token in the layout."""
+    """The index of the preceding token in the layout."""
     label: int
     request: int
     offset: int
@@ -60,7 +60,7 @@ class Layout:
     ids: list[int] = dataclasses.field(default_factory=list)
     positions: list[int] = dataclasses.field(default_factory=list)
     last: list[int] = dataclasses.field(default_factory=list)
-    """The index of the token's last descendant, or of the token itself."""
+    """For each token, the index of its last descendant, or of the token itself if it has none."""
     scored: list[Scored] = dataclasses.field(default_factory=list)
 
     def append(self, requests: Iterable[Request], base: int = 0) -> None:
@@ -72,10 +72,10 @@ class Layout:
               prefix.
         """
         before: tuple[int, ...] = ()
-        path: list[int] = []  # the index of each token of `before` after the prefix
+        path: list[int] = []  # the index in the layout of each token of `before[base:]`
         for inputs, labels, number in requests:
             common = max(common_prefix(before, inputs), base)
-            # Tokens that this request does not share get no further descendants.
+            # No later token descends from tokens that this request does not share.
             self._close(path[common - base :])
             del path[common - base :]
             for position in range(common, len(inputs)):
@@ -92,7 +92,7 @@ class Layout:
         self._close(path)
 
     def _close(self, indices: Sequence[int]) -> None:
-        """Ends the subtrees of some tokens at the newest token."""
+        """Makes the newest token the last descendant of the tokens with these indices."""
         for index in indices:
             self.last[index] = len(self.ids) - 1
 
@@ -103,7 +103,7 @@ class Item:
 
     requests: tuple[Request, ...]
     size: int
-    """The number of tokens of their layout."""
+    """The number of tokens in the layout of these requests."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class PrefixGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All requests, divided into requests that continue a computed prefix and other requests."""
+    """All requests, divided into groups with a separately computed prefix, and other items."""
 
     groups: list[PrefixGroup]
     items: list[Item]
@@ -130,19 +130,19 @@ class Plan:
 
 @dataclasses.dataclass
 class _Node:
-    """A node: a common prefix of several requests; in a leaf, all inputs of some requests."""
+    """A node: a common prefix of several requests. A leaf contains requests with equal inputs."""
 
     depth: int
     """The length of the prefix."""
     requests: list[Request] = dataclasses.field(default_factory=list)
-    """Requests whose inputs are the prefix; only a leaf has such requests."""
+    """The requests whose inputs equal the prefix. Only a leaf has such requests."""
     children: "list[_Node]" = dataclasses.field(default_factory=list)
     total: int = 0
     """The number of tokens of the subtree, including the prefix."""
     unscored: int = 0
     """The number of leading tokens before the first scored token of the subtree."""
     cost: int = 0
-    """The smallest number of tokens that compute the subtree."""
+    """The number of tokens to compute for the subtree in the cheapest way."""
     way: Literal["pieces", "prefix", "children"] = "pieces"
     """The cheapest way to compute the subtree: in pieces up to the capacity, after a prefix of a
     separate call, or child by child.
@@ -150,15 +150,18 @@ class _Node:
 
     @property
     def prefix(self) -> int:
-        """The length of the prefix that a separate call can compute: it has no scored token."""
+        """The length of the prefix that a separate call can compute: no token in it is scored."""
         return min(self.depth, self.unscored)
 
     def leaves(self) -> "Iterator[_Node]":
-        """Yields the leaves in the order of their requests."""
+        """Yields the leaves below this node, in the order of their requests."""
         return self.pieces(0, -1)
 
     def pieces(self, base: int, capacity: int) -> "Iterator[_Node]":
-        """Yields the largest subtrees of at most `capacity` tokens after `base`, and leaves."""
+        """Yields the largest subtrees with up to `capacity` tokens after `base`.
+
+        A leaf may be larger.
+        """
         # Do not recurse, because a chain of prefixes may be long.
         waiting: list[_Node] = [self]
         while waiting:
@@ -176,7 +179,7 @@ class _Node:
         ]
 
     def close(self, capacity: int) -> None:
-        """Computes the token counts and the cheapest way, after the children have been computed."""
+        """Computes the token counts and the cheapest way, once all children are closed."""
         self.total = self.depth + sum(child.total - self.depth for child in self.children)
         self.unscored = min(
             [*(child.unscored for child in self.children), *(r.first for r in self.requests)]
@@ -199,12 +202,12 @@ def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> P
 
     Args:
         requests: at least one input and one label each.
-        capacity: the largest layout of more than one request, in tokens.
+        capacity: the maximum number of tokens in a layout of more than one request.
         share: whether common prefixes are computed once.
     """
     if not share:
         return Plan([], [Item((request,), len(request.inputs)) for request in requests])
-    # Walk the tree from the root, and stop at nodes that are computed together.
+    # Walk down the tree from the root, and stop at nodes whose subtrees are computed as a whole.
     groups: list[PrefixGroup] = []
     items: list[Item] = []
     waiting = [_tree(sorted(requests), capacity)] if requests else []
@@ -225,13 +228,15 @@ def _tree(requests: Sequence[Request], capacity: int) -> _Node:
     path = [_Node(0)]  # from the root to the newest leaf
     before: tuple[int, ...] | None = None
     closed = None
-    # At the end, close all nodes: a common length of -1 is below that of the root.
+    # The final None closes all nodes, because its common length of -1 is below the depth of the
+    # root.
     for request in [*requests, None]:
         if request is not None and request.inputs == before:
             path[-1].requests.append(request)
             continue
         common = -1 if request is None else common_prefix(before or (), request.inputs)
-        # Close the nodes that this request does not belong to, and a leaf that is its prefix.
+        # Close the nodes whose prefix this request does not have, and a leaf whose inputs are its
+        # prefix.
         closed = None
         while path and (path[-1].requests or path[-1].depth > common):
             node = path.pop()

@@ -28,7 +28,7 @@ def _power(base: Number, exponent: Number) -> object:
 
 
 def _round(number: Number, digits: int = 0) -> Number:
-    """Rounds a number; checks `digits`, because `round` would compute any 10**-digits."""
+    """Rounds a number; limits `digits`, because `round` computes 10**-digits even if it is huge."""
     if abs(digits) > DIGITS:
         raise ValueError(f"round accepts at most {DIGITS} digits, got {digits}")
     return round(number, digits)
@@ -65,7 +65,8 @@ def evaluate(expression: str) -> str:
     """
     plain = expression.translate(str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**"}))
     try:
-        # A short expression bounds the depth of the tree, and so the recursion.
+        # The limited length of an expression also limits the depth of its syntax tree and the
+        # recursion.
         if len(expression) > LONGEST:
             raise ValueError(
                 f"the expression must have at most {LONGEST} characters, got {len(expression)}"
@@ -81,14 +82,14 @@ def evaluate(expression: str) -> str:
         raise UserError(
             f"{shown!r} cannot be computed ({error}): write it as (3 + 4) * 12"
         ) from None
-    # Print a whole result without a decimal point, while float64 is exact there.
+    # Print a whole number without a decimal point if float64 represents it exactly.
     if isinstance(result, float) and result.is_integer() and abs(result) < 1e15:
         return str(int(result))
     return f"{result:.15g}" if isinstance(result, float) else str(result)
 
 
 def _value(node: ast.expr) -> Number:
-    """Computes a part of an expression; raises one of several errors if the part is not valid."""
+    """Computes a subexpression; raises one of several errors if it is not valid."""
     match node:
         # bool is a subclass of int, and `True + 1` is not arithmetic.
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):

@@ -55,11 +55,11 @@ class CallForm:
 
     @property
     def in_content(self) -> bool:
-        """Whether a call stays in the content of its message, instead of in a separate field."""
+        """Whether a message stores a call in its content instead of in a separate field."""
         return self.name == "brackets"
 
     def instructions(self, tools: Sequence[Tool]) -> str | None:
-        """Returns the instructions on the tools, or None if the template writes them."""
+        """Returns instructions that describe the tools, or None if the template describes them."""
         if self.name == "hermes":
             return None
         lines = [f"<<{tool.name} ...>> {tool.description}" for tool in tools]
@@ -69,7 +69,8 @@ class CallForm:
         """Returns the index where the first complete call ends, so that generation can stop.
 
         Text after the call in the same token would be the model's guess of the tool's output.
-        Returns None without a complete call, or if the template's end of turn ends the call.
+        Returns None if there is no complete call, or if the model itself ends its turn after a
+        call.
         """
         found = _first_call(text) if self.name == "brackets" else None
         return None if found is None else found.end()
@@ -88,7 +89,8 @@ class CallForm:
 
         Args:
             text: the whole answer.
-            tools: the available tools; the lectures' format has one unnamed argument.
+            tools: the available tools. In the lectures' format, a call has one argument without a
+                name.
         """
         # Parse the first call in brackets; its text is the only argument.
         if self.name == "brackets":

@@ -1,4 +1,4 @@
-"""Answers queries of SQL from a local SQLite database, read only."""
+"""A tool that answers SQL queries from a local SQLite database, without changing it."""
 
 import sqlite3
 import time
@@ -12,25 +12,26 @@ from .tool import Tool
 SECONDS = 5.0
 """Maximum time of a query."""
 ROWS = 50
-"""Maximum rows of an answer; a note replaces the rest."""
+"""Maximum number of rows of an answer. A note replaces the rows that are left out."""
 BYTES = 1 << 20
 """Maximum size of a value that a query computes."""
 _STEPS = 10_000
-"""Number of SQLite instructions between two checks of the time."""
+"""Number of SQLite instructions after which the elapsed time is checked again."""
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
-"""What a query may do. A query may not write, attach files, or change settings."""
+"""The SQLite actions that a query may perform. A query may not write, attach files, or change
+settings."""
 
 
 def query_database(file: str | Path) -> Tool:
-    """Returns the tool `database`, which answers a query of SQL; its description has the tables.
+    """Returns the tool `database`, which answers SQL queries; its description lists the tables.
 
     Raises:
-        UserError: the file is not a database of SQLite.
+        UserError: the file is not an SQLite database.
     """
     path = Path(file).expanduser().resolve()
     problem = f"{file} must be a database of SQLite, got"
@@ -55,7 +56,7 @@ def answered(path: Path, query: str) -> str:
     """Returns the names of the columns and the rows of a query's answer, separated by tabs.
 
     Raises:
-        UserError: the query does not only read, has an error, or takes too long.
+        UserError: the query would change the database, has an error, or takes too long.
     """
     with closing(_connected(path)) as connection:
         connection.set_authorizer(_authorized)

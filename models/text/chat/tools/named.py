@@ -1,4 +1,4 @@
-"""Creates tools by the names that the command line accepts."""
+"""Creates a tool from its name on the command line."""
 
 from .....data.common.errors import UserError, suggest
 from .arithmetic import arithmetic
@@ -10,7 +10,8 @@ from .tool import Tool
 PLAIN = {"arithmetic": arithmetic, "python": python_program}
 """Tools without an argument."""
 OF_PATH = {"search": search_files, "database": query_database}
-"""Tools that read a folder or a file. Its name follows the tool's name and a colon."""
+"""Tools that read a folder or a file. The name of the folder or file follows the tool's name and a
+colon."""
 NAMES = (*PLAIN, "search:FOLDER", "database:FILE")
 
 

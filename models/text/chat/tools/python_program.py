@@ -20,7 +20,7 @@ from .tool import Tool
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The resource limits of a program, which is ended if it exceeds them."""
+    """The resource limits of a program. A program that exceeds a limit is ended."""
 
     seconds: int = 5
     """The limit of the elapsed time, and also of the processor time."""
@@ -100,7 +100,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
 
 
 def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, str]:
-    """Reads the output up to its limits; returns the output, and the reason of an early end."""
+    """Reads the output up to its limits; returns the output, and why it ended early, if it did."""
     assert process.stdout is not None
     output, until = b"", time.monotonic() + limits.seconds
     with selectors.DefaultSelector() as selector:
@@ -145,7 +145,7 @@ def _folders_of_python() -> list[str]:
         str(sysconfig.get_config_var("LIBDIR")),
         *("/lib", "/lib64", "/usr/lib", "/usr/lib64"),
     }
-    # Leave out a folder inside another folder, because the outer folder makes it visible.
+    # Leave out a folder that is inside another of the folders, which already makes it visible.
     real = sorted({os.path.realpath(name) for name in names if os.path.isdir(name)})
     return [
         folder
@@ -155,7 +155,7 @@ def _folders_of_python() -> list[str]:
 
 
 def python_program(limits: Limits = Limits()) -> Tool:
-    """Returns the tool `python`, which runs a program; it must be requested by name."""
+    """Returns the tool `python`, which runs a program. Users must request this tool by its name."""
 
     def run(program: str) -> str:
         return run_python(program, limits)

@@ -144,7 +144,7 @@ def _mounts_below(folder: str, mounts: TextIO) -> list[str]:
 
 
 def limit_resources(limits: dict[str, int]) -> None:
-    """Limits time, memory, files and their number."""
+    """Limits the processor time, the memory, the size of files and the number of open files."""
     for name, value in (
         ("RLIMIT_CPU", limits["seconds"]),
         ("RLIMIT_AS", limits["bytes_of_memory"]),
@@ -159,7 +159,7 @@ def end_with_parent(is_orphan: Callable[[], bool]) -> None:
     """Makes the kernel kill this process when its parent ends.
 
     Args:
-        is_orphan: returns whether the parent ended before this call.
+        is_orphan: returns whether the parent has already ended.
     """
     _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if is_orphan():
@@ -177,10 +177,10 @@ def drop_privileges() -> None:
     refuse = len(calls) + 1
     load, equal, above, result = 0x20, 0x15, 0x35, 0x06
     program = [
-        (load, 0, 0, 4),  # the machine's code
+        (load, 0, 0, 4),  # load the machine's code
         (equal, 1, 0, machine),
         (result, 0, 0, 0x80000000),  # a call for another machine ends the process
-        (load, 0, 0, 0),  # the number of the call
+        (load, 0, 0, 0),  # load the number of the call
         (above, refuse, 0, _X32),
         *((equal, len(calls) - i, 0, number) for i, number in enumerate(calls.values())),
         (result, 0, 0, 0x7FFF0000),  # allowed
@@ -219,7 +219,8 @@ def main() -> int:
         enter_namespaces()
         end_with_parent(lambda: os.getppid() != given["parent"])
         ended, alive = os.pipe()  # readable when its other end is closed
-        # Fork the first process of the new namespace; all others end with it.
+        # Fork the first process of the new namespace; all other processes of the namespace end with
+        # it.
         child = os.fork()
         if child:
             _, status = os.waitpid(child, 0)

@@ -12,9 +12,10 @@ from .....data.common.fields import require
 from .tool import Tool
 
 SUFFIXES = (".md", ".rst", ".txt")
-"""The files that are read."""
+"""The suffixes of the files that are read."""
 BYTES = 32 << 20
-"""Maximum size of all texts together; each answer names the files that were left out."""
+"""Maximum total size of the texts. Each answer names the files that were left out for their size.
+"""
 _K, _B = 1.5, 0.75  # the usual constants of BM25
 _WORD = re.compile(r"\w+")
 
@@ -59,7 +60,8 @@ class FileSearch:
             f"{folder} has no text that can be read {self._note}: name a folder with files "
             f"{suffixes}",
         )
-        # The statistics of BM25: words and sizes of paragraphs, and paragraphs per word.
+        # The statistics of BM25: the words and the length of each paragraph, and the number of
+        # paragraphs with each word.
         self._words = [Counter(_words(text)) for _, text in self._paragraphs]
         self._sizes = [sum(words.values()) for words in self._words]
         self._containing = Counter(word for words in self._words for word in words)

@@ -1,4 +1,4 @@
-"""A tool: a function that a model calls by name with arguments of JSON."""
+"""A tool: a function that a model calls by its name, with JSON arguments."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from typing import Any
 from .....data.common.fields import require
 
 LONGEST_OUTPUT = 2000
-"""Maximum characters of a tool's output; a note replaces the rest."""
+"""Maximum number of characters of a tool's output. A note replaces the rest."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "number": (int, float),
@@ -47,14 +47,14 @@ class Tool:
     """
 
     name: str
-    """The name that the model calls."""
+    """The name by which the model calls the function."""
     description: str
-    """The purpose, for the model."""
+    """Describes the purpose of the function to the model."""
     parameters: Mapping[str, str | Mapping[str, Any]]
     """A description or a JSON schema of each argument; all arguments are required."""
     run: Callable[..., object]
-    """The function, called with the arguments by name. The result of the function is converted to
-    text, and an exception is converted to `{"error": …}`.
+    """The function, called with keyword arguments. The result of the function is converted to text,
+    and an exception is converted to `{"error": …}`.
     """
 
     @property
@@ -90,7 +90,8 @@ class Tool:
             return as_error(text or type(error).__name__)
 
     def _check(self, arguments: Mapping[str, Any]) -> None:
-        # Check names, then types, so that the model can correct its call.
+        # Check the names and then the types of the arguments, so that the model can correct its
+        # call.
         properties = self.schema["function"]["parameters"]["properties"]
         require(
             arguments.keys() == properties.keys(),
@@ -108,7 +109,7 @@ class Tool:
 
 
 def as_error(text: str) -> str:
-    """Returns the answer of a tool that failed."""
+    """Returns the output that reports the failure of a tool to the model."""
     return json.dumps({"error": shortened(text)}, ensure_ascii=False)
 
 
