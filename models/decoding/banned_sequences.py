@@ -1,6 +1,9 @@
-"""Bans sequences of tokens: hides the last token of a sequence after its other tokens.
+"""Bans sequences of tokens.
 
-The caller gives the sequences, or bans every sequence that a row already has
+If a text ends with all tokens of a banned sequence but the last, the last token gets the logit
+-inf.
+
+The caller specifies the sequences, or forbids each row to repeat any sequence of some length
 (`completes_repetition`).
 """
 
@@ -23,7 +26,7 @@ and matches no prefix.
 
 @struct.dataclass
 class BannedSequences:
-    """W banned sequences as arrays for compiled steps."""
+    """W banned sequences, stored as arrays for the compiled steps."""
 
     prefixes: Int[Array, "W P"]
     """The tokens of each sequence without the last one, padded on the left with `ANY`."""
@@ -31,12 +34,12 @@ class BannedSequences:
 
     @property
     def prefix_length(self) -> int:
-        """The number of recent tokens that a step needs, P."""
+        """P, the number of recent tokens that are compared with the sequences."""
         return self.prefixes.shape[1]
 
 
 def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> BannedSequences:
-    """Returns the arrays of banned sequences.
+    """Converts banned sequences to arrays.
 
     Args:
       sequences: sequences of one or more tokens.
@@ -90,7 +93,8 @@ def hide_banned(
     same: Bool[Array, "*rows W P"] = (banned.prefixes == ANY) | (
         banned.prefixes == recent[..., None, :]
     )
-    # Use `min` and not `set`: a token may end several sequences, and one match is enough.
+    # Use `min` and not `set`: several sequences may end with the same token, and it is banned if
+    # one of them matches.
     bound = jnp.where(jnp.all(same, axis=-1), -jnp.inf, jnp.inf)  # [*rows, W]
     return logits.at[..., banned.last_tokens].min(bound)
 
@@ -106,7 +110,7 @@ def completes_repetition(
       size: the number of tokens of a sequence, at least 1.
       vocab_size: the size of the vocabulary.
     """
-    # The number of positions where a sequence may begin.
+    # The number of positions at which a sequence of this size may begin.
     number = written.shape[-1] - size + 1
     if number < 1:
         return jnp.zeros((*written.shape[:-1], vocab_size), bool)

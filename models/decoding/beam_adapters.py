@@ -21,10 +21,10 @@ from .rows import last_logits
 
 @struct.dataclass
 class SearchRows:
-    """The sources or prompts of a search."""
+    """The sources or prompts of a beam search."""
 
     ids: Int[AnyArray, "B P"]
-    """The rows, padded."""
+    """The token ids of the rows, padded."""
     mask: Int[AnyArray, "B P"]
     """1 for tokens, 0 for padding."""
     position_ids: Int[AnyArray, "B P"] | None
@@ -35,13 +35,13 @@ class SearchRows:
 
 @struct.dataclass
 class Prefill:
-    """The model's output after it has read the rows."""
+    """The state of a search after the model has read the sources or prompts."""
 
     cache: Cache
     visible_slots: Bool[Array, "B S"]
-    """The slots of the tokens before the first token of every beam."""
+    """Which cache slots contain the tokens that precede the beams."""
     logits: Float[Array, "B 1 V"]
-    """The logits of the first token."""
+    """The logits of the first token of the beams."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class EncoderDecoderBeams:
 
     @property
     def vocab_size(self) -> int:
-        """The size of the vocabulary of the rows."""
+        """The size of the vocabulary of sources."""
         return self.model.config.input_vocab_size
 
     def remaining_positions(self, length: int) -> int:
@@ -64,7 +64,7 @@ class EncoderDecoderBeams:
         return self.model.config.max_length
 
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
-        """Reads the rows, with `num_tokens` slots in the cache for each beam."""
+        """Reads the sources into a cache with `num_tokens` slots for each beam."""
         config, number = self.model.config, rows.ids.shape[0]
         # Add one slot for the start token, which all beams share.
         slots = num_beams * num_tokens + 1
@@ -113,7 +113,7 @@ class CausalBeams:
 
     @property
     def vocab_size(self) -> int:
-        """The size of the vocabulary of the rows."""
+        """The size of the vocabulary of prompts."""
         return self.model.config.vocab_size
 
     def remaining_positions(self, length: int) -> int:
@@ -122,7 +122,7 @@ class CausalBeams:
         return self.model.config.max_length - length + 1
 
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
-        """Reads the rows, with `num_tokens` slots in the cache for each beam."""
+        """Reads the prompts into a cache with `num_tokens` slots for each beam."""
         # Slots of new tokens become visible to a beam when it writes them.
         visible = jnp.pad(rows.mask, ((0, 0), (0, num_beams * num_tokens)))
         cache = init_cache(

@@ -42,7 +42,7 @@ def begin(
     num_beams: int,
     num_tokens: int,
 ) -> BeamState:
-    """Reads the sources or prompts; returns the search after the first token of all targets.
+    """Reads the sources or prompts; returns the state of the search after the first token.
 
     Args:
       model: the model.
@@ -54,10 +54,10 @@ def begin(
       num_beams: K.
       num_tokens: T, at least the maximum of `max_lengths`.
     """
-    # The last token is never read, so it needs no slot.
+    # The model never reads the last token, so this token needs no slot.
     prefill = model.prefill(params, rows, num_beams, num_tokens - 1)
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
-    # Before the first token a row has one beam.
+    # Before the first token, each row has a single beam.
     candidates = best_candidates(
         prefill.logits,
         jnp.zeros((rows.ids.shape[0], 1), jnp.float32),

@@ -39,7 +39,7 @@ class BeamParams:
     penalty_form: str = struct.field(pytree_node=False)
     early_stopping: bool | str = struct.field(pytree_node=False)
     force_eos: bool = struct.field(pytree_node=False)
-    """Whether the last token before the maximum length must be the first of `eos_ids`."""
+    """Whether the token at the maximum length must be the first of `eos_ids`."""
     renormalize: bool = struct.field(pytree_node=False, default=False)
     forced_bos: Int[Array, ""] | None = None
     """The forced first token of every hypothesis."""
@@ -91,7 +91,7 @@ class Finished:
     scores: Float[Array, "B K"]
     log_probs: Float[Array, "B K"]
     lengths: Int[Array, "B K"]
-    """The number of tokens, with the end token."""
+    """The number of tokens, including the end token."""
 
 
 @struct.dataclass
@@ -100,12 +100,12 @@ class BeamState:
 
     cache: Cache
     visible_slots: Bool[Array, "B K S"]
-    """The slots of the row's cache that each beam attends to."""
+    """Which slots of the row's cache each beam attends to."""
     tokens: Int[Array, "B K T"]
     recent: Int[Array, "B K P"]
-    """The last tokens of each beam, which may reach into the prompt."""
+    """The most recent tokens of each beam, including tokens of the prompt if the beam is short."""
     log_probs: Float[Array, "B K"]
-    """The log-probability of each beam, or -inf for an empty beam."""
+    """The log-probability of each beam; -inf if the row has fewer beams."""
     finished: Finished
     done: Bool[Array, " B"]
     count: Int[Array, ""]
@@ -114,7 +114,7 @@ class BeamState:
 
 @struct.dataclass
 class Candidates:
-    """Continuations of a row's beams by one token, best first."""
+    """The candidates of a row: continuations of its beams by one token, best first."""
 
     log_probs: Float[Array, "B C"]
     beams: Int[Array, "B C"]
@@ -129,7 +129,7 @@ def empty_state(
     num_beams: int,
     num_tokens: int,
 ) -> BeamState:
-    """Returns the state before the first token: all beams see the same slots."""
+    """Returns the state before the first token, in which all beams of a row see the same slots."""
     shape = max_lengths.shape[0], num_beams
     slots = prefill.visible_slots
     tokens = jnp.zeros((*shape, num_tokens), jnp.int32)
@@ -202,11 +202,11 @@ def best_candidates(
       params: the settings.
       num_beams: the number of beams after this step. If there are fewer than C continuations, the
         remaining candidates have -inf.
-      first: whether these are the first tokens.
-      hidden: further tokens that must not be chosen.
+      first: whether the search chooses the first tokens of the targets.
+      hidden: additional tokens that must not be chosen.
     """
     number = (1 + params.eos_ids.shape[0]) * num_beams  # C
-    rows, beams_before, vocabulary = logits.shape  # the first step has one beam
+    rows, beams_before, vocabulary = logits.shape  # in the first step, a row has one beam
     allowed = hide_banned(logits, recent, params.banned)
     allowed = allowed if hidden is None else jnp.where(hidden, -jnp.inf, allowed)
     normalizer = jax.nn.logsumexp(allowed if params.renormalize else logits, axis=-1)  # [B, K]
@@ -248,7 +248,7 @@ def top_tokens(
     chosen = jnp.take_along_axis(blocks, best[..., None], axis=2)  # [B, K, C, 128]
     # Sort only the chosen blocks: [B, K, C · 128] to [B, K, C].
     scores, indices = jax.lax.top_k(chosen.reshape(*logits.shape[:2], -1), number)
-    # Index in a chosen block → token of the vocabulary.
+    # Convert indices in the chosen blocks to tokens of the vocabulary.
     block = jnp.take_along_axis(best, indices // BLOCK, axis=-1)
     return scores, block * BLOCK + indices % BLOCK
 
@@ -259,7 +259,7 @@ def advance_beams(
     max_lengths: Int[Array, " B"],
     params: BeamParams,
 ) -> BeamState:
-    """Chooses the beams that continue, the hypotheses that end, and the rows that are done."""
+    """Decides which beams continue, which hypotheses end, and which rows are done."""
     num_beams, count = state.tokens.shape[1], state.count + 1
     # Append the token of each candidate to the tokens of its beam: [B, C, T].
     tokens = _gather(state.tokens, candidates.beams)
@@ -297,7 +297,7 @@ def _finish(
     *,
     params: BeamParams,
 ) -> Finished:
-    """Returns the K best of the hypotheses so far and the hypotheses that end now."""
+    """Adds the hypotheses that end with this token; returns the K best finished hypotheses."""
     num_beams, count = state.tokens.shape[1], state.count + 1
     # Only the best K candidates may end. Other candidates only fill the beams, as in transformers.
     among_best = jnp.arange(ends.shape[1]) < num_beams

@@ -1,4 +1,4 @@
-"""One growing context, such as a conversation, whose cached tokens are not read again."""
+"""A context that grows, such as a conversation, and whose tokens are read only once."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,15 +17,18 @@ from .rows import RowCaches, read_more
 from .sample import sampling_params
 
 CHUNKS = (64, 16, 4, 1)
-"""Tokens are read in pieces of these sizes, so that few programs are compiled."""
+"""Tokens are read in chunks of these sizes, so that few programs are compiled."""
 
 SPARE = 64
-"""The number of tokens that can be removed from a cache with windows. The template of the next turn
-may write the end of an answer differently."""
+"""The number of tokens that can be removed from the cache of a model with sliding windows. Tokens
+are removed because the chat template may write the end of an answer differently in the next
+turn."""
 
 
 class CachedContext(ContinuousBatch):
-    """A row whose text is replaced by texts with a common prefix.
+    """A batch of one row, in which each text replaces the previous one.
+
+    The cached tokens of the common prefix of both texts are reused.
 
     Only the new tokens of the next turn of a conversation are read. The cache grows with the
     context.
@@ -65,8 +68,8 @@ class CachedContext(ContinuousBatch):
           New tokens, up to `request.max_new_tokens` or the last position.
 
         Raises:
-          UserError: the context is empty or too long, the request has beams, or the logits are
-            NaN or infinite.
+          UserError: the context is empty or too long, the request asks for beam search, or the
+            logits are NaN or infinite.
         """
         config = self._config
         longest = config.max_length
@@ -90,7 +93,7 @@ class CachedContext(ContinuousBatch):
             yield from written.tokens
 
     def _read(self, texts: Sequence[Text]) -> tuple[Float[Array, "1 V"], RowCaches]:
-        """Reads the new tokens of a context."""
+        """Reads the tokens of a context that are not in the cache."""
         (text,) = texts
         tokens, reader, config = text.context, self._reader, self._config
         rows, common = self._kept(tokens)
@@ -103,8 +106,8 @@ class CachedContext(ContinuousBatch):
         while start < len(tokens):
             size = next(size for size in CHUNKS if size <= len(tokens) - start)
             if start == 0 and rotates_by_length(config, len(tokens)):
-                # If the text were read in pieces, the first piece would be rotated like a short
-                # text, so read the whole text at once.
+                # Read the whole text at once: the first of several chunks would get the rotary
+                # frequencies of a short text.
                 size = len(tokens)
             piece = np.asarray([tokens[start : start + size]], np.int32)
             logits, rows = read_more(reader.model, reader.params, piece, rows)
@@ -116,7 +119,7 @@ class CachedContext(ContinuousBatch):
         return logits, rows
 
     def _kept(self, tokens: Sequence[int]) -> tuple[RowCaches | None, int]:
-        """Returns the reusable caches of the last text, if any, and the common length."""
+        """Returns the caches of the last text, if reusable, and the number of reusable tokens."""
         if self._state is None or self._last is None:
             return None, 0
         rows, config, limit = self._state.context, self._config, self._config.reread_length
@@ -125,7 +128,7 @@ class CachedContext(ContinuousBatch):
         self._most_written = max(self._most_written, self._last.slot)
         # The last token must be read for its logits.
         common = min(common_prefix(cached, tokens), len(tokens) - 1)
-        # A convolution keeps only the inputs of the last tokens, so it cannot go back.
+        # A convolution stores only the inputs of the last tokens, so no tokens can be removed.
         convolved = common < self._last.slot and bool(config.recent_shapes)
         # The rotation of cached keys depends on whether the text is longer than `reread_length`
         # (LongRoPE), so read the text again when its length crosses this limit.
@@ -136,7 +139,7 @@ class CachedContext(ContinuousBatch):
 
 
 def rotates_by_length(config: TransformerConfig, length: int) -> bool:
-    """Returns whether a text of this length has other rotary frequencies than shorter texts."""
+    """Returns whether texts of this length are rotated by other frequencies than shorter texts."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind not in ("dynamic", "longrope"):
         return False

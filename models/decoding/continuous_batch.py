@@ -1,8 +1,8 @@
 """Generation of many texts in a few rows, in lockstep or by continuous batching.
 
 With continuous batching (Orca, Yu et al. 2022, section 4.1) the next text takes the row of a text
-that has ended. Rows in lockstep are faster, but new texts begin only when all texts have ended. The
-tokens of a text are independent of the other texts and of its start time.
+that has ended. Rows that advance in lockstep are faster, but new texts begin only when all texts
+have ended. The tokens of a text are independent of the other texts and of its start time.
 """
 
 import dataclasses
@@ -34,17 +34,18 @@ from .sample import SamplingParams, history_of, require_tokens
 from .speculative import Acceptance, Draft, speculate
 
 READ_BUCKET = 32
-"""Contexts are padded to a multiple of this number, or of a quarter of a power of two."""
+"""Contexts are padded to a multiple of this number, or of a quarter of the next power of two if
+that is larger."""
 SLOT_BUCKET = 64
 """The final length of a growing cache is a multiple of this number."""
 
 
 @dataclasses.dataclass
 class Written:
-    """New tokens of one text."""
+    """New tokens of a text."""
 
     text: int
-    """The number of the text, given to `ContinuousBatch.add`."""
+    """The number that identifies the text, as passed to `ContinuousBatch.add`."""
     tokens: list[int]
     log_probs: list[float]
     """The log-probability of each token under the unmodified logits, in nats, if `scored`."""
@@ -54,20 +55,21 @@ class Written:
 
 @dataclasses.dataclass
 class Usage:
-    """Counts of what a batch computed."""
+    """Counts the tokens that a batch computed."""
 
     contexts: int = 0
-    """Number of contexts read. Reading a context also gives one new token."""
+    """Number of contexts that were read. Reading a context also yields one new token."""
     tokens_read: int = 0
-    """Number of context tokens read."""
+    """Number of context tokens that were read."""
     positions_read: int = 0
-    """Number of context positions read, with padding."""
+    """Number of context positions that were read, including padding."""
     positions_advanced: int = 0
-    """Number of tokens computed after the first of each context, including those of idle rows."""
+    """Number of new tokens after the first new token of each context, including tokens of idle
+    rows."""
 
     @property
     def positions_written(self) -> int:
-        """Number of all computed tokens."""
+        """Number of all computed new tokens."""
         return self.contexts + self.positions_advanced
 
 
@@ -77,9 +79,10 @@ class Text:
 
     number: int
     context: list[int]
-    """The tokens of the text, up to the newest token. The oldest tokens may have been dropped."""
+    """The tokens of the prompt and the text, up to the newest token. The oldest tokens may have
+    been dropped."""
     used: set[int]
-    """All tokens of the text, including dropped tokens, for the repetition penalty."""
+    """The set of all tokens of the text, including dropped tokens, for the repetition penalty."""
     key: Key[Array, "1"] | None
     """The random key; None in an open batch."""
     limit: int
@@ -89,7 +92,7 @@ class Text:
     slot: int = 0
     """The next slot in the cache."""
     room: int = 0
-    """The number of tokens until the context must be read again."""
+    """The number of tokens that can be added before the context must be read again."""
     draft_slot: int = 0
     """The next slot in the draft model's cache."""
     draft_length: int = 0
@@ -98,29 +101,29 @@ class Text:
 
 @dataclasses.dataclass
 class Call:
-    """A call of the compiled step, whose result may not be computed yet."""
+    """A call of the compiled step. Its result may not be computed yet."""
 
     texts: list[tuple[int, Text]]
-    """The rows that have a text, and their texts."""
+    """The indices of the rows that have a text, and their texts."""
     new: NewTokens
 
 
 @dataclasses.dataclass
 class _Reader:
-    """The model of a batch, or its draft model, and the caches that it needs."""
+    """Reads contexts with the model of a batch or with its draft model, and sizes the caches."""
 
     model: Model
     params: Params
     step: int
-    """The number of slots that a call writes per row."""
+    """The number of slots of a row that one call of the compiled step writes."""
     spare: int
-    """The number of tokens that may be removed."""
+    """The number of newest tokens that can be removed from a cache again."""
     usage: Usage
     most: int = 0
     """The maximum number of slots that a text needs."""
 
     def expect(self, length: int, limit: int) -> None:
-        """Prepares for a text of `length` tokens that grows by at most `limit`."""
+        """Announces a text of `length` tokens to which at most `limit` tokens are added."""
         longest = self.model.config.max_length
         self.most = max(self.most, _most_slots(longest, length, limit, self.step))
 
@@ -136,7 +139,7 @@ class _Reader:
         Args:
           contexts: the tokens of each context.
           kind: the kind of cache.
-          with_space: whether the cache has space for a call of new tokens.
+          with_space: whether the cache gets space for the new tokens of one call.
         """
         length = self.read_length(contexts)
         ids, _ = pad_rows(contexts, length=length, left=True)
@@ -153,17 +156,17 @@ class _Reader:
         )
 
     def read_length(self, contexts: Sequence[Sequence[int]]) -> int:
-        """Returns the number of slots that `read` writes."""
+        """Returns the number of slots that `read` writes, including padding."""
         return read_length(max(map(len, contexts)), self.model.config.max_length)
 
     def empty(self, num_rows: int, slot: int) -> RowCaches:
-        """Returns the caches of rows without a text, with space for a call from `slot` on."""
+        """Returns caches of rows without a text, with space for a call that begins at `slot`."""
         length = num_slots(slot + self.step, self.most)
         padding = jnp.zeros((num_rows,), jnp.int32)
         return RowCaches.empty(self.model, padding, length, self.spare)
 
     def with_space(self, rows: SomeContext, slot: int) -> SomeContext:
-        """Returns rows with space for another call, given that the next slot is at most `slot`."""
+        """Lengthens the caches, if needed, so that another call can begin at slot `slot`."""
         needed = slot + self.step
         if needed <= rows.cache.length:
             return rows
@@ -182,7 +185,7 @@ class ContinuousBatch:
       tokens_per_call: the number of tokens per call of the compiled loop, without a draft.
       draft: a model that proposes tokens, in the same layout.
       acceptance: counts the accepted draft tokens.
-      spare: the number of tokens that may be removed, without a draft.
+      spare: the number of newest tokens that can be removed again, without a draft model.
       usage: counts the computed tokens.
     """
 
@@ -202,7 +205,7 @@ class ContinuousBatch:
     ) -> None:
         self._draft, self._sampling, self._lockstep = draft, sampling, lockstep
         self.usage = Usage() if usage is None else usage
-        """Counts of what has been computed so far."""
+        """Counts of the tokens computed so far."""
         step = tokens_per_call
         # All draft tokens may be rejected, so leave room to remove them.
         if draft is not None:
@@ -257,7 +260,7 @@ class ContinuousBatch:
         return free[: min(most, len(self._waiting))]
 
     def _full_rows(self) -> list[tuple[int, Text]]:
-        """Returns the rows and texts that must be read again before their next tokens."""
+        """Returns the rows, and their texts, that must be read again before they can grow."""
         texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
         full = [(row, text) for row, text in texts if text.room == 0]
         # Rows in lockstep share one cache, so all of them are read again.
@@ -274,7 +277,7 @@ class ContinuousBatch:
         return self._waiting.popitem(last=False)[1]
 
     def _begin(self, pairs: Sequence[tuple[int, Text]]) -> list[Written]:
-        """Reads the contexts of texts into rows; returns their next tokens.
+        """Reads the contexts of texts into rows; returns the first new token of each text.
 
         Args:
           pairs: pairs of row and text: one pair, or any number if all rows are free or in lockstep.
@@ -283,8 +286,8 @@ class ContinuousBatch:
         num_rows, (first, last) = len(self._texts), pairs[-1]
         texts = [last]
         if self._lockstep or not any(self._texts):
-            # Rows without a text repeat another text, so that one program supports any number of
-            # texts.
+            # Fill rows without a text with a copy of another text, so that the same program is used
+            # for any number of texts.
             first, by_row = 0, dict(pairs)
             texts = [by_row.get(row, last) for row in range(num_rows)]
         # Read the contexts, and choose the first token of each row.
@@ -317,9 +320,9 @@ class ContinuousBatch:
         for text in texts:
             text.context = shortened(text.context, self._config.max_length)
             text.room = tokens_left(self._config, len(text.context))
-        # Record the next slot of each text, and how many tokens it can still take.
+        # Record the next slot of each text, and how many tokens it can grow by.
         contexts = [text.context for text in texts]
-        # Rows in lockstep must be read again when the first of them is full.
+        # If rows are in lockstep, all of them must be read again as soon as one of them is full.
         least = min(text.room for text in texts)
         for text in texts:
             text.slot = self._reader.read_length(contexts)
@@ -345,12 +348,12 @@ class ContinuousBatch:
         return rows.moved_to(rows.cache.index - 1)
 
     def _advance(self) -> list[Written]:
-        """Generates at least one further token of every text."""
+        """Generates at least one more token of every text."""
         self._renew_drafts()
         return self._collect(self._start())
 
     def _start(self, ahead: int = 0) -> Call:
-        """Starts to compute further tokens, and does not wait for them.
+        """Starts the computation of the next tokens, and does not wait for them.
 
         Args:
           ahead: the number of tokens of each row that another call is still computing.
@@ -358,8 +361,8 @@ class ContinuousBatch:
         state, sampling, draft = self._with_space(ahead), self._sampling, self._draft
         assert sampling is not None
         model, params = self._reader.model, self._reader.params
-        # Call the program for all rows, including idle rows, so that one program supports any
-        # number.
+        # Call the program with all rows, including idle rows, so that the same program is used for
+        # any number of texts.
         live = np.asarray([text is not None for text in self._texts])
         if draft is None:
             self._state, new = advance_rows(
@@ -379,7 +382,7 @@ class ContinuousBatch:
         return Call([(row, text) for row, text in enumerate(self._texts) if text is not None], new)
 
     def _collect(self, call: Call) -> list[Written]:
-        """Waits for the tokens of a call, and adds them to the texts that have not ended since."""
+        """Waits for the tokens of a call, and adds them to the texts that were not stopped."""
         new = jax.device_get(call.new)
         self.usage.positions_advanced += new.tokens.size
         return [self._grow(row, text, new) for row, text in call.texts if self._texts[row] is text]
@@ -426,7 +429,7 @@ class ContinuousBatch:
         return dataclasses.replace(self._state, context=context, draft=draft)
 
     def _renew_drafts(self) -> None:
-        """Reads contexts again if the draft model has too few positions for another round."""
+        """Reads a context again if the draft model has too few positions left for another round."""
         if self._draft is None:
             return
         longest = self._draft.model.config.max_length
@@ -445,13 +448,13 @@ class ContinuousBatch:
 def read_length(length: int, longest: int) -> int:
     """Returns the padded length of a context.
 
-    Few lengths are compiled, and at most a third of a long context is padding.
+    Programs are compiled for few lengths, and at most a third of a long context is padding.
     """
     return min(round_up(length, max(READ_BUCKET, power_of_two(length) // 4)), longest)
 
 
 def tokens_left(config: TransformerConfig, length: int) -> int:
-    """Returns the number of tokens that a row can take before it must be read again."""
+    """Returns the number of tokens that can be added to a row before it must be read again."""
     limit = config.reread_length
     if limit is None or length > limit:
         limit = config.max_length
@@ -459,7 +462,7 @@ def tokens_left(config: TransformerConfig, length: int) -> int:
 
 
 def num_slots(needed: int, most: int) -> int:
-    """Returns the cache length for `needed` slots now and `most` slots later."""
+    """Returns the length of a cache with `needed` slots now and at most `most` later."""
     least, most = round_up(needed, SLOT_BUCKET), round_up(most, SLOT_BUCKET)
     return max(least, cache_stage(needed, most))
 

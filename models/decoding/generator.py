@@ -1,6 +1,7 @@
 """Generates tokens: `stream` samples continuations, `search` finds the best by beam search.
 
-Rows of different lengths share a batch. Padding to few lengths keeps the number of programs small.
+Rows of different lengths share a batch. Rows are padded to few different lengths, so that few
+programs are compiled.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -35,15 +36,14 @@ ROW_BUCKET, TOKEN_BUCKET = 16, 32
 numbers.
 """
 
-# Tokens per call of the compiled program. On CPU one token per call is as fast as a
-# compiled loop, and every token is available at once. On an accelerator every call waits
-# for the host.
+# Tokens per call of the compiled program. On CPU, one token per call is as fast as a compiled loop,
+# and each token is available immediately. On an accelerator every call waits for the host.
 TOKENS_PER_CALL = {"cpu": 1}
 DEFAULT_TOKENS_PER_CALL = 16
 MANY_TOKENS = 1 << 30
-"""An upper bound of the new tokens of a text."""
+"""An upper bound on the number of new tokens of a text."""
 SEEDS = 1 << 32
-"""The number of seeds."""
+"""The number of different seeds."""
 
 
 class Generator:
@@ -60,11 +60,11 @@ class Generator:
         sampled tokens.
 
     Raises:
-      UserError: the model does not generate text, or the draft model does not fit.
+      UserError: the model does not generate text, or the draft model cannot propose tokens to it.
     """
 
     def __init__(self, model: Model, params: Params, *, draft: Draft | None = None) -> None:
-        # Check the model before parameters are copied.
+        # Check the model before its parameters are copied.
         beams_of(model)
         self.config = model.config
         if draft is not None:
@@ -85,10 +85,10 @@ class Generator:
         """Continues prompts, a few tokens at a time.
 
         The result of row r depends only on its prompt, `seed` and r. Rows do not end by themselves:
-        the caller checks for `request.eos_token_id` and may stop. When a row has filled the model's
-        `max_length`, its oldest quarter is dropped and the rest is read again at new positions. A
-        row that crosses the model's `reread_length` is also read again. The cache grows with the
-        rows in powers of two, so that n tokens take O(log n) programs.
+        the caller checks for `request.eos_token_id` and may stop. When a row reaches the model's
+        `max_length`, its oldest quarter is dropped, and the rest is read again at new positions. A
+        row that crosses the model's `reread_length` is also read again. The length of the cache
+        doubles when it is full, so that n tokens take O(log n) programs.
 
         Args:
           prompts: token ids of each row, at least one each.
@@ -122,7 +122,7 @@ class Generator:
         done = 0
         for written in batch:
             tokens[written.text].extend(written.tokens)
-            # Yield tokens up to the number that every row has.
+            # Yield the tokens up to the length of the shortest row.
             ready = min(map(len, tokens))
             if ready > done:
                 yield np.asarray([row[done:ready] for row in tokens], np.int32)
@@ -140,11 +140,10 @@ class Generator:
         scored: bool = True,
         usage: Usage | None = None,
     ) -> ContinuousBatch:
-        """Returns a batch of a few rows that continues many prompts.
+        """Returns a batch that continues many prompts in a few rows.
 
-        Rows advance in lockstep if every prompt has a row or the model is a mixture of experts.
-        If the rows do not advance in lockstep, the next prompt gets the row of a text that has
-        ended.
+        Rows advance in lockstep if there are as many rows as prompts, or if the model is a mixture
+        of experts. Otherwise, the next prompt takes the row of a text that has ended.
 
         The tokens of a prompt depend only on the prompt and its key. Iterate over the batch, and
         call its `stop` with the index of a prompt whose text has ended.
@@ -216,7 +215,7 @@ class Generator:
         """Returns the log-probability of each token after the first, and the most probable tokens.
 
         Args:
-          ids: a text, at most as long as the model reads.
+          ids: a text, at most as long as the model's maximum length.
           number: the number of most probable tokens at each position.
         """
         longest = self.config.max_length
@@ -258,12 +257,13 @@ class Generator:
     ) -> list[list[Hypothesis]]:
         """Finds the best targets of sources, or the best continuations of prompts.
 
-        A program is compiled for each combination of the numbers of rows and of banned sequences
-        (rounded up to powers of 2), the lengths of rows (multiples of 16) and of targets (multiples
-        of 32), the number of beams, and the settings that are strings or bools.
+        A program is compiled for each combination of the following: the number of rows and the
+        number of banned sequences, rounded up to powers of 2; the length of the rows, rounded up to
+        a multiple of 16, and of the targets, to a multiple of 32; the number of beams; and the
+        settings that are strings or bools.
 
         Args:
-          rows: tokens of each source, with its end token, or of each prompt.
+          rows: the tokens of each source, including its end token, or of each prompt.
           request: a request without sampling.
           positions: the position of each token of a source. By default, positions count from 0.
 
@@ -287,7 +287,7 @@ class Generator:
         *,
         positions: Sequence[Sequence[int]] | None = None,
     ) -> Iterator[list[list[Hypothesis]] | None]:
-        """Yields None after every `num_steps` tokens of a search, then its result; see `search`."""
+        """Yields None after every `num_steps` tokens of a search, then the result of `search`."""
         config, model = self.config, beams_of(self._model)
         if self._draft is not None:
             self._draft.check_request(request, searched=True)
@@ -409,7 +409,7 @@ def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]
       UserError: a row has no hypothesis.
     """
     require(
-        (found.scores[:, 0] > -np.inf).all(),  # also false for NaN
+        (found.scores[:, 0] > -np.inf).all(),  # this comparison is also false for NaN
         "beam search found no hypothesis, because the model's scores are NaN: check its parameters",
     )
     hypotheses: list[list[Hypothesis]] = [[] for _ in found.scores]

@@ -55,20 +55,20 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def shortened(context: list[int], longest: int) -> list[int]:
-    """Drops the oldest quarter or more of a context that exceeds the model's positions."""
+    """Drops at least the oldest quarter of a context above the model's maximum length."""
     return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
 
 
 FIRST_STAGE = 256
-"""The smallest length of a cache that grows. Attention to this many empty slots takes a few percent
-of the time of a token, but compiling another program takes seconds.
+"""The smallest length of a cache that grows. Attention to this many empty slots takes only a few
+percent of the time to compute a token, while compiling another program takes seconds.
 """
 
 
 def cache_stage(needed: int, most: int) -> int:
-    """Returns the length of a cache for `needed` tokens now and at most `most` tokens later.
+    """Returns the length of a cache that needs `needed` slots now and at most `most` slots later.
 
-    The length doubles, so that empty slots at most double the work of attention, and n tokens take
-    O(log n) compiled programs.
+    Lengths are powers of two. So at most half of the slots that attention reads are empty, and n
+    tokens take O(log n) compiled programs.
     """
     return min(max(FIRST_STAGE, power_of_two(needed)), most)

@@ -23,14 +23,14 @@ from ...data.common.fields import (
 from ..tokenizer import Vocabulary
 
 NewTokens = Annotated[int, Range(least=1, most=2**24)]
-"""A number of new tokens. A number beyond this maximum would exceed the context of any model."""
+"""The type of a number of new tokens. No model has a context that is longer than this maximum."""
 NumBeams = Annotated[int, Range(least=1, most=2**12)]
 LengthPenalty = Annotated[float, Range(least=-10, most=10)]
 """Larger powers of a length overflow float32."""
 TopP = Annotated[float, Range(above=0, most=1)]
 
 MAX_EXTRA_TOKENS = 50
-"""Maximum target length beyond the source length (Vaswani et al. 2017, section 6.1)."""
+"""By how many tokens a target may be longer than its source (Vaswani et al. 2017, section 6.1)."""
 SMALLEST_TEMPERATURE = 1e-6
 """Below this temperature, decoding is greedy: smaller divisors would overflow float32."""
 
@@ -72,8 +72,8 @@ class GenerationRequest(Sampling):
     """Maximum number of new tokens of a row. If None, beam search uses all positions of the
     model."""
     max_extra_tokens: NonNegativeInt | None = None
-    """Maximum target length of beam search beyond the source length. transformers has no such
-    setting."""
+    """In beam search, by how many tokens a target may be longer than its source. transformers has
+    no such setting."""
     min_new_tokens: NonNegativeInt = 0
     """Minimum target length of an encoder-decoder, in tokens before the end token."""
     num_return_sequences: PositiveInt = 1
@@ -140,7 +140,7 @@ class GenerationRequest(Sampling):
                 require(token is None or token < vocab_size, problem)
 
     def end(self, tokens: list[int]) -> int | None:
-        """Returns the length of a row with its end token, or None if it has no end token yet."""
+        """Returns the length of a row up to and including its end token, or None without one."""
         return next((i + 1 for i, token in enumerate(tokens) if token in self.eos_token_id), None)
 
 
@@ -149,11 +149,11 @@ class Hypothesis:
     """A sequence of tokens that beam search found."""
 
     tokens: list[int]
-    """The tokens, without start token, end token and prompt."""
+    """The tokens, excluding the prompt, the start token and the end token."""
     score: float
     """The score for ranking: `log_probability` divided by the length penalty."""
     log_probability: float
-    """The log-probability of the tokens, with the end token, in nats."""
+    """The log-probability of the tokens, including the end token, in nats."""
     end_id: int | None
     """The end token, or None if the maximum length was reached."""
 
@@ -196,7 +196,7 @@ def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationReque
     Raises:
         UserError: The tokenizer has no tokens that start and end a translation.
     """
-    # The vocabulary of targets, which may differ from the vocabulary of sources.
+    # Use the vocabulary of targets, which may differ from the vocabulary of sources.
     target, special = tokenizer.target, tokenizer.target.special_ids
     if special.bos is None or special.eos is None:
         raise UserError(

@@ -1,8 +1,8 @@
 """Completions sampled by one compiled program, for reinforcement learning.
 
-`Generator` streams text, and calls a compiled program for every token. A rollout knows the number
-of rows and the maximum length, and needs results only at the end. A rollout therefore decodes in
-one loop on the devices, inside any `jit` and over any mesh.
+`Generator` streams text, and calls a compiled program for every token. For a rollout, the number of
+rows and the maximum length are known in advance, and results are needed only at the end. It
+therefore decodes in one loop on the devices, which works within any `jit` and with any mesh.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Answers:
     tokens: Int[Array, "R N"]
     """The tokens; 0 after the end of an answer."""
     mask: Int[Array, "R N"]
-    """1 for the tokens of an answer, with its end token."""
+    """1 for the tokens of an answer, including its end token."""
     log_probs: Float[Array, "R N"]
     """The log-probability of each token under the unmodified logits, in nats; 0 after the end."""
 
@@ -76,7 +76,7 @@ def sample_answers(
     ends = jnp.asarray(end_ids, jnp.int32)
 
     def step(state: _Progress, ids: Int[Array, "R T"]) -> _Progress:
-        """Reads tokens, and adds the next token to the answers that have not ended."""
+        """Reads the newest tokens, and adds a token to each answer that has not ended."""
         logits, context = state.context.read(model, params, ids, apply_fn=apply_fn)
         tokens, log_probs, past = choose(logits[:, 0], state.past, sampling=sampling)
         assert log_probs is not None
@@ -101,7 +101,7 @@ def sample_answers(
         past=History(None, jnp.zeros((rows, 0), jnp.int32), keys, nothing),
         answers=Answers(tokens, tokens, tokens.astype(jnp.float32)),
     )
-    # The logits after the prompts give the first new token.
+    # The logits after the prompts determine the first new tokens.
     return jax.lax.while_loop(
         lambda state: (state.count < max_new_tokens) & ~jnp.all(state.ended),
         lambda state: step(state, state.newest[:, None]),

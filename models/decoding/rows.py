@@ -30,7 +30,7 @@ def last_logits(output: CausalLMOutput, number: int = 1) -> Float[Array, "B {num
 
 @struct.dataclass
 class SharedCache:
-    """The tokens of R rows in lockstep: one call writes the same slots of all rows."""
+    """The cached tokens of R rows in lockstep: a call writes to the same slots in all rows."""
 
     cache: Cache
     mask: Int[Array, "R S"]
@@ -65,7 +65,7 @@ class SharedCache:
         return last_logits(output), dataclasses.replace(self, cache=output.cache)
 
     def lengthened(self, model: Model, length: int) -> "SharedCache":
-        """Returns the same tokens in a cache with more slots."""
+        """Copies the tokens to a cache with more slots."""
         cache = grow_cache(self.cache, model.config, model.execution, length)
         # New slots are visible: a token is written to each slot before the slot is read.
         more = ((0, 0), (0, length - self.cache.length))
@@ -80,14 +80,15 @@ class SharedCache:
 
 @struct.dataclass
 class RowCaches:
-    """The tokens of R rows with separate positions.
+    """The cached tokens of R rows, each with its own next position.
 
     The compiled functions map over caches of one sequence each, so models need no support for
     separate positions.
     """
 
     cache: Cache
-    """Stacked caches of one sequence each: every array, also `index`, has a leading R."""
+    """R caches of one sequence each, stacked: every array, including `index`, has a leading axis R.
+    """
     padding: Int[Array, " R"]
     """The number of slots before the context of each row."""
 
@@ -104,7 +105,7 @@ class RowCaches:
           spare: the number of newest tokens that can be removed again (`Cache.spare`).
         """
         cache = init_cache(model.config, model.execution, 1, length, spare=spare)
-        # Every array of a cache of one sequence gets a leading axis R.
+        # Add a leading axis R to every array of a cache for one sequence.
         repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (*padding.shape, *x.shape)), cache)
         return cls(repeated, padding)
 
@@ -113,8 +114,8 @@ class RowCaches:
     ) -> tuple[Float[Array, "R {num_logits} V"], "RowCaches"]:
         """Runs a model on the next T tokens of each row; returns the last logits.
 
-        A token beyond the model's last position is hidden and gets the last position, which avoids
-        NaN. The logits of such a token are meaningless.
+        A token beyond the model's last position is masked and gets the index of the last position,
+        which avoids NaN. The logits of such a token are meaningless.
         """
 
         def one(
@@ -140,7 +141,7 @@ class RowCaches:
         return logits, dataclasses.replace(self, cache=cache)
 
     def lengthened(self, model: Model, length: int) -> "RowCaches":
-        """Returns the same tokens in caches with more slots."""
+        """Copies the tokens to caches with more slots."""
         return _overwrite(self.empty(model, self.padding, length, self.cache.spare), self, 0)
 
     def only_live(self, live: Bool[AnyArray, " R"]) -> "RowCaches":
@@ -163,19 +164,19 @@ class RowStates:
 
     context: Context
     tokens: Int[Array, " R"]
-    """The newest token of each row, not yet in the cache."""
+    """The newest token of each row, which is not in the cache yet."""
     past: History
     draft: RowCaches | None = None
     """The draft model's caches of all tokens before `before`."""
     before: Int[Array, " R"] | None = None
-    """The token before the newest token. The draft model reads both tokens, even if it has already
-    read the earlier token.
+    """The token before the newest token of each row. The draft model always reads both tokens, even
+    if it has read this one before.
     """
 
 
 @struct.dataclass
 class NewTokens:
-    """The tokens that one call chose for R rows, up to N for each."""
+    """The tokens that one call chose for R rows, up to N tokens for each row."""
 
     tokens: Int[Array, "R N"]
     """The tokens, or `NO_TOKEN` if the logits are NaN or infinite."""
@@ -218,20 +219,20 @@ def read_contexts(
 def read_more(
     model: Model, params: Params, ids: Int[Array, "R T"], rows: RowCaches
 ) -> tuple[Float[Array, "R V"], RowCaches]:
-    """Reads further tokens into the caches; returns the logits after the last token of each row."""
+    """Reads more tokens into the caches; returns the logits after the last token of each row."""
     logits, rows = rows.read(model, params, ids)
     return logits[:, 0], rows
 
 
 @functools.partial(jax.jit, static_argnames=("model", "length"))
 def lengthen(model: Model, rows: SomeContext, *, length: int) -> SomeContext:
-    """Copies rows to caches of more slots."""
+    """Copies rows to caches with more slots."""
     return rows.lengthened(model, length)  # pyright: ignore[reportReturnType]
 
 
 @functools.partial(jax.jit, donate_argnames="rows")
 def enter_rows(rows: RowTree, first: Int[Array, ""], new: RowTree) -> RowTree:
-    """Copies the rows `new` over some of R rows, from the row `first` on.
+    """Replaces some of R rows by the rows `new`, beginning with the row of index `first`.
 
     The new caches may be shorter, because a token's slot does not depend on the length. A ring that
     is not full has the same property: its slots are the first slots of a longer ring.
@@ -240,7 +241,7 @@ def enter_rows(rows: RowTree, first: Int[Array, ""], new: RowTree) -> RowTree:
 
 
 def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowTree:
-    """Writes the rows `new` over `rows` from the row `first` on; further slots stay as they are."""
+    """Replaces rows by `new`, from index `first` on; slots beyond those of `new` are unchanged."""
 
     def write(old: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice(old, new, (first, *(0,) * (new.ndim - 1)))
@@ -252,7 +253,7 @@ def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowT
 
 @jax.jit
 def take_rows(rows: RowTree, indices: Int[Array, " N"]) -> RowTree:
-    """Copies the rows of the given indices, which may repeat."""
+    """Copies the rows with the given indices. An index may occur several times."""
     return jax.tree.map(lambda x: x[indices], rows)
 
 

@@ -19,7 +19,7 @@ from .banned_sequences import BannedSequences, banned_sequences, hide_banned, la
 from .request import SMALLEST_TEMPERATURE, Sampling
 
 NO_TOKEN = -1
-"""Replaces a token if the logits are NaN or infinite."""
+"""Takes the place of a token if the logits are NaN or infinite."""
 
 
 def require_tokens(tokens: Int[AnyArray, "..."] | list[int]) -> np.ndarray:
@@ -56,21 +56,19 @@ class SamplingParams:
     scored: bool = struct.field(pytree_node=False)
     """Whether the log-probabilities of chosen tokens are computed."""
     takes_best: Bool[Array, "R 1"] | None = None
-    """Whether each row always chooses the best token, if some rows are greedy and others are
-    not.
-    """
+    """If some rows are greedy and others are not, whether each row is greedy."""
     adjustments: "Adjustments | None" = None
-    """Further changes of the logits of each row."""
+    """Additional changes to the logits of each row."""
     num_alternatives: int = struct.field(pytree_node=False, default=0)
     """The number of the most probable tokens whose log-probabilities are computed."""
 
 
 @struct.dataclass
 class Adjustments:
-    """Changes of the logits, as OpenAI's interface defines them."""
+    """Penalties and biases of the logits, as OpenAI's API defines them."""
 
     bias: Float[Array, "R V"]
-    """Added to the logits."""
+    """Added to the logits of each row."""
     presence: Float[Array, "R 1"]
     """Subtracted from the logits of tokens that were chosen before."""
     frequency: Float[Array, "R 1"]
@@ -151,12 +149,12 @@ def filter_tokens(
 
 @struct.dataclass
 class History:
-    """The past of R rows that influences their next tokens."""
+    """What the next tokens of R rows depend on, apart from the logits."""
 
     seen: Bool[Array, "R V"] | None
-    """The seen tokens of each row, for the repetition penalty."""
+    """Which tokens have occurred in each row, for the repetition penalty."""
     recent: Int[Array, "R P"]
-    """The last tokens of each row, for banned sequences."""
+    """The most recent tokens of each row, for banned sequences."""
     keys: Key[Array, " R"]
     count: Int[Array, " R"]
     """The number of chosen tokens of each row."""
@@ -197,14 +195,14 @@ def history_of(
     sampling: SamplingParams,
     vocab_size: int,
 ) -> History:
-    """Returns the history of contexts.
+    """Returns the history of rows with the given contexts.
 
     Args:
       contexts: the tokens of each row.
-      used: all tokens of each row, including tokens dropped before its context.
+      used: all tokens of each row, including tokens that were dropped from its context.
       keys: the keys of the rows.
       count: the number of chosen tokens of each row.
-      sampling: determines the needed parts of the past.
+      sampling: determines which fields of the history are needed.
       vocab_size: the size of the vocabulary.
     """
     seen = None

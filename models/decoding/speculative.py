@@ -30,9 +30,9 @@ from .sample import History, SamplingParams, checked, log_probabilities, process
 from .unstack_layers import unstack_layers
 
 NUM_DRAFT_TOKENS = 4
-"""The number of tokens that a draft model proposes by default."""
+"""The default number of tokens that a draft model proposes at a time."""
 _PROPOSE, _ACCEPT, _REPLACE = 0, 1, 2
-"""Indices of the random choices for one token."""
+"""The three random choices for a token, each of which uses a different random key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Draft:
     """A small model that proposes tokens to a larger model with the same vocabulary.
 
     Raises:
-      UserError: the number of tokens is out of range, or the model cannot propose tokens.
+      UserError: the number of tokens is out of range, or the model is not suitable as a draft
+        model.
     """
 
     model: Model
@@ -63,7 +64,7 @@ class Draft:
 
     @staticmethod
     def check_request(request: GenerationRequest, *, searched: bool = False) -> None:
-        """Raises UserError if a draft model cannot propose tokens to a request."""
+        """Raises UserError if a draft model cannot be used with the request."""
         require(
             request.num_beams == 1 and not searched,
             f"a draft model cannot be used in beam search, got num_beams "
@@ -87,7 +88,7 @@ class Draft:
             f"the draft model has a vocabulary of {theirs.vocab_size} tokens, and the model has "
             f"{ours.vocab_size} tokens: give a draft model with the same tokens",
         )
-        # Both caches lose the rejected tokens, so both models must be able to remove tokens.
+        # Rejected tokens are removed from both caches, so both models must support the removal.
         for name, config in (("model", ours), ("draft model", theirs)):
             require(
                 not config.recent_shapes,
@@ -105,18 +106,18 @@ class Draft:
 _CANNOT_REMOVE = {
     # XLA's products of ragged groups cannot be mapped over rows.
     "num_experts": "whose rows advance in step",
-    # A call that crosses this length would rotate earlier tokens by the wrong frequencies.
+    # In a call that crosses this length, earlier tokens would be rotated by the wrong frequencies.
     "reread_length": "beyond which its cache is recomputed",
 }
-"""Fields that prevent the removal of rejected tokens, and the reasons."""
+"""Configuration fields that make it impossible to remove rejected tokens, and the reasons."""
 
 
 @dataclasses.dataclass
 class Acceptance:
-    """Counts of proposed and accepted tokens."""
+    """Counts the proposed and the accepted tokens."""
 
     calls: int = 0
-    """Number of verifications of K tokens of one row."""
+    """Number of verifications. In each, the model verified the K proposed tokens of one row."""
     proposed: int = 0
     accepted: int = 0
 
@@ -162,7 +163,7 @@ def speculate(
       model: the model.
       params: its parameters.
       state: the rows, with the caches of the draft model.
-      live: which rows are not idle. Tokens of idle rows are meaningless.
+      live: whether each row has a text. Tokens of idle rows are meaningless.
       draft_model: the model that proposes.
       draft_params: its parameters.
       sampling: how tokens are chosen.
@@ -185,7 +186,7 @@ def speculate(
     )
     ids = jnp.concatenate([tokens[:, None], proposed.tokens], axis=1)  # [R, K + 1]
     logits, context = context.read(model, params, ids, num_tokens + 1)
-    # Penalties and bans at index i depend on the proposed tokens before index i.
+    # The penalties and bans for the token at index i depend on the proposed tokens before it.
     scores = jnp.stack(
         [
             processed_logits(logits[:, i], state.past.after(proposed.tokens, i), sampling=sampling)
@@ -202,7 +203,8 @@ def speculate(
             proposed,
             keys_of_choices(state.past, num_tokens),
         )
-    # Accepted tokens, then the token that follows them. Entries after these tokens are meaningless.
+    # Combine the accepted tokens and the token that follows them. Entries after these tokens are
+    # meaningless.
     index = jnp.arange(num_tokens + 1)
     new = jnp.concatenate([proposed.tokens, jnp.zeros_like(tokens)[:, None]], axis=1)
     new = jnp.where(index == accepted[:, None], last[:, None], new)  # [R, K + 1]
@@ -239,7 +241,7 @@ def propose(
     keys = keys_of_choices(state.past, num_tokens)  # [R, K + 1]
 
     def pick(logits: Float[Array, "R V"], past: History, keys: Key[Array, " R"]) -> Proposed:
-        """Chooses one token of each row; the result has no axis K."""
+        """Chooses one token for each row; the result has no axis for K."""
         scores = processed_logits(logits, past, sampling=sampling)
         if sampling.greedy:
             return Proposed(jnp.argmax(scores, axis=-1), None)
@@ -262,7 +264,7 @@ def propose(
     (caches, _, _), others = jax.lax.scan(
         step, (caches, state.past, first.tokens), keys[:, 1:num_tokens].T
     )  # [K - 1, R, …]
-    # Put the first choice before the others, with rows first: [R, K, …].
+    # Prepend the first choice, and move the axis of rows to the front: [R, K, …].
     joined = jax.tree.map(
         lambda one, rest: jnp.moveaxis(jnp.concatenate([one[None], rest]), 0, 1), first, others
     )
@@ -272,7 +274,7 @@ def propose(
 def verify_best(
     best: Int[Array, "R N"], proposed: Int[Array, "R K"]
 ) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """Accepts proposed tokens up to the first one that is not the best token; N is K + 1.
+    """Accepts the proposed tokens that precede the first one that is not the best; N is K + 1.
 
     Returns:
       The number of accepted tokens, and the next token.
@@ -318,13 +320,13 @@ def verify(
 
 
 def keys_of_choices(past: History, num_tokens: int) -> Key[Array, "R N"]:
-    """Returns the key of each of the next K + 1 tokens, the same as without a draft model."""
+    """Returns the random keys of the next K + 1 tokens; they do not depend on the draft model."""
     counts = past.count[:, None] + jnp.arange(num_tokens + 1)
     return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(past.keys, counts)
 
 
 def _derive(keys: Key[Array, "*rows"], choice: int) -> Key[Array, "*rows"]:
-    """Returns the keys of one random choice for each token."""
+    """Returns the random key of each token for one of the choices."""
     flat = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys.reshape(-1), choice)
     return flat.reshape(keys.shape)
 

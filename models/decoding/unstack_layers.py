@@ -1,4 +1,4 @@
-"""Parameters laid out for decoding instead of training."""
+"""Converts parameters to a layout that is fast for decoding."""
 
 import dataclasses
 from typing import Any
@@ -14,9 +14,10 @@ from ..registry import create
 def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
     """Lays out a model and its parameters for decoding one token at a time.
 
-    Each layer has a subtree, and each kernel is a matrix `[outputs, inputs]`. Every use of a slice
-    of a stacked array copies the slice. The copy is negligible in a training step, but on CPU it
-    takes ten times as long as the computation of one token.
+    Each layer has a subtree, and each kernel is a matrix `[outputs, inputs]`. In the layout for
+    training, each use of a layer's parameters copies a slice of a stacked array. The copies are
+    negligible in a training step, but on CPU they take ten times as long as the computation of one
+    token.
 
     Args:
       model: a model with stacked layers, or a model that already has this layout.
@@ -34,7 +35,7 @@ def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
 
 
 def _unstack(params: Params) -> Params:
-    """Splits every stack `layers`, also in an encoder, into `layers_0`, `layers_1` and so on."""
+    """Splits every stack `layers`, including an encoder's, into `layers_0`, `layers_1`, etc."""
     result = {}
     for name, tree in params.items():
         if name == "layers":

@@ -1,1 +1,1 @@
-"""A batch for a server, whose texts have different settings."""
+"""Continuous batching for a server, where each text has its own settings."""

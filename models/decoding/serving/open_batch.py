@@ -1,9 +1,9 @@
 """A continuous batch for a server: texts with different settings join and leave at any time.
 
-A text is read alone, in pieces of few sizes, so that a long context does not stall the rows, and
-its tokens do not depend on other texts. The number of rows grows and shrinks in powers of four, so
-that few programs are compiled. While the device computes the next tokens, the caller processes the
-previous tokens.
+The context of each new text is read separately, in chunks of a few fixed sizes. So a long context
+does not stall the other rows, and its tokens do not depend on other texts. The number of rows grows
+and shrinks in powers of four, so that few programs are compiled. The caller processes the previous
+tokens while the device computes the next tokens.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from .reading import CHUNKS, Reading, pieces_of
 from .row_sampling import OpenText, TextSampling, row_history, row_sampling, text_key
 
 ROW_STEP = 4
-"""The numbers of rows are powers of this number."""
+"""The number of rows of a batch is a power of this number."""
 
 
 class OpenBatch(ContinuousBatch):
@@ -74,14 +74,15 @@ class OpenBatch(ContinuousBatch):
     ) -> None:
         super().__init__(model, params, None, num_rows=1, tokens_per_call=tokens_per_call)
         longest = model.config.max_length
-        # The lengths of later texts are unknown, so caches may grow up to the model's limit.
+        # The lengths of later texts are unknown, so allow caches to grow up to the model's maximum
+        # length.
         self._reader.most = round_up(longest, CHUNKS[-1]) + tokens_per_call
         self._max_rows = max_rows
         self._banned: BannedSequences = banned_sequences(banned, model.config.vocab_size)
         self._reading: Reading | None = None
         self._running: Call | None = None
         self._has_changed = False
-        """Whether a text has entered or left a row since the last call started."""
+        """Whether any text has entered or left a row since the last call started."""
 
     @property
     def is_busy(self) -> bool:
@@ -90,7 +91,7 @@ class OpenBatch(ContinuousBatch):
 
     @property
     def num_rows(self) -> int:
-        """The number of rows at present."""
+        """The current number of rows."""
         return len(self._texts)
 
     @property
@@ -100,7 +101,7 @@ class OpenBatch(ContinuousBatch):
 
     @property
     def row_numbers(self) -> list[int]:
-        """The numbers of rows that the batch may have."""
+        """All numbers of rows that the batch may have."""
         sizes = [1]
         while sizes[-1] < self._max_rows:
             sizes.append(min(sizes[-1] * ROW_STEP, self._max_rows))
@@ -108,7 +109,7 @@ class OpenBatch(ContinuousBatch):
 
     @property
     def cache_lengths(self) -> list[int]:
-        """The numbers of slots that the rows may have."""
+        """All cache lengths that the rows may have, in slots."""
         reader, lengths = self._reader, [0]
         while not lengths[-1] >= reader.most:
             lengths.append(num_slots(lengths[-1] + 1, reader.most))
@@ -128,7 +129,7 @@ class OpenBatch(ContinuousBatch):
         Args:
           number: a unique number that identifies the text.
           prompt: the tokens of the prompt, at least one.
-          key: the words of the text's random key, from `text_key`.
+          key: the text's random key as an array of words, from `text_key`.
           limit: the maximum number of new tokens.
           sampling: how the new tokens are chosen.
         """
@@ -152,7 +153,8 @@ class OpenBatch(ContinuousBatch):
     def step(self) -> list[Written]:
         """Returns the tokens of the last call of all rows, and starts the next call.
 
-        Before a call, the batch reads at most one large piece of contexts.
+        Before the next call, the batch reads at most as many context tokens as the largest chunk
+        has.
 
         Raises:
           UserError: the logits are NaN or infinite.
@@ -177,7 +179,7 @@ class OpenBatch(ContinuousBatch):
         return written
 
     def compile_reading(self, length: int, samplings: Sequence[TextSampling], longest: int) -> None:
-        """Compiles the programs that read contexts into caches of a length.
+        """Compiles the programs that read contexts into caches with a given length.
 
         Args:
           length: one of `cache_lengths`.
@@ -185,14 +187,16 @@ class OpenBatch(ContinuousBatch):
           longest: the number of tokens of the longest context.
         """
         texts = [_placeholder(sampling) for sampling in samplings]
-        # The first choice of a text, after its context was read in pieces.
+        # Compile the choice of the first token, after the context was read.
         for logits in self._read_all(length, longest):
             for text in texts:
                 past, sampling = self._settings([text])
                 choose_first(logits, past, sampling=sampling)
 
     def compile_rows(self, size: int, length: int, samplings: Sequence[TextSampling]) -> None:
-        """Compiles the programs of a number of rows. No text may wait or grow.
+        """Compiles the programs for a given number of rows.
+
+        The batch must not contain any text.
 
         Args:
           size: one of `row_numbers`.
@@ -201,11 +205,12 @@ class OpenBatch(ContinuousBatch):
         """
         reader, slot = self._reader, length - self._reader.step
         rows: Context = reader.empty(size, slot)
-        # A shorter row is copied into the rows, and shorter rows are lengthened.
+        # Compile the programs that copy a shorter row into the rows, and that lengthen shorter
+        # rows.
         for other in self.cache_lengths[: self.cache_lengths.index(length) + 1]:
             rows = enter_rows(rows, jnp.int32(0), reader.empty(1, other - reader.step))
             reader.with_space(reader.empty(size, other - reader.step), slot)
-        # The number of rows grows or shrinks.
+        # Compile the programs that increase or decrease the number of rows.
         for other in self.row_numbers[: self.row_numbers.index(size) + 1]:
             take_rows(rows, np.zeros(other, np.int32))
             take_rows(reader.empty(other, slot), np.zeros(size, np.int32))
@@ -219,7 +224,7 @@ class OpenBatch(ContinuousBatch):
         self.clear()
 
     def _read_all(self, length: int, longest: int) -> Iterator[Float[Array, "1 V"]]:
-        """Reads contexts in all pieces of caches of a length; yields logits."""
+        """Reads contexts with all chunk sizes that occur at a cache length; yields logits."""
         found: dict[tuple[bool, int], tuple[int, ...]] = {}
         for number in range(1, min(longest, self._config.max_length) + 1):
             pieces = tuple(pieces_of(number, self._config))
@@ -232,7 +237,7 @@ class OpenBatch(ContinuousBatch):
                 yield self._read_piece(reading)
 
     def _is_steady(self) -> bool:
-        """Returns whether the same rows can continue after the call that is computed now."""
+        """Returns whether the next call can start before the tokens of this call are known."""
         texts, step = [text for text in self._texts if text is not None], self._reader.step
         enters = self._reading is not None or (self._waiting and len(texts) < self._max_rows)
         continues = any(text.limit - text.count > step for text in texts)
@@ -249,7 +254,8 @@ class OpenBatch(ContinuousBatch):
         needed = self.num_growing + len(self._waiting) + (self._reading is not None)
         most = next(size for size in self.row_numbers if size >= min(needed, self._max_rows))
         now = self.num_rows
-        # Shrink only if the rows would soon be shrunk again, because each change copies the caches.
+        # Shrink only if at most a quarter of the rows is needed, because each change copies the
+        # caches.
         shrinks = most < now and needed * ROW_STEP <= now and self._reading is None
         return most if most > now or shrinks else now
 
@@ -266,16 +272,16 @@ class OpenBatch(ContinuousBatch):
             self._state = None
         texts = [self._texts[row] for row in taken]
         self._texts = [*texts, *[None] * (size - len(texts))]
-        # The text that is being read keeps a free row, the first one after the moved texts.
+        # Reserve the first free row, after the moved texts, for the text that is being read.
         if self._reading is not None:
             self._reading.row = len(texts)
         self._has_changed = True
 
     def _read_pieces(self) -> list[tuple[Reading, Float[Array, "1 V"]]]:
-        """Reads contexts up to the size of the largest piece.
+        """Reads contexts, in total about as many tokens as the largest chunk has.
 
         Returns:
-          The contexts that were read to their ends, with the logits after them.
+          The contexts that have been read completely, and the logits after their last tokens.
         """
         left, read = CHUNKS[0], []
         while left > 0:
@@ -291,7 +297,7 @@ class OpenBatch(ContinuousBatch):
         return read
 
     def _begin_reading(self, taken: Sequence[int]) -> Reading | None:
-        """Returns the next text to read, if a text waits and a row outside `taken` is free."""
+        """Begins to read a waiting text, if there is one and a row outside `taken` is free."""
         free = (i for i, text in enumerate(self._texts) if text is None and i not in taken)
         row = next(free, None)
         if row is None or not self._waiting:
@@ -303,13 +309,13 @@ class OpenBatch(ContinuousBatch):
         return Reading.of(text, row, self._config)
 
     def _read_piece(self, reading: Reading) -> Float[Array, "1 V"]:
-        """Reads the next piece of a context; returns the logits after it."""
+        """Reads the next chunk of a context; returns the logits after its last token."""
         reader, total = self._reader, reading.ids.shape[1]
         first, size = total - sum(reading.pieces), reading.pieces.pop(0)
         ids = reading.ids[:, first : first + size]
         self.usage.tokens_read += size
         self.usage.positions_read += size
-        # The first piece creates caches for the whole context, and further pieces extend them.
+        # The first chunk creates caches for the whole context, and later chunks are added to them.
         if reading.rows is None:
             padding = np.asarray([total - len(reading.text.context)], np.int32)
             logits, reading.rows = read_contexts(
@@ -326,11 +332,11 @@ class OpenBatch(ContinuousBatch):
         return logits
 
     def _finish(self, reading: Reading, logits: Float[Array, "1 V"]) -> Written:
-        """Puts a text that was read into its row; returns its first new token."""
+        """Moves a text whose context has been read into its row; returns its first new token."""
         text, row, read = reading.text, reading.row, reading.rows
         assert read is not None
         state = self._state
-        # Without other texts, begin with empty rows of the length that this text needs.
+        # If there is no other text, begin with empty rows of the length that this text needs.
         if state is None or not any(self._texts):
             context = self._reader.empty(len(self._texts), text.slot)
         else:
@@ -355,7 +361,7 @@ class OpenBatch(ContinuousBatch):
         text.chosen.extend(written.tokens)
         if self._texts[row] is None:
             self._has_changed = True
-        # Alternatives are computed for all texts if any text requests them.
+        # If any text requests alternatives, they are computed for all texts.
         number = text.sampling.num_alternatives
         written.alternatives = [best[:number] for best in written.alternatives] if number else []
         return written
@@ -376,15 +382,18 @@ class OpenBatch(ContinuousBatch):
             if text is not None and text.room == 0:
                 self._texts[row], self._has_changed = None, True
                 self._waiting[text.number] = text
-                # A text that has begun is read before new texts.
+                # Put the text before waiting texts that have not begun.
                 self._waiting.move_to_end(text.number, last=False)
 
     def _settings(self, texts: Sequence[OpenText | None]) -> tuple[History, SamplingParams]:
-        """Returns the history and the settings of rows; None for rows without a text."""
+        """Returns the history and the settings of rows.
+
+        A row without a text is None.
+        """
         history = row_history(texts, self._config.vocab_size, self._banned.prefix_length)
         return history, row_sampling(texts, self._config.vocab_size, self._banned)
 
 
 def _placeholder(sampling: TextSampling) -> OpenText:
-    """Returns a text of one token, to compile programs with."""
+    """Returns a text of one token, with which programs are compiled."""
     return OpenText(0, [0], {0}, None, 1, words=text_key(0), sampling=sampling)

@@ -1,4 +1,4 @@
-"""A context that is read in pieces of few sizes, so that few programs are compiled."""
+"""Contexts that are read in chunks of a few fixed sizes, so that few programs are compiled."""
 
 import dataclasses
 
@@ -12,15 +12,17 @@ from ..rows import RowCaches
 from .row_sampling import OpenText
 
 CHUNKS = (512, 128, 32)
-"""Contexts are read in pieces of these sizes."""
+"""Contexts are read in chunks of these sizes."""
 
 
 def pieces_of(length: int, config: TransformerConfig) -> list[int]:
-    """Returns the sizes of the pieces of a context of a number of tokens."""
+    """Returns the sizes of the chunks in which a context of `length` tokens is read."""
     if rotates_by_length(config, length):
-        # The first piece alone would be rotated like a short text, so read the whole text at once.
+        # Read the whole text at once: the first of several chunks would get the rotary frequencies
+        # of a short text.
         return [read_length(length, config.max_length)]
-    # Pad to a multiple of the smallest piece, then divide into the largest pieces that fit.
+    # Pad the context to a multiple of the smallest chunk size, then divide it into the largest
+    # chunks that fit.
     left, pieces = round_up(length, CHUNKS[-1]), []
     while left:
         pieces.append(next(size for size in CHUNKS if size <= left))
@@ -35,14 +37,14 @@ class Reading:
     text: OpenText
     row: int
     ids: np.ndarray
-    """The tokens with padding on the left, int32[1, T]."""
+    """The tokens of the context, padded on the left, int32[1, T]."""
     pieces: list[int]
-    """The sizes of the pieces that have not been read."""
+    """The sizes of the chunks that have not been read yet."""
     rows: RowCaches | None = None
 
     @classmethod
     def of(cls, text: OpenText, row: int, config: TransformerConfig) -> "Reading":
-        """Returns the reading of a text, and sets the next slot of the text after its context."""
+        """Prepares to read the context of a text, and sets the text's next slot."""
         length = len(text.context)
         pieces = pieces_of(length, config)
         text.slot = sum(pieces)

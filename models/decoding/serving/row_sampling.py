@@ -16,7 +16,7 @@ from ..request import GenerationRequest
 from ..sample import Adjustments, History, SamplingParams
 
 MOST_ALTERNATIVES = 20
-"""The number of alternatives that are computed if a text requests alternatives."""
+"""The number of alternatives that are computed for each token if any text requests alternatives."""
 
 Penalty = Annotated[float, Range(least=-2, most=2)]
 
@@ -51,11 +51,11 @@ class TextSampling(GenerationRequest):
 
 
 PLAIN = TextSampling(), TextSampling(do_sample=True)
-"""Greedy and sampled texts without further settings, whose programs are the fastest."""
+"""Greedy decoding and sampling without any other setting. Their programs are the fastest."""
 
 
 def every_sampling() -> list[TextSampling]:
-    """Returns settings that select every program of rows, the plain settings first."""
+    """Returns settings that together select every program, beginning with `PLAIN`."""
     return [
         dataclasses.replace(one, presence_penalty=penalty, num_alternatives=number)
         for penalty, number in itertools.product((0.0, 1.0), (0, 1))
@@ -65,17 +65,17 @@ def every_sampling() -> list[TextSampling]:
 
 @dataclasses.dataclass
 class OpenText(Text):
-    """A text of an open batch."""
+    """A text of an `OpenBatch`, with its own settings."""
 
     sampling: TextSampling = TextSampling()
     words: Any = None
-    """The words of the random key, uint32[2]."""
+    """The random key as an array of words, uint32[2]."""
     chosen: list[int] = dataclasses.field(default_factory=list)
     """The new tokens."""
 
 
 def text_key(seed: int, number: int = 0) -> np.ndarray:
-    """Returns the words of the key of `sampling_keys(seed, …)[number]`, uint32[2]."""
+    """Returns the key `sampling_keys(seed, …)[number]` as an array of words, uint32[2]."""
     return np.asarray(_key_words(np.uint32(seed), np.int32(number)))
 
 
@@ -89,7 +89,7 @@ _IDLE = TextSampling()
 
 
 def row_history(texts: Sequence[OpenText | None], vocab_size: int, prefix_length: int) -> History:
-    """Returns the history of rows."""
+    """Returns the history of rows, given the text of each row or None."""
     present = [(row, text) for row, text in enumerate(texts) if text is not None]
     keys, count = np.zeros((len(texts), 2), np.uint32), np.zeros(len(texts), np.int32)
     # Arrays [R, V] exist only if a text needs them, because they slow down every step.
@@ -116,9 +116,10 @@ def _wrap(words: Array) -> Array:
 def row_sampling(
     texts: Sequence[OpenText | None], vocab_size: int, banned: BannedSequences
 ) -> SamplingParams:
-    """Returns the settings of rows.
+    """Combines the sampling settings of rows into arrays.
 
-    The program depends on a few switches only, so that few programs are compiled.
+    Most settings become traced arrays. Only a few switches are static, so that few programs are
+    compiled.
 
     Args:
       texts: the text of each row, or None.
@@ -133,7 +134,7 @@ def row_sampling(
     def column(read: Callable[[TextSampling], float], dtype: type = np.float32) -> Any:
         return np.asarray([[read(one)] for one in rows], dtype)
 
-    # All changes of logits share one switch, so that few programs are compiled.
+    # A single switch enables all changes of logits, so that few programs are compiled.
     adjustments: Any = None
     is_adjusted = any(one.is_adjusted for one in live)
     if is_adjusted:

@@ -33,14 +33,14 @@ def score_tokens(
     Args:
       model: a causal language model.
       params: its parameters.
-      ids: texts; padding follows them.
+      ids: the texts, padded on the right.
       number: the number of most probable tokens.
     """
     # [B, T]: the label of a position is the next token. The last position has no label.
     labels = jnp.pad(ids[:, 1:], ((0, 0), (0, 1)))
 
     def chunk(part: Projection, label: Array) -> tuple[tuple[Array, None, None], tuple[Array, ...]]:
-        # The barrier makes XLA compute one rounded array for all scores.
+        # The barrier makes XLA compute all scores from the same rounded array.
         every = jax.nn.log_softmax(part.logits().astype(jnp.float32))
         every = jax.lax.optimization_barrier(every)
         scores, best = jax.lax.top_k(every, number)
