@@ -39,25 +39,26 @@ class Candidate:
     step: jax.stages.Wrapped
     """`step(state, batch, rng) -> (state, metrics)`, which consumes the given state."""
     exchange: str
-    """The exchange of the gradients, for a message; empty if devices exchange no gradients."""
+    """Describes how devices exchange gradients, to show to the user; empty if they exchange
+    none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardedStep:
-    """The train step, initialization and evaluation over a mesh, compiled at their first call."""
+    """The train step, init and evaluation over a mesh, each compiled when it is first called."""
 
     init: Callable[[Key[Array, ""]], TrainState]
     """Makes the sharded initial state from a key."""
     candidates: tuple[Candidate, ...]
-    """Equivalent ways to run the step. Each candidate needs less memory than the previous
-    candidate, and takes longer."""
+    """Equivalent ways to run the step. Each candidate needs less memory than the candidate before
+    it, but takes longer."""
     evaluate: jax.stages.Wrapped
     """`evaluate(params, batch, frozen) -> (sums, counts, predictions)`, without dropout."""
     state: TrainState
     """Shapes, dtypes and shardings of the state, to restore a checkpoint into or to trace with."""
     mesh: Mesh
     attention: str = ""
-    """The attention kernel, for a message; empty if none was chosen."""
+    """Describes the attention kernel, to show to the user; empty if no kernel was chosen."""
     device_memory: int | None = None
     """The memory of a device in bytes; None if unknown."""
 
@@ -68,11 +69,11 @@ class ShardedStep:
 
     @property
     def exchange(self) -> str:
-        """The exchange of the first candidate."""
+        """How the devices exchange gradients in the first candidate."""
         return self.candidates[0].exchange
 
     def compile(self, batch: BatchShapes) -> tuple[Candidate, jax.stages.Compiled]:
-        """Compiles the first candidate that fits into memory, or the last candidate.
+        """Compiles the first candidate that fits into memory, or the last if none fits.
 
         All processes compile together and choose the same candidate.
 
@@ -80,7 +81,7 @@ class ShardedStep:
             batch: the global batch, each array with its sharding.
 
         Returns:
-            The candidate, and its program.
+            The candidate, and its compiled program.
         """
         *larger, smallest = self.candidates
         for candidate in larger:
@@ -92,20 +93,20 @@ class ShardedStep:
         return smallest, self.trace(batch, smallest).lower().compile()
 
     def change_to(self, chosen: Candidate) -> str:
-        """Describes what `compile` changed to make a step fit, or returns an empty string."""
+        """Describes what `compile` changed to make the step fit; empty if it changed nothing."""
         return "" if chosen.exchange == self.exchange else chosen.exchange
 
     def _compile_if_it_fits(
         self, candidate: Candidate, batch: BatchShapes
     ) -> jax.stages.Compiled | None:
-        """Returns the program, or None if it does not fit on some device of some process."""
+        """Returns the program, or None if it does not fit on every device of every process."""
         program = failure = None
         try:
             program = self.trace(batch, candidate).lower().compile()
         except Exception as error:
             failure = error
-        # Programs with different exchanges would deadlock, so all processes agree on a candidate
-        # before any process raises its error.
+        # Processes that run different candidates would deadlock. All processes therefore agree
+        # whether the candidate fits before any process raises its error.
         fits = program is not None and self._fits(program)
         fits_everywhere = not greatest_everywhere(not fits)
         if failure is not None and not is_out_of_memory(failure):
@@ -113,7 +114,7 @@ class ShardedStep:
         return program if fits_everywhere else None
 
     def _fits(self, program: jax.stages.Compiled) -> bool:
-        """Returns whether a program fits; the TPU compiler rejects programs that do not."""
+        """Returns whether a program fits into memory; for TPUs, the compiler has checked this."""
         memory = program.memory_analysis()
         accepted = self.mesh.devices.flat[0].platform == "tpu"
         assert self.device_memory is not None
@@ -132,7 +133,7 @@ class ShardedStep:
 
 def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
     """Returns two keys of a run: the key of its initial parameters, and the key of its steps."""
-    # Name the implementation: a run must not depend on jax's configuration.
+    # Name the PRNG implementation, because a run must not depend on jax's configuration.
     init_rng, step_rng = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
     return init_rng, step_rng
 
@@ -149,11 +150,12 @@ def make_sharded_step(
     parallel: Parallel = "jit",
     device_memory: int | None = None,
 ) -> ShardedStep:
-    """Makes the train step of a model over a mesh of devices, as `train.train` takes it.
+    """Makes the train step of a model over a mesh of devices, the same step as in `train.train`.
 
     The parameters and the moments of the optimizer are sharded over the mesh axes `fsdp` and
     `tensor`. The examples of a batch are sharded over `data` and `fsdp`, and their tokens over
-    `context`. On any mesh, the step computes what `make_train_step` computes on one device.
+    `context`. The step computes the same on any mesh as the step of `make_train_step` on one
+    device.
 
     Example::
 
@@ -167,8 +169,9 @@ def make_sharded_step(
         objective: the training objective. If the objective has a `reference`, the state gets a
           frozen copy of the initial parameters.
         tx: the optimizer.
-        mesh: from `make_mesh`; its devices need not be present.
-        num_micro_batches: the number of sequential parts of a batch, to save memory.
+        mesh: a mesh from `make_mesh`, whose devices need not be present.
+        num_micro_batches: the number of equal parts of a batch that run one after another, to save
+          memory.
         adapter: the adapters to train on a frozen model, from `models.make_lora`.
         gather: when parameters that are sharded over `fsdp` are gathered; see `TrainConfig`.
         parallel: "pmap" computes gradients by `pmap` over the devices of the mesh, which has only
@@ -181,13 +184,13 @@ def make_sharded_step(
     """
     apply_fn = shard_map_attention(over_mesh(model.apply, mesh, model.config), mesh)
     init = make_init(model, objective, tx, adapter)
-    # Shapes alone give shardings and memory, so large states are never made on one device.
+    # Compute shardings and memory from shapes alone, so that no device stores a whole large state.
     shapes = jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
     shardings = state_shardings(shapes, mesh, model.config)
     state = with_shardings(shapes, shardings)
     replicated = NamedSharding(mesh, PartitionSpec())
 
-    # Choose the ways to exchange parameters and gradients over the devices.
+    # Choose how the devices exchange parameters and gradients; each way becomes a candidate.
     has_experts = model.config.num_experts > 0
     if parallel == "pmap":
         trained_fn = model.apply  # in pmap a model runs on one device
@@ -202,9 +205,9 @@ def make_sharded_step(
             state=shapes,
             state_bytes=bytes_per_device(state),
             shardings=shardings,
-            # Further models are not sharded: the compiler places them.
+            # Additional models have no shardings: the compiler places their parameters.
             whole_batch=objective.whole_batch or bool(objective.models),
-            # The capacity of experts depends on the other examples.
+            # How many tokens an expert accepts depends on the other examples of the batch.
             by_rows=not objective.models
             and (not objective.whole_batch or (num_micro_batches > 1 and not has_experts)),
             micro_batches=num_micro_batches,
@@ -225,7 +228,7 @@ def make_sharded_step(
         # Donate the state, so that the old and the new state share memory.
         compiled = jax.jit(
             _on_mesh(step, mesh),
-            in_shardings=(shardings, None, replicated),  # None: the batch keeps its shardings
+            in_shardings=(shardings, None, replicated),  # None: the batch keeps its own shardings
             out_shardings=(shardings, replicated),
             donate_argnums=0,
         )
@@ -262,7 +265,7 @@ def make_init(
     adapter, the initial parameters become the frozen base.
 
     Raises:
-        UserError: there is an adapter, and the objective has further models.
+        UserError: there is an adapter, and the objective has additional models.
     """
     problem = f"lora cannot be given with further models ({', '.join(objective.models)})"
     require(adapter is None or not objective.models, problem)
@@ -272,7 +275,7 @@ def make_init(
         if adapter is not None:
             trained, frozen = adapter.init(rng, params, keep_initial=objective.needs_initial)
             return init_state(trained, tx, frozen)
-        # Derive another key, so that further models differ from the model.
+        # Derive another key, so that additional models start with other random parameters.
         further, fixed = objective.initial_models(jax.random.fold_in(rng, 1), params)
         kept = params if objective.needs_initial else {}
         return init_state(params, tx, {**kept, **(fixed or {})} or None, further)
@@ -281,7 +284,7 @@ def make_init(
 
 
 def _on_mesh(function: Callable[P, T], mesh: Mesh) -> Callable[P, T]:
-    """Returns the function, traced with `mesh` as the current mesh of jax, which the loss reads."""
+    """Sets `mesh` as jax's current mesh while the function is traced, because the loss reads it."""
 
     @functools.wraps(function)
     def traced(*args: P.args, **kwargs: P.kwargs) -> T:

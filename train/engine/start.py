@@ -1,4 +1,4 @@
-"""The start of a run: checks before its folder is made, and its first state."""
+"""The start of a run: the checks before its folder is made, and the state that it starts from."""
 
 import dataclasses
 import functools
@@ -39,20 +39,20 @@ from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .policy.trainer import compile_policy_trainer
 
 SKIPPED = "skipped"
-"""The key of the skipped steps in a checkpoint, next to the data position."""
+"""The key of the counts of skipped steps in a checkpoint, next to the data position."""
 EVALUATION_DUE = "evaluation_due"
 """The key in a checkpoint that marks an evaluation interrupted by a signal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """A checked run whose folder exists."""
+    """A run that passed all checks and has a folder."""
 
     run: Run
     objective: Objective
     trainer: CompiledTrainer
     is_new: bool
-    """Whether this call made the folder."""
+    """Whether this call of `open_run` made the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def open_run(
     *,
     extend: bool = False,
 ) -> OpenRun:
-    """Opens the run of a folder, first on process 0, and compiles its step.
+    """Opens the run of a folder, on process 0 before the other processes, and compiles its step.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do not fit.
@@ -111,7 +111,7 @@ def _open(
     """Checks the run, the data and the devices, and only then makes the run folder."""
     if is_primary() and (folder / CONFIG_FILE).is_file():
         lock.acquire()  # before data are read, to fail fast
-        if extend:  # the stage begins at the newest checkpoint, which must be whole
+        if extend:  # a new stage begins at the newest checkpoint, which must be intact
             set_aside_damaged(folder, log)
     run = prepare_run(config, folder, log, custom, extend=extend)
     objective = objective_of(run.config, custom.objective)
@@ -135,7 +135,7 @@ def _open(
 
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Removes only the files of a new run folder if the step of the run cannot be compiled.
+    """Removes the files that make a folder a run folder, if the step does not compile.
 
     The user can then repeat the command with other options.
     """
@@ -144,7 +144,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
     except BaseException:
         (folder / CONFIG_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
-        # Unlock last, because another process may then make a run in this folder.
+        # Release the lock last, because from then on another process may make a run in this folder.
         (folder / LOCK_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or a mount point
             folder.rmdir()
@@ -152,9 +152,9 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
-    """Compiles the step and raises UserError if it does not fit into memory."""
+    """Compiles the step, and raises UserError if it needs more memory than is available."""
     config, has_checkpoint = run.config, bool(steps(run.folder))
-    # Make one example to learn the shapes of a batch, without reading a whole batch.
+    # A single example determines the shapes of a batch, so no whole batch is read.
     example = run.train.examples.example(0, 0)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), np.asarray(x).dtype)
@@ -171,12 +171,12 @@ def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
 
 
 def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
-    """Warns if a custom objective counts the filler examples at the end of an evaluation."""
+    """Warns if a custom objective counts the filler examples in the last batch of an evaluation."""
     examples, config = run.validation.examples, run.config
     size = evaluated_at_once(objective, config.batch_size, config.micro_batches)
     filler = -examples.num_examples % size
     zeros = {name: jnp.zeros_like(x)[None] for name, x in examples.example(0, 0).items()}
-    # Filler is all zeros, so the counts of such an example must be 0.
+    # A filler example consists of zeros, so its counts must be 0.
     counts = objective.checked(objective.counts(zeros), "counts")
     wrong = [name for name, count in counts.items() if float(count) != 0]
     if filler and wrong:
@@ -188,7 +188,7 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
 
 
 def mixture_lines(run: Run) -> list[tuple[str, str]]:
-    """Returns each source of a mixture and its share of the run; empty for other data.
+    """Describes each source of a mixture and its share of the run; empty for other data.
 
     If a stage began with other data, the share refers to the batches from the beginning of this
     stage on.
@@ -201,11 +201,11 @@ def mixture_lines(run: Run) -> list[tuple[str, str]]:
 
 
 def train_batches(run: Run, shard: tuple[int, int]) -> BatchIterator:
-    """Returns the batches of all steps, or this process's part of each batch.
+    """Returns the batches of all steps; each process gets its share of each batch.
 
     Args:
         run: the run.
-        shard: the index of the part, and the number of parts.
+        shard: the index of this process's share of each batch, and the number of shares.
     """
     stage = run.config.stage or Stage()
     return train_iterator(
@@ -229,9 +229,9 @@ def start_or_resume(
     Args:
         opened: the run.
         checkpoints: the checkpoints in its folder.
-        batches: set to the position of the checkpoint.
+        batches: the data iterator, which is moved to the position of the checkpoint.
         resume: whether the folder may have checkpoints.
-        log: called with a line if the run is resumed.
+        log: called with a line about the checkpoint if the run is resumed.
 
     Raises:
         RunError: the folder has checkpoints, and `resume` is False.
@@ -252,7 +252,7 @@ def start_or_resume(
         "this step, or give another --workdir",
         RunError,
     )
-    # A checkpoint of adapters omits the base, which a resumed run reads from the base's source.
+    # A checkpoint of adapters omits the base model, which a resumed run reads from `init_from`.
     base = None if run.config.lora is None else _first_state(opened, log).frozen
     if base is not None:
         shapes = dataclasses.replace(shapes, frozen=None)
@@ -260,7 +260,7 @@ def start_or_resume(
     if base is not None:
         state = dataclasses.replace(state, frozen=base)
     skipped, evaluation_due = SkipCounts(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
-    # After these two entries are removed, `data` is the position of the iterator.
+    # Without these two entries, `data` is the position of the iterator.
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
     return Start(state, newest, skipped, evaluation_due)
@@ -269,13 +269,13 @@ def start_or_resume(
 def position_to_save(
     position: IteratorState, skipped: SkipCounts, *, evaluation_due: bool
 ) -> IteratorState:
-    """Returns the JSON part of a checkpoint, which `start_or_resume` reads."""
+    """Returns the JSON content of a checkpoint, which `start_or_resume` reads again."""
     data: IteratorState = {**position, SKIPPED: dataclasses.asdict(skipped)}
     return {**data, EVALUATION_DUE: True} if evaluation_due else data
 
 
 def _sizes(config: TrainConfig, trainer: CompiledTrainer) -> str:
-    """Returns the numbers of parameters, for a message."""
+    """Describes the number of parameters of the model, to show to the user."""
     trained = count_parameters(trainer.shapes.params)
     if config.lora is None:
         return f"model: {trained:,} parameters"
@@ -294,7 +294,7 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
         lora = make_lora(run.config.lora, create(run.config.model))
         return _with_base(trainer, plan, lora, keep_initial=keep_initial, log=log)
     state = trainer.init()
-    # Parameters are read directly into their shards.
+    # Each parameter is read directly onto the devices that hold its shards.
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
     if state.further is not None:
@@ -310,7 +310,7 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
 
 
 def _started_average(state: TrainState, params: Params) -> optax.OptState:
-    """Returns the optimizer state, whose moving average, if any, starts at `params`."""
+    """Returns the optimizer state; if it has a moving average, the average starts at `params`."""
     if ema_of(state.opt_state) is None:
         return state.opt_state
     # Copy the arrays, because a step donates both the parameters and the optimizer state.
@@ -320,16 +320,17 @@ def _started_average(state: TrainState, params: Params) -> optax.OptState:
 def _with_base(
     trainer: CompiledTrainer, plan: InitFromPlan, lora: LoRA, *, keep_initial: bool, log: LogFn
 ) -> TrainState:
-    """Returns the initial state of adapters, with a base that is read from `plan`.
+    """Returns the initial state of adapters; the base model is read as `plan` says.
 
-    If `keep_initial`, the base includes the initial values of the fully trained parameters.
+    If `keep_initial`, the frozen base also has the initial values of the parameters that are
+    trained without adapters.
     """
     shapes = trainer.shapes
-    # Delete the random base first, so that the memory never contains two bases.
+    # Delete the random base model first, so that memory never holds two base models.
     state = dataclasses.replace(trainer.init(), frozen=None)
     assert shapes.frozen is not None
-    # Fully trained parameters keep their dtype, and keep their random values if the base lacks
-    # these parameters.
+    # Parameters that are trained without adapters keep their dtype. If the base model lacks such a
+    # parameter, the parameter keeps its random value.
     initial = join_params(shapes.frozen, without_adapters(state.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, initial, jax.tree.map(lambda x: x.sharding, placed), log)

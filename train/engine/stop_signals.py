@@ -1,8 +1,8 @@
 """Signals that stop a run: SIGTERM, Ctrl-C, and the SIGHUP of a closed terminal.
 
-After the first signal, the run completes the step in progress, because the input state of this step
-no longer exists, and saves a checkpoint. The first signal interrupts a wait for data. The second
-signal ends the run at once.
+After the first signal, the run completes the step in progress and saves a checkpoint. It cannot
+abandon the step, because the step has already consumed the state before it. If the run is waiting
+for data, the first signal ends the wait. The second signal ends the run at once.
 """
 
 import os
@@ -18,10 +18,11 @@ from contextlib import contextmanager
 SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal of a closed terminal; None on Windows."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
-"""The signals that end a run at once when repeated; a shell may send several SIGHUPs."""
+"""The signals that end a run at once when they arrive a second time. SIGHUP is not among them,
+because a shell may send several."""
 SECONDS_OF_ONE = 1.0
-"""Several signals within this time are one signal: a parent process may forward the terminal's
-signal."""
+"""Signals within this number of seconds count as one signal, because a parent process may forward
+the signal that the terminal has already sent."""
 
 
 class StopNow(BaseException):
@@ -38,7 +39,8 @@ class StopRequest:
         self.number = 0
         """The number of the signal; 0 if no signal arrived."""
         self.cuts_off = False
-        """Whether the first signal raises StopNow, as during a wait that changes no state."""
+        """Whether the first signal raises StopNow at once, as during a wait that changes no
+        state."""
         self._received = 0.0
         self._before: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
 
@@ -63,7 +65,7 @@ class StopRequest:
             self.number, self._received = number, time.monotonic()
             if self.cuts_off:
                 raise StopNow
-        # Let Python handle the second signal in its default way.
+        # Restore Python's default handlers, which then handle the second signal.
         elif number in ENDING and time.monotonic() - self._received > SECONDS_OF_ONE:
             self.restore()
             signal.raise_signal(number)  # KeyboardInterrupt, or the end of the process
@@ -73,7 +75,8 @@ class StopRequest:
 def stop_requested() -> Iterator[StopRequest]:
     """Yields the stop request that the first signal sets. A second signal acts at once."""
     request = StopRequest()
-    # Python allows handlers only in the main thread. In other threads, the caller handles signals.
+    # Python allows handlers only in the main thread. In another thread, the caller must handle
+    # signals.
     if threading.current_thread() is threading.main_thread():
         request.install()
     try:
@@ -95,13 +98,14 @@ def ended_by_second_signal() -> Iterator[None]:
     """Makes the second signal end the process at once, even during compilation.
 
     Python calls a handler only between two bytecode instructions, which may be minutes apart while
-    a program is compiled. Enter the context only in the main thread of a command-line program,
-    because a signal would end a notebook's kernel.
+    a program is compiled. Enter this context only in the main thread of a command-line program: in
+    a notebook, the second signal would end the kernel.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # The interpreter writes the number of each signal to the socket at once, and a thread reads it.
+    # The interpreter writes the number of each signal to this socket as soon as it arrives, and a
+    # thread reads the numbers.
     reader, writer = socket.socketpair()
     # `set_wakeup_fd` requires a non-blocking descriptor.
     writer.setblocking(False)
@@ -115,7 +119,7 @@ def ended_by_second_signal() -> Iterator[None]:
 
 
 def _watch(reader: socket.socket) -> None:
-    """Ends the process at the second signal of `ENDING` that the reader receives."""
+    """Ends the process when `reader` receives the second of the signals in `ENDING`."""
     first: float | None = None
     with reader:
         while byte := reader.recv(1):

@@ -1,4 +1,4 @@
-"""Ends a run early after a signal, or after an error in a function of the caller.
+"""Ends a run early, after a signal or after an error in a function that the caller passed.
 
 In both cases the run first saves the state after the last finished step.
 """
@@ -18,11 +18,11 @@ from ..state import Metrics
 from .stop_signals import StopNow, StopRequest
 
 SECONDS_BETWEEN_LOOKS = 0.001
-"""Interval for polling whether a step is done."""
+"""The interval, in seconds, at which the end of a step is polled."""
 
 
 class Stopper:
-    """Ends the loop with StopNow, between two steps and in all processes at the same step."""
+    """Raises StopNow to end the loop, in all processes before the same step."""
 
     def __init__(self, request: StopRequest, log: LogFn) -> None:
         self.failure: Exception | None = None
@@ -41,18 +41,18 @@ class Stopper:
 
     @property
     def reason(self) -> str:
-        """The reason for the end of the run, for a message."""
+        """Why the run ends, to show to the user."""
         return self._what or (signal.Signals(self.signal).name if self.signal else "an error")
 
     def check(self) -> None:
-        """Raises StopNow if any process has a reason to stop; all processes call it together."""
-        # Take the maximum over processes, so that a reason in one process stops all of them.
+        """Raises StopNow if any process has a reason to stop; a collective call."""
+        # Take the maximum over processes, so that all of them stop if one has a reason.
         failed, self._signal = self._greatest((self.failure is not None, self._request.number))
         if failed or self._signal:
             raise StopNow
 
     def check_local(self) -> None:
-        """Raises StopNow after a signal, unless other processes wait for this process."""
+        """Raises StopNow after a signal if this is the only process of the run."""
         if self._is_single and self._request.number:
             raise StopNow
 
@@ -60,8 +60,8 @@ class Stopper:
     def interruptible(self) -> Iterator[None]:
         """Lets the first signal interrupt a wait that changes no state."""
         try:
-            # Do not interrupt a single one of several processes: the others would wait in the next
-            # step.
+            # Do not interrupt one of several processes, because the others would wait for it in the
+            # next step.
             self._request.cuts_off = self._is_single
             self.check_local()
             yield
@@ -70,13 +70,13 @@ class Stopper:
 
     @contextmanager
     def saving_first(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
-        """Stores an error of a block that changes no state, and raises StopNow instead.
+        """Runs a block that changes no state; stores its error, and raises StopNow instead.
 
-        With several processes, only StepNotTaken is stored, because all processes raise
-        StepNotTaken.
+        With several processes, only StepNotTaken is stored, because only this error is raised by
+        all processes together. Other errors are raised at once.
 
         Args:
-            what: what the block does, for a message.
+            what: what the block does, to show to the user.
             errors: the class of errors to store.
         """
         try:
@@ -94,7 +94,7 @@ class Stopper:
         """Stores the first error that ends the run.
 
         Args:
-            what: what failed, for a message.
+            what: what failed, to show to the user.
             error: the error, which is raised after the state is saved.
         """
         if self.failure is None:
@@ -103,10 +103,10 @@ class Stopper:
             self.failure, self._what = error, " ".join(f"{what} failed ({reason})".split())
 
     def wait_for(self, metrics: Metrics) -> None:
-        """Waits for the metrics of a step while Python handles signals; logs the first signal."""
+        """Waits until the metrics of a step are computed; logs the first signal meanwhile."""
         is_logged = False
-        # Poll, because a blocking wait would delay signal handlers. All jax arrays have `is_ready`,
-        # which type checkers do not know.
+        # Poll, because Python calls no signal handler during a blocking wait. All jax arrays have
+        # `is_ready`, which type checkers do not know.
         while not all(x.is_ready() for x in metrics.values()):  # pyright: ignore
             if self._request.number and not is_logged:
                 name = signal.Signals(self._request.number).name
@@ -119,7 +119,7 @@ class Stopper:
 
 
 class Callbacks:
-    """Calls the caller's callbacks on the primary process, until a callback fails."""
+    """Calls the callbacks that the caller passed, on the primary process, until one fails."""
 
     def __init__(self, callbacks: Sequence[Callback], stopper: Stopper) -> None:
         self._callbacks = tuple(callbacks)

@@ -53,9 +53,9 @@ class Result:
     signal: int | None
     """The number of the signal that stopped the run."""
     validation: Scores | None
-    """The results of the last evaluation of this call, or None."""
+    """The metrics of the last evaluation in this call, or None if there was none."""
     sample: str | None = None
-    """The output of the finished model for `sample_prompt`, if set."""
+    """What the finished model writes for `sample_prompt`; None if the run sets no prompt."""
 
 
 def train(
@@ -72,33 +72,34 @@ def train(
 ) -> Result:
     """Trains, or resumes training, in a run folder.
 
-    A run that is stopped at any step and resumed ends with bit-identical parameters. On SIGTERM,
-    SIGHUP and Ctrl-C, the call completes the step in progress, saves the state and returns; a
-    second Ctrl-C interrupts the call. With several processes (`jax.distributed`), all must make the
-    same call, and a signal to one process stops all processes. The folder is locked while a run
-    trains.
+    A run that is stopped at any step and then resumed ends with the same parameters, bit for bit,
+    as a run that is not stopped. On SIGTERM, SIGHUP and Ctrl-C, the call completes the step in
+    progress, saves the state and returns; a second Ctrl-C interrupts the call. With several
+    processes (`jax.distributed`), all must make the same call, and a signal to one process stops
+    all processes. The folder is locked while a run trains.
 
     Args:
         config: the run.
         workdir: its folder.
         resume: whether to resume from the newest checkpoint. If False, a folder with checkpoints
           raises RunError.
-        extend: whether another configuration of an existing run adds a stage, from its newest
-            checkpoint to `config.steps`. Steps, batch size, learning rate, schedule and data may
-            differ; parameters, optimizer state and the position in the same data are kept.
+        extend: whether to add a stage to an existing run, from its newest checkpoint to
+            `config.steps`, if `config` differs from the run's configuration. Steps, batch size,
+            learning rate, schedule and data may differ; parameters, optimizer state and the
+            position in the same data are kept.
         quiet: whether to hide the progress bar.
-        objective: replaces the objective of the data. The scores are then the loss of this
+        objective: replaces the objective of the data. Evaluations then report only the loss of this
           objective, and the means of its terms and measures.
         examples: a function from the tokenizer to the training and the validation examples, two
           `data.ExampleSource`s. `config.model` then sets the head and the labels; of `config.data`
           only the tokenizer, the source (if a new vocabulary is trained), the sequence length in
           tokens and the number of workers are used. The last batch of an evaluation is filled up
-          with examples of zeros, which the counts of the objective must leave out.
+          with examples of zeros, which the objective must not count.
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
         rewards: functions that reward answers in reinforcement learning, in addition to
           `objective.rewards`: `reward(prompts, completions, **fields)` returns a number for each
-          completion, or None for no reward. A reward function need not take all of these arguments;
-          `fields` are the other fields of the prompts' records.
+          completion, or None for no reward. A reward function may leave out arguments that it does
+          not use; `fields` are the fields of the prompts' records besides the prompt.
 
     The run folder records the names of a custom objective, custom examples and custom rewards. Pass
     the same objects again to resume the run.
@@ -118,7 +119,7 @@ def train(
     require(
         resume or not extend, "extend requires a checkpoint, but resume is False: leave resume out"
     )
-    if config.wandb_project is not None:  # fail before data are read
+    if config.wandb_project is not None:  # raise this error before data are read
         wandb_of(config.wandb_project)
     with barrier():
         tasks = open_all(config.evaluate) if is_primary() else ()
@@ -126,7 +127,7 @@ def train(
     custom = Custom(objective, examples, tuple(rewards))
     # Fix the precision, so that a run resumes under any jax configuration.
     with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
-        memory_of_each()  # a collective call; in `open_run` the other processes wait for process 0
+        memory_of_each()  # a collective call, which `open_run` could not make on process 0 alone
         opened = open_run(
             config, Path(workdir), lock=lock, log=progress.log, custom=custom, extend=extend
         )
@@ -160,7 +161,7 @@ def _take_steps(
     progress: Progress,
     callbacks: Sequence[Callback],
 ) -> tuple[int, Scores | None, int | None]:
-    """Takes the remaining steps of a run; returns the last step, its scores and the signal."""
+    """Takes a run's remaining steps; returns the last step, its metrics, and the signal if any."""
     run, config, kept = opened.run, opened.run.config, KeptFolder.of(opened.run.folder)
     with (
         _explained_by(kept),
@@ -228,7 +229,7 @@ def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[Metri
 
 
 def _left_unreported(folder: Path) -> Scores | None:
-    """Returns the last logged evaluation if the report is missing, as after a killed process."""
+    """Returns the last logged evaluation if a killed process left the run without a report."""
     logged = read_metrics(folder, "validation")
     if not logged or (folder / REPORT_FILE).is_file():
         return None
@@ -236,7 +237,7 @@ def _left_unreported(folder: Path) -> Scores | None:
 
 
 def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> str | None:
-    """Writes the report of a finished run; returns its sample."""
+    """Writes the report of a finished run; returns the text that the model wrote for the report."""
     config = run.config
     summary = {
         "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
@@ -254,7 +255,8 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         compared, name, value = baseline
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
-    # Show the effect of the training: first the scores, then the answers of both models.
+    # Show what the training changed: first the metrics, then answers of the initial and the trained
+    # model.
     changes = _changes(run)
     for name, (before, after) in changes.items():
         progress.log(f"validation {name} before training {before:.4f}, after {after:.4f}")
@@ -262,7 +264,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     samples = read_samples(run.folder) or _compared(run)
     log_rows(samples[:NUM_PROMPTS] + samples[-NUM_PROMPTS:], progress.log)
     write_report(run.folder, summary, validation, None, samples=samples)
-    # Write the report before sampling, which may fail; the sample is added below.
+    # Write the report before the model writes a sample, which may fail; then write it again below.
     if config.sample_prompt is None:
         return None
     sample = final_sample(run.folder, config.sample_prompt, config.seed)
@@ -271,7 +273,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
 
 
 def _changes(run: Run) -> dict[str, tuple[float, float]]:
-    """Returns the loss and the main metrics before and after training, if both are stored."""
+    """Returns the loss and the main metrics before and after training, if both were logged."""
     logged = read_metrics(run.folder, "validation")
     if run.custom.names or len(logged) < 2 or logged[0]["step"] > 0:
         return {}
@@ -281,7 +283,7 @@ def _changes(run: Run) -> dict[str, tuple[float, float]]:
 
 
 def _compared(run: Run) -> Rows:
-    """Returns answers of the initial and of the trained model, or rewards of a reward model."""
+    """Returns answers of the initial and the trained model, or the rewards of a reward model."""
     config, start = run.config, run.config.init_from
     if run.custom.names or start is None or not config.objective.compares_with_start:
         return []

@@ -1,4 +1,4 @@
-"""The train step, which is independent of model, objective and mesh."""
+"""The train step, which works for any model, objective and mesh."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,22 +34,23 @@ def make_train_step(
         objective: the training objective.
         tx: the optimizer.
         num_micro_batches: the number of equal parts of a batch, processed sequentially to save
-          memory; the result equals the result of the whole batch. For an objective that needs the
-          whole batch, the step runs the model twice (`grad_cache`).
-        adapter: the adapters to train, from `models.make_lora`. In the state, `params` then are the
-          trained parameters and `frozen` is the base, as `LoRA.init` returns them; a `reference` is
-          the base without adapters.
+          memory; the gradients equal those of the whole batch at once. For an objective that needs
+          the whole batch, the step runs the model twice (`grad_cache`).
+        adapter: the adapters to train, from `models.make_lora`. In the train state, `params` are
+          then the adapters' parameters and `frozen` is the base model, as `LoRA.init` returns them;
+          a `reference` is the base model without adapters.
         exchange: wraps the function that sums gradients over the rows of a batch, so that it also
           sums over devices; from `distributed.fsdp`. If None, the compiler sums over devices.
 
     Returns:
-        The step. `rng` is the run's key; the key of each step is derived from it by the step
-        number. Metrics: `loss`, its terms, `gradient_norm`. A step whose loss or gradient is not
+        The step. `rng` is the key of the run, from which and from the step number the step derives
+        its own key. The metrics are `loss`, each term of the loss, and `gradient_norm`. A step
+        whose loss or gradient is not
         finite is skipped: it only increments the step number.
 
     Raises:
-        UserError: when the step is traced with several micro-batches: the objective needs the whole
-          batch, and its outputs do not have a row for each example.
+        UserError: when the step is traced with several micro-batches, if the objective needs the
+          whole batch and its outputs do not have a row for each example.
     """
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
@@ -57,9 +58,10 @@ def make_train_step(
     def step(state: TrainState, batch: Batch, rng: Key[Array, ""]) -> tuple[TrainState, Metrics]:
         num_examples = next(iter(batch.values())).shape[0]
         trained = joined(state.params, state.further)
-        # One dropout key per example [B], by its index in the global batch.
+        # The dropout key of each example, [B], derived from its index in the global batch.
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
-        # Compute the counts before the batch is split, so that every split gives the same loss.
+        # Compute the counts before the batch is split, so that the loss does not depend on the
+        # split.
         counts = objective.checked(objective.counts(batch), "counts")
         scales = counts, objective.weights(state.step)
         rows = batch, keys
@@ -76,8 +78,8 @@ def make_train_step(
             counts, weights = scales
             sums = objective.sums(outputs, batch)
             objective.check_counted(sums, counts)
-            # Divide the sums of a part by the counts of the batch, so that the parts add up to the
-            # mean of the batch.
+            # Divide the sums of a micro-batch by the counts of the whole batch, so that the results
+            # of all micro-batches add up to the mean over the batch.
             means = divide(sums, counts)
             return weigh(means, weights), means
 
@@ -135,10 +137,11 @@ def update_if(
     objective: Objective,
     tx: optax.GradientTransformation,
 ) -> tuple[Params, optax.OptState]:
-    """Returns the parameters and the optimizer state, unchanged unless `finite` (bool [])."""
+    """Updates the parameters and the optimizer state if `finite`, a bool [], is true."""
 
     def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
-        # The optimizer gets the differences, and its moving average is stored as whole parameters.
+        # The optimizer updates the learned differences of shared embeddings, but the moving average
+        # is stored for the embeddings themselves.
         opt_state = map_ema(objective.differences, opt_state)
         updates, opt_state = tx.update(gradients, opt_state, objective.differences(params))
         opt_state = map_ema(objective.followed, opt_state)
@@ -154,7 +157,7 @@ def update_if(
 
 
 def divide(sums: Terms, counts: Terms) -> Terms:
-    """Returns the mean of each term; 0 if a batch has no item of this term."""
+    """Returns the mean of each term, or 0 for a term without items in the batch."""
     return {name: sums[name] / jnp.maximum(counts[name], 1) for name in sums}
 
 

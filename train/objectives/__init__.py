@@ -1,1 +1,1 @@
-"""Training objectives with their hyperparameters, losses and metrics."""
+"""The training objectives, each with its hyperparameters, its loss and its metrics."""

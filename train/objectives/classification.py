@@ -50,7 +50,7 @@ class ClassificationConfig(ObjectiveConfig[SequenceClassificationData]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultipleChoiceConfig(ObjectiveConfig[MultipleChoiceData]):
-    """One of several answers to a question; it has no hyperparameters."""
+    """The choice between several answers to a question; it has no hyperparameters."""
 
     kind = "multiple_choice"
     data_kinds = (MultipleChoiceData,)
@@ -74,7 +74,7 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
     gold, predicted = examples.gold(), examples.decode(evaluation.predictions)
     if target == "regression":
         return regression_scores(gold, [p["score"] for p in predicted])
-    # Predictions have the names of labels; the scores need their indices.
+    # The predictions are names of labels, but the scores need indices of labels.
     names = examples.labels
     # A binary target is scored as two classes; the second class is positive.
     if target == "binary":
@@ -86,7 +86,8 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
         return classification_scores(gold, present, names)
     found = [names.index(p["label"]) for p in predicted]
     scores = classification_scores(gold, found, names)
-    # Some tests have several parts, such as matched and mismatched: score each.
+    # Some test sets have several parts, such as matched and mismatched: compute the accuracy of
+    # each.
     parts = [example.part for example in split.content]
     for part in sorted(set(filter(None, parts))):
         right = [a == b for a, b, of in zip(gold, found, parts, strict=True) if of == part]
@@ -101,7 +102,7 @@ def label_terms(outputs: Outputs, labels: Array, weights: Array) -> Terms:
 
 
 def label_counts(weights: Array) -> Terms:
-    """Returns the number of labels, for `label_terms`."""
+    """Returns the number of labels for each term of `label_terms`."""
     return dict.fromkeys(("label", "accuracy"), jnp.sum(weights))
 
 

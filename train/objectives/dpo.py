@@ -56,25 +56,25 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         return dpo(self)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: DPOData) -> Scores:
-        """Returns the measures of `dpo`, and the number of pairs."""
+        """Returns the means of all measures of `dpo`, and the number of pairs."""
         del data
         return preference_metrics(evaluation, split)
 
     def batch_spec(self, data: DPOData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of a pair, with precomputed log-probabilities of the reference."""
+        """Describes the arrays of a pair, with the reference's log-probabilities if precomputed."""
         spec = data.batch_spec(num_labels, num_choices)
         if self.reference == "precomputed":
             spec["reference_log_probs"] = ArraySpec((2,), Values.LABEL, "float32")
         return spec
 
     def prepare(self, data: DPOData, open_reference: OpenReference) -> DPOData:
-        """Returns the data with the reference that precomputes log-probabilities, if requested."""
+        """Adds the reference model to the data, if its log-probabilities are precomputed."""
         if self.reference == "frozen":
             return data
         return data.with_reference(open_reference())
 
     def for_evaluation(self) -> "DPOConfig":
-        """Returns settings with a precomputed reference; an evaluation has no frozen reference."""
+        """Returns settings with a precomputed reference, because evaluations have no frozen one."""
         return dataclasses.replace(self, reference="precomputed")
 
 
@@ -150,7 +150,7 @@ def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
             reference_log_probs = answer_log_probs(reference, batch)
         # log (π / π_ref) of each answer, [B, 2].
         ratios = log_probs - reference_log_probs
-        # Only `ipo` uses log-ratios per token.
+        # Only `ipo` divides the log-ratios by the number of tokens.
         lengths = jnp.maximum(jnp.sum(answer_mask(batch), axis=-1), 1)
         per_token = ratios / lengths
         difference = ratios[:, 0] - ratios[:, 1]

@@ -30,7 +30,7 @@ from .online import OnlineConfig, per_token_spec
 GroupSize = Annotated[int, Range(least=2)]
 """Number of answers per prompt, for an objective that compares them."""
 Scale = Literal["group", "batch", "none"]
-"""The divisor of `group_advantages`: the standard deviation of the group or the batch, or none."""
+"""What divides the advantages: the standard deviation of the group or of the batch, or nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,21 +42,23 @@ class GRPOConfig(OnlineConfig):
     num_generations: GroupSize = 8
     beta: NonNegative = 0.0
     epsilon_high: NonNegative | None = None
-    """Largest relative increase of a probability; defaults to `epsilon`."""
+    """Largest relative increase of a probability before the loss is clipped; defaults to
+    `epsilon`."""
     loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
-    """The method that averages losses over tokens. dapo and bnpo: over all tokens of the batch.
-    grpo: over the tokens of each answer, then over answers. dr_grpo: the sum is divided by the
+    """How the losses of tokens are averaged. dapo and bnpo: over all tokens of the batch.
+    grpo: over the tokens of each answer, then over answers. dr_grpo: their sum is divided by the
     number of answers times max_new_tokens."""
     scale_rewards: Scale = "group"
-    """The standard deviation that divides centered rewards, or none."""
+    """Which standard deviation divides the centered rewards: that of the group or of the batch, or
+    none."""
     importance: Literal["token", "sequence"] = "token"
-    """Probability ratios of tokens or of whole answers (GSPO)."""
+    """Whether a probability ratio is computed for each token or for each whole answer (GSPO)."""
     correct_kl: bool = True
-    """Whether the estimate of the divergence is an expectation under the model instead of the
-    sampling policy."""
+    """Whether to weigh the estimate of the divergence by the probability ratio, so that it is an
+    expectation under the model instead of under the sampling policy."""
 
     def loss(self, data: PolicyData) -> Objective:
-        """Returns `grpo` with the longest answer that the data allow."""
+        """Returns `grpo`, with `max_new_tokens` set to the maximum length of answers."""
         return grpo(dataclasses.replace(self, max_new_tokens=self.answer_length(data)))
 
     def targets(
@@ -65,7 +67,7 @@ class GRPOConfig(OnlineConfig):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Returns advantages, and the log-probabilities that the loss needs."""
+        """Returns the advantages, and the log-probabilities that the loss needs."""
         del loss_mask
         found = {
             "advantages": group_advantages(rewards, self.num_generations, scale=self.scale_rewards)
@@ -78,7 +80,7 @@ class GRPOConfig(OnlineConfig):
         return found
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of a sampled answer."""
+        """Describes the arrays of a sampled answer."""
         spec = super().batch_spec(data, num_labels, num_choices)
         if self.updates_several:
             spec["old_log_probs"] = per_token_spec(data.length)
@@ -110,8 +112,8 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     - `input_ids`, `labels` int32 `[B, T]`: prompt and answer, padded on the right, and the token
       after each input token;
     - `attention_mask` int32 `[B, T]`: 1 for real tokens;
-    - `loss_mask` int32 or bool `[B, T]`: 1 if the policy, and not a tool, wrote the label as a part
-      of the answer, including its end token;
+    - `loss_mask` int32 or bool `[B, T]`: 1 if the policy wrote the label as a token of the answer,
+      its end token included; 0 if a tool wrote it;
     - `advantages` float32 `[B]`; see `group_advantages`;
     - `old_log_probs` float32 `[B, T]` (optional): log-probabilities of the labels under the old
       policy, in nats, at the same temperature. Without this array, the model is the old policy: ρ =
@@ -140,7 +142,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     def counts(batch: Batch) -> Terms:
         tokens = jnp.sum(answer_mask(batch)).astype(jnp.float32)
         rows = jnp.sum(real_rows(batch))
-        # The divisor of the policy term depends on how tokens are averaged.
+        # The count that divides the policy term depends on `loss_type`.
         number = {"grpo": rows, "dr_grpo": rows * (longest or 1)}.get(loss_type, tokens)
         return {"policy": number, **dict.fromkeys(measures, tokens)}
 
@@ -149,13 +151,13 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         lengths = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)  # [B, 1]
         found = label_log_probs(outputs, batch, settings.temperature)
         log_probs = found.log_prob
-        # Without old log-probabilities, ρ has the value 1 but keeps its gradient.
+        # Without old log-probabilities, ρ has the value 1, but it still has a gradient.
         old = batch.get("old_log_probs", jax.lax.stop_gradient(log_probs))
         log_ratio = jnp.where(mask, log_probs - old, 0.0)
         if settings.importance == "sequence":
             log_ratio = jnp.sum(log_ratio, axis=-1, keepdims=True) / lengths  # [B, 1]
         ratio = jnp.exp(log_ratio)
-        # [B] to [B, 1]: all tokens of an answer have one advantage.
+        # [B] to [B, 1]: all tokens of an answer have the same advantage.
         advantages = batch["advantages"][:, None]
         # One ratio per token [B, T], or per answer [B, 1].
         values = clipped_loss(ratio, advantages, low, low if high is None else high)
@@ -184,12 +186,13 @@ def group_advantages(
 ) -> Float[Array, " N"]:
     """Returns GRPO's advantages of answers (Shao et al. 2024, section 4.1.2).
 
-    The advantage of an answer is its reward minus the mean of its group, the answers to the same
-    prompt, divided by a standard deviation (with n - 1 degrees of freedom, plus 1e-4).
+    A group consists of the answers to the same prompt. The advantage of an answer is its reward
+    minus the mean reward of its group, divided by a standard deviation (with n - 1 degrees of
+    freedom, plus 1e-4).
 
     Args:
-        rewards: the rewards, group by group. NaN for an answer without a reward, which is left out
-          and gets the advantage 0.
+        rewards: the reward of each answer, ordered by group. NaN for an answer without a reward,
+          which is left out and gets the advantage 0.
         group_size: the number of answers to each prompt, at least 2.
         scale: the divisor: the standard deviation of the group or of the whole batch, or none.
 

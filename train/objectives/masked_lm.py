@@ -1,4 +1,4 @@
-"""Masked language models: predict masked tokens, and next sentences or the order of segments."""
+"""Masked language models: predict masked tokens, and whether two segments follow each other."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from ..objective_config import ObjectiveConfig, Scores, entropy_baseline, perple
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
-    """Prediction of masked tokens, and of next sentences or the order of segments for pairs."""
+    """Masked tokens; for pairs of segments also the next sentence or the order of the segments."""
 
     kind = "masked_lm"
     data_kinds = (PretrainingData,)
@@ -26,14 +26,16 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
     next_command = "fill-mask {run} 'The [MASK] is open.'"
 
     def build(self, data: PretrainingData) -> Objective:
-        """Returns the objective of pairs of segments, else `MASKED`."""
+        """Returns the objective for pairs of segments if the data have pairs, else `MASKED`."""
         of_pairs = PRETRAINING if data.pair_label == "next" else SENTENCE_ORDER
         return of_pairs if data.next_sentence else MASKED
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
-        """Returns all means, perplexity, and the numbers of masked tokens and of pairs."""
+        """Returns each term's mean, the perplexity, and the numbers of masked tokens and of
+        pairs."""
         del split
-        # Perplexity covers the masked tokens only, not the loss of next sentences.
+        # The perplexity is computed from the loss of masked tokens alone, without the loss of
+        # pairs.
         means, counts = evaluation.means, evaluation.counts
         counted = {"masked_tokens": int(counts["masked_token"])}
         if data.next_sentence:
@@ -41,11 +43,11 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return {**means, "perplexity": perplexity(means["masked_token"]), **counted}
 
     def heads(self, data: PretrainingData) -> tuple[str, ...]:
-        """Returns the head with or without the next-sentence classifier."""
+        """Returns the name of a head, with a classifier of pairs if the data have pairs."""
         return ("pretraining" if data.next_sentence else "masked_lm",)
 
     def loss_note(self, data: PretrainingData) -> str | None:
-        """Returns a line that explains the two losses of pairs, else None."""
+        """Returns a line about the two terms of the loss if the data have pairs, else None."""
         if not data.next_sentence:
             return None
         term = PAIR_TERMS[data.pair_label]
@@ -55,7 +57,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         )
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float]:
-        """Returns the entropy of single tokens."""
+        """Returns the entropy of single tokens as the baseline of `masked_token`."""
         return entropy_baseline("masked_token", split)
 
 
@@ -97,11 +99,12 @@ MASKED = Objective(
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
 PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
-"""Meaning of the label of a pair of segments → the name of the loss of pairs."""
+"""What the label of a pair of segments says (is the second segment the next one, or are they in
+order) → the name of the loss term of pairs."""
 
 
 def _of_pairs(term: str) -> Objective:
-    """Returns the objective of masked tokens and of the label of a pair."""
+    """Makes the objective with two terms: masked tokens, and the label of a pair."""
     return Objective(
         coefficients={"masked_token": 1.0, term: 1.0},
         inputs=MASKED.inputs,

@@ -16,7 +16,7 @@ from ..objective_config import ObjectiveConfig, OpenReference, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineConfig(ObjectiveConfig[PolicyData]):
-    """The settings of sampling and rewards, shared by all online objectives."""
+    """The settings of sampling and of rewards that all online objectives share."""
 
     data_kinds = (PolicyData,)
     head_names = ("causal_lm",)
@@ -30,7 +30,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     """One or several rewards: exact_match, arithmetic, format:REGEX, length:N, contains:WORD, or
     the run folder of a reward model."""
     reward_weights: tuple[float, ...] = ()
-    """Weight of each reward in their sum. Defaults to 1."""
+    """Weight of each entry of rewards in the sum. Defaults to 1."""
     missing_end_penalty: NonNegative = 0.0
     """Penalty subtracted from the reward of an answer without an end token."""
     mask_truncated: bool = False
@@ -43,9 +43,9 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     temperature: Positive = 1.0
     """Divisor of the logits in sampling and in the loss."""
     num_iterations: PositiveInt = 1
-    """Passes over the answers of a step."""
+    """Number of passes over the answers that a step has sampled."""
     num_mini_batches: PositiveInt = 1
-    """Updates in each pass."""
+    """Number of updates in each of these passes."""
     beta: NonNegative
     """Weight of the divergence from the initial model. If above 0, checkpoints also contain the
     initial model."""
@@ -54,7 +54,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 
     @property
     def updates_several(self) -> bool:
-        """Whether a step has several updates, after which policy and sampling policy differ."""
+        """Whether a step has several updates, so that policy and sampling policy may differ."""
         return self.num_iterations * self.num_mini_batches > 1
 
     @property
@@ -78,12 +78,13 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Returns the arrays that the loss learns from, computed from the rewards.
+        """Computes the arrays that the loss learns from, such as the advantages, from the rewards.
 
         Args:
-            rewards: the reward of each answer; NaN without a reward.
+            rewards: the reward of each answer; NaN for an answer without a reward.
             loss_mask: 1 where a label belongs to the answer.
-            scored: `log_probs`, `reference_log_probs` and `values`, if needed.
+            scored: `log_probs`, `reference_log_probs` and `values` of the sampled tokens, as far as
+              the objective needs them.
         """
 
     def rollout_metrics(
@@ -94,13 +95,13 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         *,
         ended: Bool[Array, " R"],
     ) -> dict[str, Array]:
-        """Returns further metrics of a rollout.
+        """Returns the additional metrics of a rollout that only this objective reports.
 
         Args:
             rewards: as in `targets`.
             loss_mask: as in `targets`.
             scored: as in `targets`.
-            ended: whether an answer has an end token.
+            ended: whether each answer has an end token.
         """
         del rewards, loss_mask, scored, ended
         return {}
@@ -112,12 +113,12 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return dataclasses.replace(self.loss(data), keeps_initial=self.beta > 0)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PolicyData) -> Scores:
-        """Returns the mean rewards and the number of prompts."""
+        """Returns the mean rewards, other metrics of the answers, and the number of prompts."""
         del split, data
         return {**evaluation.means, "prompts": int(evaluation.counts["reward"])}
 
     def check(self, data: PolicyData) -> None:
-        """Checks that an answer leaves tokens for a prompt."""
+        """Checks that the longest answer leaves room for a prompt in a row."""
         require(
             self.answer_length(data) < data.length,
             f"objective.max_new_tokens {self.answer_length(data)} leaves no token for a prompt in "
@@ -125,10 +126,10 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         )
 
     def loss_note(self, data: PolicyData) -> str | None:
-        """Returns a line that explains the validation loss, and a loss near 0 in each step.
+        """Returns a line that explains the validation loss, and why a training loss is near 0.
 
-        The loss of an objective without values is near 0 in the first update of a step. In later
-        updates of the step, the loss is not near 0.
+        If the objective has no value function, the loss is near 0 in the first update of a step,
+        but not in later updates of the step.
         """
         del data
         note = "the validation loss is the negated mean reward of held-out prompts"
@@ -137,7 +138,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return f"{note}; the loss of a step is near 0 for any rewards, but its gradient is not"
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of a sampled answer."""
+        """Describes the arrays of a sampled answer."""
         del num_labels, num_choices
         # A row has a prompt and its answer.
         row = (data.length,)
@@ -146,11 +147,11 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return arrays | {"advantages": ArraySpec((), Values.LABEL, "float32")}
 
     def prepare(self, data: PolicyData, open_reference: OpenReference) -> PolicyData:
-        """Returns the data with prompts that leave room for the longest answer."""
+        """Returns the data, with prompts limited to the room that the longest answer leaves."""
         del open_reference
         return data.with_answer_length(self.answer_length(data))
 
 
 def per_token_spec(length: int) -> ArraySpec:
-    """Returns the specification of an array with one number per token of a row."""
+    """Describes an array with one number for each token of a row."""
     return ArraySpec((length,), Values.LABEL, "float32")

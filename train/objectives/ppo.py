@@ -1,8 +1,8 @@
 """Proximal policy optimization (PPO), with a learned value function.
 
-A value head predicts the future reward at each token. An advantage is the difference between the
-reward and the predicted reward. All formulas are the formulas of TRL 1.12, the last version with
-PPO.
+A value head predicts, at each token, the sum of future rewards. The advantage of a token says how
+much better the rewards are than predicted. All formulas are those of TRL 1.12, the last version of
+TRL that has PPO.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class PPOConfig(OnlineConfig):
     num_iterations: PositiveInt = 4
     beta: NonNegative = 0.05
     value_coefficient: NonNegative = 0.1
-    """Weight of the value's squared error."""
+    """Weight, in the loss, of the squared error of predicted values."""
     epsilon_value: NonNegative = 0.2
     """Clipping range of the value loss: the largest change of a predicted value before the loss is
     clipped."""
@@ -85,7 +85,7 @@ class PPOConfig(OnlineConfig):
         *,
         ended: Bool[Array, " R"],
     ) -> dict[str, Array]:
-        """Returns means over answers, under TRL's names."""
+        """Returns PPO's own metrics of a rollout, mostly means over answers, under TRL's names."""
         scores, log_probs = jnp.nanmean(rewards), scored["log_probs"]
         metrics = {
             "objective/scores": scores,
@@ -106,7 +106,7 @@ class PPOConfig(OnlineConfig):
         }
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of a sampled answer."""
+        """Describes the arrays of a sampled answer."""
         names = ("advantages", "returns", "old_log_probs", "old_values")
         return {
             **super().batch_spec(data, num_labels, num_choices),
@@ -120,10 +120,10 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
 
     ρ is the ratio of the probabilities of a token under the model and under the old policy, and A
     is the advantage of the token. The loss of the policy is max(-ρ A, -clip(ρ, 1 - ε, 1 + ε) A),
-    averaged over the tokens of all answers. v is the value of a token, v_old its value under the
-    old policy, and R the return. The loss of the value is ½ max((v - R)², (clip(v, v_old ± ε_v) -
-    R)²), averaged over the tokens of all answers, and over the token after each answer that does
-    not fill its row. The model has the head `causal_lm_with_value`.
+    averaged over the tokens of all answers. v is the predicted value of a token, v_old is the value
+    that the old policy predicted, and R is the return. The loss of the value is ½ max((v - R)²,
+    (clip(v, v_old ± ε_v) - R)²), averaged over the tokens of all answers, and over the token after
+    each answer that does not fill its row. The model has the head `causal_lm_with_value`.
 
     The arrays of a batch:
 
@@ -144,8 +144,8 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     epsilon, epsilon_value = settings.epsilon, settings.epsilon_value
 
     def counts(batch: Batch) -> Terms:
-        # The policy is trained on the tokens of answers. The values are also trained on the token
-        # that follows each answer.
+        # The policy is trained on the tokens of answers only; the values are also trained on the
+        # token after each answer.
         tokens, values = (jnp.sum(mask).astype(jnp.float32) for mask in _masks(batch))
         return {
             _POLICY: tokens,
@@ -168,7 +168,7 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
         near = jnp.clip(outputs.values, old - epsilon_value, old + epsilon_value)
         error, near_error = jnp.square(outputs.values - returns), jnp.square(near - returns)
 
-        # Each group of terms has its own mask.
+        # The terms of the policy and the terms of the values have different masks.
         of_policy = {
             _POLICY: jnp.maximum(plain, clipped),
             "policy/approxkl_avg": 0.5 * jnp.square(log_ratio),
@@ -199,7 +199,7 @@ def ppo_targets(
     reference_log_probs: Float[Array, "B T"] | None = None,
     settings: PPOConfig = PPOConfig(),
 ) -> dict[str, Array]:
-    """Returns the targets of PPO from the scores of answers, as arrays of a batch of `ppo`.
+    """Computes the arrays of a batch of `ppo` from the scores of answers.
 
     The reward of a token is -β log (π_old / π_ref). The answer's score is added at the token after
     the answer, or at its last token if the row is full. Generalized advantages (Schulman et al.
@@ -224,13 +224,14 @@ def ppo_targets(
     value_mask = mask | after
     positions = jnp.arange(mask.shape[1])
     last = jnp.max(jnp.where(value_mask, positions, -1), axis=1, keepdims=True)  # [B, 1]
-    # Token rewards: the score at the last value, and the divergence at each token.
+    # Token rewards: the score at the last position that has a value, and minus the divergence at
+    # each token.
     rewards = jnp.where(positions == last, scores[:, None], 0.0)
     if reference_log_probs is not None:
         rewards -= settings.beta * jnp.where(mask, log_probs - reference_log_probs, 0.0)
     if settings.whiten_rewards:
         rewards = jnp.where(value_mask, whitened(rewards, value_mask, shift_mean=False), 0.0)
-    # Values beyond an answer are 0, so that its return ends there.
+    # Set the values after an answer to 0, so that no later reward enters its returns.
     values = jnp.where(value_mask, values, 0.0)
     raw = generalized_advantages(
         rewards, values, gamma=settings.gamma, gae_lambda=settings.gae_lambda
@@ -251,7 +252,7 @@ def generalized_advantages(
     """Returns Σ (γ λ)^k δ_(t+k) with δ_t = r_t + γ v_(t+1) - v_t (Schulman et al. 2016)."""
     # The value after the last token is 0.
     following = jnp.concatenate([values[:, 1:], jnp.zeros_like(values[:, :1])], axis=1)
-    # The error of each value's one-step prediction.
+    # δ, the error of each value as a prediction of the next reward and the next value.
     deltas = rewards + gamma * following - values
 
     def before(later: Array, delta: Array) -> tuple[Array, Array]:
@@ -276,6 +277,6 @@ def whitened(
 
 
 def _masks(batch: Batch) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
-    """Returns the masks of answer labels and of learned values."""
+    """Returns two masks: the labels of answers, and the values to learn."""
     real = batch["attention_mask"] != 0
     return answer_mask(batch), (batch["value_mask"] != 0) & real

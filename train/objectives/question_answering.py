@@ -35,14 +35,14 @@ class QuestionAnsweringConfig(ObjectiveConfig[QuestionAnsweringData]):
         """Returns exact match and F1, as SQuAD defines them."""
         del data
         examples = cast(QuestionAnsweringExamples, split.examples)
-        # A long text has several rows, so match answers by the id of their question.
+        # A long text is split into several rows, so match answers by the id of the question.
         predicted = {p["id"]: p["answer"] for p in examples.decode(evaluation.predictions)}
         gold = {g["id"]: g["answers"] for g in examples.gold()}
         return answer_scores(gold, predicted)
 
 
 def _span_weights(batch: Batch) -> Float[Array, " B"]:
-    """Returns 1 for each row with a known answer position that is not filler, else 0."""
+    """Returns 1 for each row that is not filler and has a known answer position, else 0."""
     return row_weights(batch) * (batch["start_positions"] >= 0)
 
 

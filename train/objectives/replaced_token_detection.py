@@ -3,10 +3,10 @@
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
 section 2. The generator learns masked tokens. The generator's samples replace the masked tokens,
 and the model of the run, the discriminator, learns which tokens differ from the text. A sample that
-equals the original token is an original token, not a replaced token. No gradient flows through the
+equals the original token counts as original, not as replaced. No gradient flows through the
 samples.
 
-Embeddings may also be shared as described by He et al. 2021, "DeBERTaV3", section 3.2.
+The embeddings may also be shared in the way of He et al. 2021, "DeBERTaV3", section 3.2.
 
 As in the paper, the loss is the loss of masked tokens plus 50 times the binary cross-entropy,
 averaged over all real tokens. Difference from the authors' code: the generator reads BERT's masks
@@ -45,7 +45,7 @@ from .masked_lm import MASKED, masked_counts, masked_terms
 INPUTS = select_inputs("input_ids", "attention_mask", "token_type_ids", "segment_ids")
 GENERATOR = "generator"
 EMBEDDINGS = ("token_embedding", "position_embedding", "token_type_embedding")
-"""The tables that both models share."""
+"""The names of the embedding tables that both models may share."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         """Returns the objective with its generator."""
         generator = create(generator_config(model, self.generator_size), execution)
         shapes = jax.eval_shape(lambda: init_params(generator, jax.random.key(0)))
-        # A family may lack some tables, such as token types.
+        # A model family may lack some of the tables, such as token types.
         tables = tuple(filter(shapes.__contains__, EMBEDDINGS))
         shared = tables if self.embeddings == "shared" else ()
         followed = tables if self.embeddings == "disentangled" else ()
@@ -114,7 +114,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         )
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
-        """Returns all means, and the perplexity of the generator."""
+        """Returns the mean of each term, the generator's perplexity, and the numbers of tokens."""
         del split, data
         means, counts = evaluation.means, evaluation.counts
         counted = {name: int(counts[name]) for name in ("masked_token", "replaced_token")}
@@ -144,7 +144,8 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
     Raises:
         UserError: the embeddings of the family must be as wide as its layers.
     """
-    # The heads keep their size, so the width follows from their number.
+    # Each head has the same size as in the discriminator, so the number of heads determines the
+    # width.
     heads = max(1, round(model.num_heads * size))
     width, embedded = heads * model.head_dim, model.position_dim
     narrow = "d_embedding" in field_names(model)
@@ -158,7 +159,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
         "d_model": width,
         "d_ff": max(1, round(model.feed_forward_dim * size)),
     }
-    # The embeddings keep the discriminator's width, so that both models can share them.
+    # The embeddings are as wide as the discriminator's, so that both models can share them.
     if narrow:
         changes["d_embedding"] = None if width == embedded else embedded
     return dataclasses.replace(model, **changes).with_head("masked_lm", ())
@@ -218,7 +219,7 @@ def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
 def _at_masked(batch: Batch, tokens: Int[Array, "B M"]) -> Int[Array, "B T"]:
     """Returns the tokens of a batch with replacements at the masked positions."""
     ids = batch["input_ids"]
-    # Unused slots have weight 0. Unused slots get the index T, which the update drops.
+    # Unused slots for masked tokens have weight 0. They get the index T, which the update drops.
     targets = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], ids.shape[1])
     rows = jnp.arange(ids.shape[0])[:, None]
     return jnp.asarray(ids).at[rows, targets].set(tokens, mode="drop")

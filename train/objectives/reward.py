@@ -40,7 +40,7 @@ class RewardConfig(ObjectiveConfig[RewardData]):
         return reward(self)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: RewardData) -> Scores:
-        """Returns accuracy, margin, and the mean and the extreme rewards."""
+        """Returns the accuracy, the mean margin, and the mean, smallest and largest reward."""
         del data
         rewards = evaluation.predictions["rewards"]
         extreme = {"min_reward": float(rewards.min()), "max_reward": float(rewards.max())}
@@ -87,7 +87,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
         # Rows 2i and 2i + 1 are the chosen and the rejected text of pair i.
         rewards = outputs.logits[:, 0].reshape(-1, 2)  # [B, 2]
         difference = rewards[:, 0] - rewards[:, 1]
-        # The setting applies to all pairs, and the array has a further margin for each pair.
+        # The setting `margin` is the same for all pairs; the array adds a margin to each pair.
         wanted = margin + batch["margin"] if "margin" in batch else margin
         values = {
             "preference": -jax.nn.log_sigmoid(difference - wanted),
@@ -99,7 +99,7 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
             values["centering"] = jnp.square(jnp.sum(rewards, axis=1))
         return weighted_sums(values, pair_weights(batch))
 
-    # Leave out terms without a coefficient, because the loss does not need them.
+    # Leave out terms whose coefficient is 0, because the loss does not need them.
     coefficients = {"preference": 1.0, "centering": centering}
     return Objective(
         coefficients={name: coefficients[name] for name in names},

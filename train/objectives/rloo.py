@@ -45,17 +45,17 @@ class RLOOConfig(OnlineConfig):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Returns advantages of the rewards minus the divergence, and the old log-probabilities."""
+        """Returns the advantages, and the old log-probabilities if a step has several updates."""
         if self.beta:
-            # The divergence is part of the reward, not of the loss.
+            # Subtract the divergence from the rewards; the loss has no term for it.
             divergence = scored["log_probs"] - scored["reference_log_probs"]
             rewards = rewards - self.beta * sum_over_answers(divergence, loss_mask)
-        # The baseline of an answer is the mean reward of the other answers.
+        # The baseline of an answer is the mean reward of the other answers to its prompt.
         found = {"advantages": leave_one_out_advantages(rewards, self.num_generations)}
         return found | ({"old_log_probs": scored["log_probs"]} if self.updates_several else {})
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of a sampled answer."""
+        """Describes the arrays of a sampled answer."""
         spec = super().batch_spec(data, num_labels, num_choices)
         return spec | (
             {"old_log_probs": per_token_spec(data.length)} if self.updates_several else {}
@@ -103,11 +103,11 @@ def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
 
 
 def leave_one_out_advantages(rewards: Float[Array, " N"], group_size: int) -> Float[Array, " N"]:
-    """Returns RLOO's advantages: each reward minus the mean of the other rewards of its group.
+    """Returns RLOO's advantages: each reward minus the mean of the other rewards in its group.
 
     Args:
-        rewards: the rewards, group by group. NaN for an answer without a reward, which is left out
-          and gets the advantage 0.
+        rewards: the reward of each answer, ordered by group. NaN for an answer without a reward,
+          which is left out and gets the advantage 0.
         group_size: the number of answers to each prompt, at least 2.
 
     Raises:

@@ -46,7 +46,7 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
         return seq2seq(self)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: Seq2SeqData) -> Scores:
-        """Returns perplexity, accuracy, and the numbers of tokens and of pairs or texts."""
+        """Returns the perplexity, the accuracy, and the numbers of tokens and of text pairs."""
         means, tokens = evaluation.means, int(evaluation.counts["nll"])
         scores = {"perplexity": perplexity(means["nll"]), "accuracy": means["accuracy"]}
         # Text pairs may have a smoothed loss, so they also report the plain loss.
@@ -70,14 +70,15 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
 def seq2seq(settings: Seq2SeqConfig = Seq2SeqConfig()) -> Objective:
     """Returns the loss of each next token of a target (Vaswani et al. 2017, section 5.4).
 
-    The loss term is smoothed; the plain loss `nll` and the accuracy are metrics.
+    The trained term has label smoothing; the loss without smoothing, `nll`, and the accuracy are
+    only reported.
 
     Args:
         settings: the hyperparameters.
     """
 
     def counts(batch: Batch) -> Terms:
-        # Padding of the target has segment 0, and no term includes it.
+        # Padding of the target has segment 0, which no term counts.
         number = jnp.sum(packed_weights(batch["decoder_segment_ids"]))
         return {"target_token": number, "nll": number, "accuracy": number}
 

@@ -1,6 +1,6 @@
 """The table of objectives.
 
-A new objective is a file in this folder, and an entry in this table.
+To add an objective, add a file to this folder and an entry to this table.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,8 @@ OBJECTIVES = {
     "margin_mse": "embedding.ranked.MarginMSEConfig",
     "distillation": "embedding.ranked.DistillationConfig",
 }
-"""Objective → file and class. The files are imported on demand, so that `--help` is fast."""
+"""The name of an objective → its file and class. The files are imported on demand, so that `--help`
+is fast."""
 
 
 def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
@@ -57,7 +58,7 @@ def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
 
 
 def _of_data(kind: str) -> Iterator[tuple[type[ObjectiveConfig[Any]], type[DataConfig]]]:
-    """Yields the objectives that learn from a kind of data, each with the class of the data."""
+    """Yields each objective that learns from a kind of data, with the class of the data."""
     # The order of the table determines the default.
     for name in OBJECTIVES:
         objective = objective_class(name)
@@ -95,7 +96,7 @@ def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
 
 
 def objectives_of(data: DataConfig) -> list[str]:
-    """Returns the objectives that learn from a kind of data, by name; the first is the default."""
+    """Returns the names of the objectives for a kind of data; the first is the default."""
     return [objective.kind for objective, _ in _of_data(data.kind)]
 
 

@@ -1,4 +1,4 @@
-"""Word classification, such as parts of speech or names."""
+"""The classification of words, such as into parts of speech or types of names."""
 
 import dataclasses
 from typing import cast

@@ -32,21 +32,23 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="EmbeddingObjective")
 GUIDE = "guide"
-"""The name of the guide or teacher among the further models of an objective."""
+"""The name of the guide or teacher in an objective's `models`."""
 DEFAULTS: dict[ScoreForm, str] = {
     "none": "multiple_negatives",
     "pairs": "cosent",
     "documents": "distillation",
     "labels": "batch_all_triplet",
 }
-"""Form of the scores of the data → the default objective."""
+"""What the scores of the data refer to (nothing, pairs, documents or labels) → the default
+objective."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     """The settings of all objectives on vectors: how a model computes and compares vectors.
 
-    A subclass declares the forms of scores that it learns from, and computes the loss of each item.
+    A subclass declares what its scores refer to (pairs, documents or labels, if any), and computes
+    the loss of each item.
     """
 
     data_kinds = (EmbeddingData,)
@@ -55,9 +57,9 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
     score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
-    """The forms of scores that the objective learns from; the first is the default."""
+    """What the scores that the objective learns from may refer to; the first is the default."""
     num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
-    """The smallest and the largest number of documents of an example."""
+    """The smallest and the largest number of documents that an example may have."""
     whole_batch: ClassVar[bool] = False
     """Whether the loss compares the examples of a batch with each other."""
     measured: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -73,7 +75,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     trained as a vector (Matryoshka). Include the full number of dimensions.
     """
     matryoshka_weights: tuple[NonNegative, ...] = ()
-    """The weight of the loss of each number of dimensions. Defaults to 1 each."""
+    """A weight for each entry of matryoshka_dims, which multiplies the loss of these dimensions.
+    Each defaults to 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,24 +89,24 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @abstractmethod
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
-        """Returns the loss of each item, in the shape of `items`."""
+        """Returns the loss of each item, an array with the shape of `items`."""
 
     def items(self, real: Real) -> Bool[Array, "..."]:
-        """Returns a mask of the real items; by default each pair is an item."""
+        """Returns a mask of the items that are not filler; by default each pair is an item."""
         return real.pairs
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns values of each pair `[B]` that are only reported, by names in `measured`."""
+        """Returns the measures, which are reported but not trained, for each pair: arrays `[B]`."""
         del vectors, real
         return {}
 
     def build(self, data: EmbeddingData) -> Objective:
-        """Returns the objective. The term of the objective is named after `kind`."""
+        """Returns the objective. Its only term with a coefficient has the name `kind`."""
         del data
 
         def counts(batch: Batch) -> Terms:
             real = Real.of(batch)
-            # Texts with labels have neither pairs nor measures.
+            # Texts with labels form no pairs, so they have no measures either.
             measured = {x: jnp.sum(real.pairs, dtype=jnp.float32) for x in self.measured}
             return {self.kind: jnp.sum(self.items(real), dtype=jnp.float32), **measured}
 
@@ -129,11 +132,11 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         )
 
     def _models(self) -> dict[str, FurtherModel]:
-        """Returns the frozen model that the loss reads, if any."""
+        """Returns the guide or teacher, if the loss needs one, as a frozen model."""
         return {} if self.second_model is None else {GUIDE: frozen_embedder(self.second_model)}
 
     def _check_batch(self, batch: Batch) -> None:
-        """Checks the shapes of a batch, when a step is traced."""
+        """Checks the shapes of a batch; called when a step is traced."""
         number, (least, most) = Real.of(batch).documents.shape[1], self.accepted_documents
         fewer = "leave out negatives with --data.num-negatives 0"
         remedy = "give negatives" if number < least else fewer
@@ -149,7 +152,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The `ScoreForm`s that the objective accepts with these settings."""
+        """The `ScoreForm`s of data that the objective accepts with these settings."""
         return self.score_forms
 
     @property
@@ -158,7 +161,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return self.num_documents
 
     def remedy(self, form: ScoreForm) -> str:
-        """Returns the option that learns from scores of this form."""
+        """Returns the command-line option that selects an objective for such scores."""
         return f"--objective.kind {DEFAULTS[form]}"
 
     def _nested(self, loss: Callable[[Vectors], Array]) -> Callable[[Vectors], Array]:
@@ -168,12 +171,12 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     @property
     def _compares_by_dot(self) -> bool:
         """Whether the loss compares vectors by their dot product without normalizing them."""
-        # Matryoshka normalizes vectors in any case.
+        # With Matryoshka, vectors are normalized in any case.
         is_normal = self.normalize or self.matryoshka_dims
         return getattr(self, "similarity", None) == "dot" and not is_normal
 
     def loss_note(self, data: EmbeddingData) -> str | None:
-        """Returns a message if the evaluations and the loss compare vectors in different ways."""
+        """Returns a message if evaluations compare vectors in another way than the loss."""
         del data
         if not self._compares_by_dot:
             return None
@@ -183,7 +186,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         )
 
     def batch_spec(self, data: EmbeddingData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Returns the arrays of the data, with scores if the objective learns from them."""
+        """Describes the arrays of an example, with its scores if the objective learns from them."""
         spec = data.batch_spec(num_labels, num_choices)
         if self.accepted_scores[0] == "labels":
             anchors = {name: spec[name] for name in ("anchor_ids", "anchor_mask")}
@@ -205,7 +208,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             f"{len(names)}: give --objective.kind several --objective.kinds "
             + " ".join(f"{name}={self.kind}" for name in names),
         )
-        # The form of the scores determines the default objective of a single data set.
+        # What the scores refer to determines the default objective of a single data set.
         form = data.score_form()
         if is_default and form not in self.accepted_scores:
             return self._as(DEFAULTS[form])
@@ -217,7 +220,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return self
 
     def _as(self, kind: str) -> "ObjectiveConfig[EmbeddingData]":
-        """Returns an objective of another kind with the same settings of vectors."""
+        """Returns an objective of another kind that computes vectors in the same way."""
         from ..table import objective_class
 
         shared = field_names(EmbeddingObjective)
@@ -241,7 +244,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @staticmethod
     def _with_prompts(data: EmbeddingData, settings: "EmbeddingSettings") -> EmbeddingData:
-        """Returns the data with the prompts and the lowercasing of the initial model."""
+        """Returns the data; unset prompts and lowercasing come from the initial model."""
         prompts = {
             "query_prompt": settings.prompt(settings.query_prompt),
             "document_prompt": settings.prompt(settings.document_prompt),
@@ -260,12 +263,13 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     def vector_settings(
         self, data: EmbeddingData, settings: "VectorSettings | None"
     ) -> "VectorSettings":
-        """See `ObjectiveConfig`; prompts have the names `query` and `document`."""
+        """See `ObjectiveConfig`; the prompts are stored under the names `query` and `document`."""
         from ....models.hf.sentence_embedding import DOCUMENT_PROMPTS, EmbeddingSettings
 
         settings = EmbeddingSettings() if settings is None else settings.texts
         own = {"query": data.query_prompt, "document": data.document_prompt}
-        # A search must not use prompts that training did not use.
+        # Clear prompts of the initial model that training did not use, so that a search does not
+        # use them either.
         left_out = {"query": ("query",), "document": DOCUMENT_PROMPTS}
         empty = {x for name, text in own.items() if text == "" for x in left_out[name]}
         kept = {name: "" if name in empty else text for name, text in settings.prompts.items()}
@@ -279,17 +283,17 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         )
 
     def embed(self, run: RunModel, inputs: Inputs) -> Float[Array, "R D"]:
-        """Returns the vectors of texts, given the model of the run."""
+        """Computes the vectors of texts with the model of the run."""
         hidden = run(**inputs).last_hidden_state
         x = pool(hidden, inputs["attention_mask"], self.pooling or ("mean",))
         return unit(x) if self.normalize else x
 
     def vectors(self) -> Callable[[Mapping[str, RunModel], Batch], Vectors]:
-        """Returns the `forward` of an objective, which computes the vectors of a batch."""
+        """Returns the `forward` of the objective, which computes the vectors of a batch."""
 
         def forward(run: Mapping[str, RunModel], batch: Batch) -> Vectors:
             guide = None
-            if GUIDE in run:  # a further model returns vectors
+            if GUIDE in run:  # the guide returns vectors, not hidden states
                 guide = vectors_of(lambda inputs: run[GUIDE](**inputs), batch)
             own = vectors_of(functools.partial(self.embed, run["model"]), batch)
             return Vectors(own.anchors, own.documents, guide)
@@ -297,20 +301,20 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return forward
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the negative of nDCG@10, of the rank correlation or of the accuracy of labels."""
+        """Returns -nDCG@10, or the negative rank correlation or label accuracy."""
         for name in ("ndcg@10", "spearman", "label_accuracy"):
             if name in scores:
                 return -float(cast(float, scores[name]))
         return super().to_minimize(scores)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: EmbeddingData) -> Scores:
-        """Returns the measures, and the number of examples."""
+        """Returns the means of the measures, and the number of examples."""
         del data
         return {**evaluation.means, "examples": split.examples.num_examples}
 
 
 def embedding_inputs(batch: Batch) -> tuple[Inputs, ...]:
-    """Returns the model's inputs for the anchors `[B, Q]` and any documents `[B · C, T]`."""
+    """Returns the model's inputs for anchors `[B, Q]` and, if any, documents `[B · C, T]`."""
     anchors = {"input_ids": batch["anchor_ids"], "attention_mask": batch["anchor_mask"]}
     names = ("input_ids", "attention_mask")
     if "input_ids" not in batch:  # texts with labels
@@ -319,7 +323,7 @@ def embedding_inputs(batch: Batch) -> tuple[Inputs, ...]:
 
 
 def vectors_of(embed: Callable[[Inputs], Array], batch: Batch) -> Vectors:
-    """Returns the vectors of a batch, given a function to the vectors of texts `[R, D]`."""
+    """Computes the vectors of a batch; `embed` returns the vectors of texts, `[R, D]`."""
     anchors, *documents = map(embed, embedding_inputs(batch))
     # Texts with labels have an empty array of documents, [B, 0, D].
     if not documents:
@@ -329,7 +333,7 @@ def vectors_of(embed: Callable[[Inputs], Array], batch: Batch) -> Vectors:
 
 
 def vector_predictions(outputs: Vectors) -> dict[str, Array]:
-    """Returns the vectors, which an evaluation keeps."""
+    """Returns the vectors as the predictions that an evaluation stores."""
     return {"anchors": outputs.anchors, "documents": outputs.documents}
 
 

@@ -9,12 +9,12 @@ from ...losses.objective import FurtherModel
 
 @functools.lru_cache(maxsize=2)  # a run builds its objective several times
 def frozen_embedder(folder: str) -> FurtherModel:
-    """Returns a further model `apply(params, input_ids=, attention_mask=)` to vectors `[R, D]`.
+    """Returns a model whose `apply(params, input_ids=, attention_mask=)` returns vectors `[R, D]`.
 
     Args:
         folder: a run folder, or a folder in the Hugging Face format, with a model of vectors. The
-          function uses the pooling, the layers and the number of dimensions of this model, but not
-          its prompts.
+          returned model uses this folder's pooling, layers and number of dimensions, but not its
+          prompts.
     """
     from ....models.finite import load_finite
     from ....models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings

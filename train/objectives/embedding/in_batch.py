@@ -1,4 +1,4 @@
-"""Objectives with in-batch negatives: the other texts of a batch are negatives."""
+"""Objectives with in-batch negatives: the texts of the other examples of a batch are negatives."""
 
 import dataclasses
 from typing import Literal
@@ -26,20 +26,20 @@ class MultipleNegativesConfig(EmbeddingObjective):
     whole_batch = True
 
     scale: Positive = 20.0
-    """The factor of the similarities, 1 / temperature."""
+    """The factor that multiplies the similarities, 1 / temperature."""
     similarity: Similarity = "cosine"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
     directions: tuple[Direction, ...] = ("query_to_doc",)
-    """The pairs of texts that the loss compares; query_to_doc compares anchors with documents. All
+    """Which texts the loss compares with which; query_to_doc compares anchors with documents. All
     four directions together are the loss of GTE."""
     partition: Partition = "joint"
     """joint: one softmax over all candidates. per_direction: one softmax for each direction, and
     the mean of their losses; with query_to_doc doc_to_query, this mean is the symmetric loss.
     """
     hardness: Hardness = "none"
-    """The negatives whose logits grow with their similarity."""
+    """The negatives whose logits are raised, in proportion to their similarity."""
     hardness_strength: NonNegative = 0.0
-    """α: a negative's logit grows by α times its similarity."""
+    """α: the logit of such a negative is raised by α times its similarity."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +74,7 @@ class MultipleNegativesConfig(EmbeddingObjective):
         )
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns whether the positive is the most similar of all documents."""
+        """Returns whether the positive is more similar to its anchor than all other documents."""
         return {"accuracy": is_nearest(vectors, real, self.similarity)}
 
 
@@ -91,13 +91,15 @@ class GISTConfig(EmbeddingObjective):
     temperature: Positive = 0.01
     """The temperature, which divides the cosine similarities."""
     margin: NonNegative = 0.0
-    """The smallest difference between the guide's similarities of a pair and of a negative."""
+    """A negative is left out unless the guide finds it less similar than the positive, by at least
+    this difference."""
     margin_strategy: Literal["absolute", "relative"] = "absolute"
-    """Whether `margin` is a difference, or relative to the similarity of the pair."""
+    """Whether `margin` is an absolute difference, or a fraction of the similarity of the
+    positive."""
     contrast_anchors: bool = True
     """Whether the other anchors are negatives as well."""
     contrast_positives: bool = True
-    """Whether positives are compared with each other as well."""
+    """Whether the positives of other examples are also negatives for each positive."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
         """Returns the loss of each pair."""
@@ -122,7 +124,7 @@ class GISTConfig(EmbeddingObjective):
         return self.guide
 
     def for_evaluation(self) -> MultipleNegativesConfig:
-        """Returns the loss without the guide, because an evaluation has no frozen parameters."""
+        """Returns a loss without a guide, because an evaluation has no frozen parameters."""
         return MultipleNegativesConfig(
             pooling=self.pooling, normalize=self.normalize, scale=1 / self.temperature
         )

@@ -25,7 +25,7 @@ class LabelledTextsConfig(EmbeddingObjective):
     """The distance of two vectors; cosine is 1 - cos."""
 
     def distances(self, vectors: Vectors) -> Float[Array, "B B"]:
-        """Returns the distance of each text to every text."""
+        """Returns the distance between each text of the batch and every text."""
         return labelled.TO_EACH[self.distance](vectors.anchors)
 
 
@@ -36,8 +36,7 @@ class BatchAllTripletConfig(LabelledTextsConfig):
     kind = "batch_all_triplet"
 
     margin: NonNegative = 5.0
-    """The smallest difference between the distances of texts with other labels and with the same
-    label."""
+    """How much farther apart texts with different labels must be than texts with the same label."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, ""]:
         """Returns the loss of the batch."""
@@ -46,7 +45,7 @@ class BatchAllTripletConfig(LabelledTextsConfig):
         return labelled.batch_all_triplet(distances, batch["labels"], real, margin=self.margin)
 
     def items(self, real: Real) -> Bool[Array, ""]:
-        """Returns whether the batch has a text. The whole batch is one item."""
+        """Returns whether the batch has any real text; the whole batch is a single item."""
         return jnp.any(real.anchors)
 
 
@@ -57,7 +56,7 @@ class BatchHardSoftMarginConfig(LabelledTextsConfig):
     kind = "batch_hard_soft_margin"
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
-        """Returns the loss of each text."""
+        """Returns the loss of the hardest triplet of each text."""
         real = Real.of(batch).anchors
         return labelled.batch_hard_soft_margin(self.distances(vectors), batch["labels"], real)
 

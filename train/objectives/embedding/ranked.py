@@ -1,4 +1,4 @@
-"""Objectives of an anchor with several documents: triplets, and scores of a teacher."""
+"""Objectives on an anchor with several documents: triplets, and the scores of a teacher."""
 
 import dataclasses
 import math
@@ -16,8 +16,8 @@ from .in_batch import MultipleNegativesConfig
 
 
 def _is_nearer(vectors: Vectors, real: Real, similarity: Similarity = "cosine") -> Array:
-    """Returns whether the positive of each pair is more similar than all its negatives."""
-    # A missing negative is treated as farther away than the positive.
+    """Returns whether each anchor is more similar to its positive than to all its negatives."""
+    # A missing negative counts as less similar than the positive.
     similar = to_own(vectors, similarity)
     return ((similar[:, :1] > similar[:, 1:]) | ~real.documents[:, 1:]).all(axis=1)
 
@@ -30,7 +30,7 @@ class TripletConfig(EmbeddingObjective):
     num_documents = (2, math.inf)
 
     margin: NonNegative = 5.0
-    """The smallest difference between the distances of a negative and of the positive."""
+    """How much farther from the anchor a negative must be than the positive."""
     distance: Distance = "euclidean"
     """The distance of two vectors; cosine is 1 - cos."""
 
@@ -57,17 +57,17 @@ class TaughtConfig(EmbeddingObjective):
 
     teacher: str | None = None
     """The folder of the teacher, a model of vectors with the same tokenizer. The teacher is not
-    trained. If None, the scores of the data are used."""
+    trained. If None, the data must have the teacher's scores."""
     similarity: Similarity = "dot"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The forms of scores; the form is none if a teacher computes the scores."""
+        """What the scores of the data refer to; none if a teacher computes the scores."""
         return self.score_forms if self.teacher is None else ("none",)
 
     def scores(self, vectors: Vectors, batch: Batch) -> Array:
-        """Returns the teacher's scores, which are computed or read from the data."""
+        """Returns the teacher's scores, computed by the teacher or read from the data."""
         if vectors.guide is not None:
             return to_own(vectors.guide, self.similarity)
         return batch["scores"]
@@ -78,7 +78,7 @@ class TaughtConfig(EmbeddingObjective):
 
     @property
     def second_model(self) -> str | None:
-        """The folder of the teacher, if its scores are computed."""
+        """The folder of the teacher, if a teacher computes scores in the run."""
         return self.teacher
 
     def for_evaluation(self) -> EmbeddingObjective:
@@ -96,7 +96,7 @@ class MarginMSEConfig(TaughtConfig):
     score_forms = ("documents", "pairs")
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
-        """See `ObjectiveConfig`; a single score is the margin of a single negative."""
+        """See `ObjectiveConfig`; an example with a single score must have a single negative."""
         chosen = super().of_data(data, is_default=is_default)
         data.require_one_negative(f"objective {self.kind}")
         return chosen

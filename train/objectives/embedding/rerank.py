@@ -33,15 +33,15 @@ class RerankConfig(ObjectiveConfig[RerankData]):
     scores_pairs = True
 
     loss: Loss = "binary"
-    """binary: cross-entropy of each pair. contrast: the positive among the documents. list_net,
-    lambda, rank_net: the order of the documents by their scores. margin_mse: differences of a
-    teacher's scores. See `train.rerank`."""
+    """binary: the cross-entropy of each pair alone. contrast: tells the positive from the other
+    documents. list_net, lambda, rank_net: learn the order of the documents by their scores.
+    margin_mse: learns differences of a teacher's scores. See `train.rerank`."""
     scale: Positive = 10.0
     """For contrast: a factor that multiplies the sigmoid of a score."""
     sigma: Positive = 1.0
     """For lambda and rank_net: a factor that multiplies differences of scores."""
     weighting: ranking.Weighting = "ndcg_loss_2pp"
-    """For lambda: the weights of pairs of documents."""
+    """For lambda: the formula for the weight of each pair of documents."""
 
     def build(self, data: RerankData) -> Objective:
         """Returns `rerank`."""
@@ -49,7 +49,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         return rerank(self)
 
     def check(self, data: RerankData) -> None:
-        """Checks that settings for other losses have their defaults."""
+        """Checks that settings that `loss` does not use have their defaults."""
         del data
         for name, losses in _SETTINGS_OF.items():
             default = type(self).__dataclass_fields__[name].default
@@ -62,14 +62,15 @@ class RerankConfig(ObjectiveConfig[RerankData]):
     def of_data(self, data: RerankData, *, is_default: bool) -> "RerankConfig":
         """See `ObjectiveConfig`; raises UserError for data that the loss would not learn from."""
         del is_default
-        # The loss of single pairs needs only scores from 0 to 1.
+        # The loss `binary` treats each pair alone, so it only needs scores from 0 to 1.
         if self.loss == "binary":
             remedy = "scale them, or train flaxzoo train bert-classify on classes"
             data.require_scores(0.0, 1.0, "the loss binary", remedy=remedy)
             return self
         if self.loss == "margin_mse":
             data.require_one_negative("the loss margin_mse")
-        # The other losses compare documents. Sampled negatives give each query further documents.
+        # The other losses compare documents. A query has several documents in any case if negatives
+        # are sampled.
         examples = data.train_examples()
         scores = [example.score for example in examples]
         samples = scores[0] is None and data.sampled_negatives != 0
@@ -90,13 +91,13 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         return self
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the negative of nDCG@10, or the loss if no query can be ranked."""
+        """Returns -nDCG@10, or the loss if no query has both relevant and other documents."""
         if "ndcg@10" not in scores:
             return super().to_minimize(scores)
         return -float(cast(float, scores["ndcg@10"]))
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: RerankData) -> Scores:
-        """Returns nDCG@10 and MRR@10 if a query can be ranked, and the number of queries."""
+        """Returns nDCG@10 and MRR@10, if any query can be ranked, and the number of queries."""
         del data
         names = [name for name in self.progress_metrics if evaluation.counts[name] > 0]
         measures = {name: evaluation.means[name] for name in names}
@@ -112,12 +113,12 @@ _SETTINGS_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class _Loss:
-    """A loss of scores `[B, C]`, labels `[B, C]` and a mask `[B, C]` of the real documents."""
+    """A loss as a function of scores, labels and a mask of the real documents, all `[B, C]`."""
 
     total: Callable[[RerankConfig, Array, Array, Array], Float[Array, ""]]
-    """The sum over items."""
+    """Returns the sum of the loss over its items: pairs, queries, or pairs of documents."""
     number: Callable[[Array, Array], Float[Array, ""]]
-    """The number of items, given the labels and a mask of the real documents."""
+    """Returns the number of items, given the labels and the mask of the real documents."""
 
 
 def _num_queries(labels: Array, real: Array) -> Array:
@@ -172,7 +173,7 @@ LOSSES: Mapping[Loss, _Loss] = {
 
 
 def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
-    """Returns a loss of the scores of each query's documents.
+    """Returns the loss of a reranker, which scores the documents of each query.
 
     s_c is the score of document c of a query, and y_c is the label of this document. The losses are
 
@@ -181,13 +182,13 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
     - `contrast`: the cross-entropy of the first document among all documents, with logits scale ·
       σ(s_c);
     - `list_net`, `lambda`, `rank_net`: see `list_net` and `lambda_loss` of `train.losses.ranking`;
-      means over queries, and over pairs of documents;
+      `list_net` is a mean over queries, the others are means over pairs of documents;
     - `margin_mse`: the mean of (s_0 - s_n - (y_0 - y_n))² over the negatives n (Hofstätter et al.
       2020, equation 5).
 
     See `RerankData` for the arrays of a batch. The model has a head of sequence classification with
-    a single label. Measures: `ndcg@10` and `mrr@10` of the order by scores, over the queries that
-    have a document with a label above 0 and a document without.
+    a single label. Measures: `ndcg@10` and `mrr@10` of the documents sorted by score, averaged over
+    the queries that have both a document with a label above 0 and a document with another label.
 
     Args:
         settings: the hyperparameters.
@@ -224,5 +225,5 @@ def document_inputs(batch: Batch) -> Inputs:
 
 
 def real_documents(batch: Batch) -> Bool[Array, "B C"]:
-    """Returns a mask of the documents that are neither absent nor filler."""
+    """Returns a mask of the real documents: it is false for missing documents and for filler."""
     return jnp.any(batch["attention_mask"] != 0, axis=-1)

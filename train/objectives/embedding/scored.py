@@ -1,4 +1,4 @@
-"""Objectives of pairs of texts that have a score or a label."""
+"""Objectives on pairs of texts, each of which has a score or a label."""
 
 import dataclasses
 import math
@@ -18,15 +18,15 @@ from .base import EmbeddingObjective
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredPairsConfig(EmbeddingObjective):
-    """The base of objectives of pairs with a score."""
+    """The base of objectives on pairs with a score."""
 
     score_forms = ("pairs",)
     num_documents = (1, 1)
     score_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
-    """The smallest and the largest score that the loss can reach."""
+    """The smallest and the largest score that the data may have."""
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
-        """See `ObjectiveConfig`; raises UserError for scores that no pair can reach."""
+        """See `ObjectiveConfig`; raises UserError for scores outside `score_range`."""
         chosen = super().of_data(data, is_default=is_default)
         data.require_scores(*self.score_range, f"objective {self.kind}")
         return chosen
@@ -35,7 +35,8 @@ class ScoredPairsConfig(EmbeddingObjective):
         """Returns a message if the scores look like classes, such as the labels of NLI."""
         scores = {example.score for example in data.train_examples()}
         numbers = sorted(x for x in scores if isinstance(x, float))
-        # Two values may mean similar and different texts. Three or more values look like classes.
+        # Scores with two values may mean "similar" and "different". Three or more values look like
+        # classes.
         if len(numbers) < 3 or not all(x.is_integer() for x in numbers):
             return None
         shown = ", ".join(f"{x:g}" for x in numbers[:4])
@@ -53,19 +54,19 @@ class CoSENTConfig(ScoredPairsConfig):
     whole_batch = True
 
     scale: Positive = 20.0
-    """The factor of the similarities."""
+    """The factor that multiplies the similarities."""
 
     def similarity(self, vectors: Vectors) -> Float[Array, " B"]:
         """Returns the similarity of each pair."""
         return scored.cosine(vectors)
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, ""]:
-        """Returns the loss of the batch."""
+        """Returns the loss of the batch as a whole."""
         pairs = Real.of(batch).pairs
         return scored.cosent(self.similarity(vectors), batch["scores"], pairs, scale=self.scale)
 
     def items(self, real: Real) -> Bool[Array, ""]:
-        """Returns whether the batch has a pair. The whole batch is one item."""
+        """Returns whether the batch has any real pair; the whole batch is a single item."""
         return jnp.any(real.pairs)
 
 
@@ -100,7 +101,7 @@ class ContrastiveConfig(ScoredPairsConfig):
     score_range = (0.0, 1.0)
 
     margin: NonNegative = 0.5
-    """Different texts at this distance or farther have no loss."""
+    """The loss of two different texts is 0 from this distance on."""
     distance: Distance = "cosine"
     """The distance of two vectors; cosine is 1 - cos."""
 

@@ -28,8 +28,9 @@ LOSSES = (
 class SeveralConfig(EmbeddingObjective):
     """The losses of several data sets (`--data.source "sets:A=… | B=…"`).
 
-    A batch comes from one data set, and its loss is the loss of this data set. In an evaluation a
-    batch may have examples of two data sets, which are never compared with each other.
+    All examples of a training batch come from one data set, and the batch has the loss of this data
+    set. A batch of an evaluation may have examples of two data sets, but these are never compared
+    with each other.
     """
 
     kind = "several"
@@ -39,23 +40,24 @@ class SeveralConfig(EmbeddingObjective):
     measured = ()
 
     kinds: tuple[str, ...] = ()
-    """The objective of each data set, with any options: qa=multiple_negatives,scale=30 sts=cosine.
-    By default, the scores of a data set determine its loss, as for a single data set. A run has at
-    most one guide or teacher."""
+    """The objective of each data set by the data set's name, with options if any:
+    qa=multiple_negatives,scale=30 sts=cosine. For a data set that is not listed, its scores
+    determine the objective, as for a single data set. All objectives together may use at most one
+    guide or teacher."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
         """Raises NotImplementedError, because `build` uses the losses of the data sets instead."""
         raise NotImplementedError
 
     def build(self, data: EmbeddingData) -> Objective:
-        """Returns the objective. The terms have the names of the data sets."""
+        """Returns the objective. It has one term for each data set, with the data set's name."""
         chosen = [(name, made, made.build(data)) for name, made in self._chosen().items()]
 
         def parts(batch: Batch) -> Iterator[tuple[str, EmbeddingObjective, Objective, Batch]]:
             for number, (name, made, objective) in enumerate(chosen):
                 yield name, made, objective, _of_set(batch, number, made)
 
-        # The measures of the single objectives are left out.
+        # Only the losses are reported, not the measures of the single objectives.
         def counts(batch: Batch) -> Terms:
             return {
                 name: objective.counts(own)[made.kind]
@@ -68,7 +70,7 @@ class SeveralConfig(EmbeddingObjective):
                 for name, made, objective, own in parts(batch)
             }
 
-        # The guide reads every batch, even if its data set needs none.
+        # The guide runs on every batch, even if the objective of its data set needs no guide.
         return Objective(
             coefficients={name: 1.0 for name, _, _ in chosen},
             inputs=embedding_inputs,
@@ -82,7 +84,7 @@ class SeveralConfig(EmbeddingObjective):
 
     @property
     def second_model(self) -> str | None:
-        """The folder of the guide or teacher, if a data set has a guide or teacher."""
+        """The folder of the guide or teacher, if the objective of a data set uses one."""
         named = (made.second_model for made in self._chosen().values())
         folders = [*dict.fromkeys(folder for folder in named if folder is not None)]
         require(
@@ -93,7 +95,7 @@ class SeveralConfig(EmbeddingObjective):
         return folders[0] if folders else None
 
     def for_evaluation(self) -> "SeveralConfig":
-        """Returns losses without a guide, because an evaluation has no frozen parameters."""
+        """Replaces objectives with a guide, because an evaluation has no frozen parameters."""
         guided = {name for name, made in self._chosen().items() if made.second_model is not None}
         usual = DEFAULTS["none"]
         named = ((text, _named(text)[0]) for text in self.kinds)
@@ -101,7 +103,7 @@ class SeveralConfig(EmbeddingObjective):
         return dataclasses.replace(self, kinds=kinds)
 
     def _chosen(self) -> Mapping[str, EmbeddingObjective]:
-        """Returns the objective of each named data set."""
+        """Returns the objective of each data set in `kinds`, by the data set's name."""
         shared = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(EmbeddingObjective)
@@ -109,7 +111,7 @@ class SeveralConfig(EmbeddingObjective):
         return {name: _parsed(text, shared) for name, text in map(_named, self.kinds)}
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
-        """See `ObjectiveConfig`; each data set gets a loss that learns from it."""
+        """See `ObjectiveConfig`; data sets that are not in `kinds` get default objectives."""
         del is_default
         require(
             data.sets,
@@ -119,11 +121,12 @@ class SeveralConfig(EmbeddingObjective):
         given = dict(map(_named, self.kinds))
         for name in given:
             require_one_of("the data set of objective.kinds", name, list(data.sets))
-        # Objectives that the user names override the defaults.
+        # The objectives that the user lists override the defaults.
         kinds = {name: DEFAULTS[own.score_form()] for name, own in data.sets.items()} | given
-        # The index of a data set in this order is its number in a batch.
+        # The array `data_set` of a batch has the indices of data sets in this order.
         complete = dataclasses.replace(self, kinds=tuple(f"{n}={kinds[n]}" for n in data.sets))
-        # Check that the objectives name at most one guide, and that each learns from its data set.
+        # Check that all objectives together use at most one guide, and that each objective accepts
+        # the scores of its data set.
         _ = complete.second_model
         for name, made in complete._chosen().items():
             made.of_data(data.sets[name], is_default=False)
@@ -136,26 +139,27 @@ class SeveralConfig(EmbeddingObjective):
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Returns the name of a data set, and its objective with options."""
+    """Splits NAME=OBJECTIVE into the name of a data set and its objective with options."""
     name, mark, kind = text.partition("=")
     require(name and mark and kind, f"objective.kinds must have NAME=OBJECTIVE, got {text!r}")
     return name, kind
 
 
 def _parsed(text: str, shared: Mapping[str, Any]) -> EmbeddingObjective:
-    """Returns an objective, given its kind with options: `triplet,margin=1,distance=cosine`."""
+    """Makes an objective from its kind and options, such as `triplet,margin=1,distance=cosine`."""
     from ..table import objective_class
 
     kind, *options = text.split(",")
     require_one_of("the objective of a data set in objective.kinds", kind, LOSSES)
     settings = {name: x for name, _, x in (option.partition("=") for option in options)}
     made = objective_class(kind)
-    # Settings of vectors, such as the pooling, belong to the run and not to one data set.
+    # Settings that say how the model computes vectors, such as the pooling, apply to all data sets,
+    # so they are not options of a single one.
     known = field_names(made) - shared.keys()
     for name in settings:
         require_one_of(f"the option of {kind} in objective.kinds", name, sorted(known))
     values = {name: _value(x) for name, x in settings.items()}
-    # JSON reads `1` as an int, but the numbers among the options are floats.
+    # JSON reads `1` as an int, but all options that are numbers are floats.
     numbers = {n: float(x) if type(x) is int else x for n, x in values.items()}
     objective = made(**shared, **numbers)
     assert isinstance(objective, EmbeddingObjective)
@@ -171,9 +175,9 @@ def _value(text: str) -> Any:
 
 
 def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
-    """Returns the vectors of the documents that an objective reads."""
-    # All examples of a batch have the same number of documents. An objective of pairs reads one
-    # document.
+    """Returns the vectors without the documents that an objective does not read."""
+    # All examples of a batch have the same number of documents, but an objective on pairs reads
+    # only the first document of each example.
     most = objective.num_documents[1]
     number = vectors.documents.shape[1] if math.isinf(most) else int(most)
     guide = None if vectors.guide is None else _first(vectors.guide, objective)
@@ -181,7 +185,7 @@ def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
 
 
 def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
-    """Returns the batch, with the examples of other data sets masked out as filler."""
+    """Returns the batch for one data set: examples of other data sets become filler."""
     # An example is filler if its masks are 0.
     own = batch["data_set"] == number
     found = {**batch, "anchor_mask": jnp.where(own[:, None], batch["anchor_mask"], 0)}
@@ -190,6 +194,6 @@ def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
         texts = jnp.where(own[:, None, None], batch[name], 0)
         found[name] = texts if math.isinf(most) else texts[:, : int(most)]
     if "scores" in batch and batch["scores"].ndim == 2 and "documents" not in objective.score_forms:
-        # The score of a pair comes before the scores of further documents.
+        # The first score of an example is the score of its pair.
         found["scores"] = batch["scores"][:, 0]
     return found

@@ -38,13 +38,13 @@ RANKINGS: dict[Ranking, type[EmbeddingObjective]] = {
     "margin_mse": MarginMSEConfig,
     "distillation": DistillationConfig,
 }
-"""The losses of rankings, which compare sparse vectors."""
+"""The ranking losses, each of which can compare sparse vectors."""
 REMEDIES: dict[ScoreForm, Ranking] = {
     "none": "multiple_negatives",
     "pairs": "margin_mse",
     "documents": "distillation",
 }
-"""The loss of the ranking for each form of scores of the data."""
+"""The ranking loss to suggest for data with such scores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,23 +63,23 @@ class SpladeConfig(MultipleNegativesConfig):
     compares_by_dot = True
 
     ranking: Ranking = "multiple_negatives"
-    """The loss of the ranking. margin_mse and distillation learn the scores in the data, which a
-    teacher computed."""
+    """The ranking loss. margin_mse and distillation learn the scores in the data, which a teacher
+    model has computed."""
     temperature: Positive = 1.0
     """For distillation: the temperature, which divides the similarities and the scores."""
     scale: Positive = 1.0
-    """The factor of the similarities."""
+    """The factor that multiplies the similarities."""
     similarity: Similarity = "dot"
     """The similarity of two vectors: dot for the scalar product, or cosine."""
     activation: SparseActivation | None = None
     """relu: weights log(1 + max(0, logit)). log1p_relu: log(1 + log(1 + max(0, logit))). Defaults
     to the setting of `init_from`, else relu."""
     document_weight: NonNegative = 3e-5
-    """The weight of the regularizer of documents in the loss."""
+    """The weight, in the loss, of the regularizer on the vectors of documents."""
     query_weight: NonNegative = 5e-5
-    """The weight of the regularizer of anchors in the loss."""
+    """The weight, in the loss, of the regularizer on the vectors of anchors."""
     ramp_fraction: Fraction = 1 / 3
-    """The part of the run during which the weights of the regularizers grow quadratically from
+    """The fraction of the run during which the weights of the regularizers grow quadratically from
     0."""
     ramp_steps: NonNegativeInt = 0
     """Number of steps until the regularizers have their full weights; 0: derived from
@@ -107,28 +107,28 @@ class SpladeConfig(MultipleNegativesConfig):
 
     @functools.cached_property
     def _ranked(self) -> EmbeddingObjective:
-        """The loss of the ranking, with the settings that it shares with this objective."""
+        """The objective that computes the ranking loss, with this objective's settings."""
         made = RANKINGS[self.ranking]
         shared = field_names(made) & field_names(self)
         return made(**{name: getattr(self, name) for name in shared})
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The forms of scores that the loss of the ranking accepts."""
+        """The `ScoreForm`s of data that the ranking loss accepts."""
         return self._ranked.accepted_scores
 
     @property
     def accepted_documents(self) -> tuple[int, int | float]:
-        """The numbers of documents that the loss of the ranking accepts."""
+        """The smallest and the largest number of documents that the ranking loss accepts."""
         return self._ranked.accepted_documents
 
     def remedy(self, form: ScoreForm) -> str:
-        """Returns the option that learns from scores of this form."""
+        """Returns the command-line option that selects a ranking loss for such scores."""
         chosen = REMEDIES.get(form)
         return f"--objective.ranking {chosen}" if chosen else "data without labels"
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
-        """See `ObjectiveConfig`; the loss of the ranking checks the scores."""
+        """See `ObjectiveConfig`; the objective of the ranking loss checks the scores."""
         require(
             not data.sets,
             f"objective splade learns from one data set, but {data.source_name!r} has "
@@ -139,20 +139,20 @@ class SpladeConfig(MultipleNegativesConfig):
         return chosen
 
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
-        """Returns the loss of each item of the ranking."""
+        """Returns the ranking loss of each of its items."""
         return self._ranked.losses(vectors, batch)
 
     def items(self, real: Real) -> Bool[Array, "..."]:
-        """Returns a mask of the real items of the ranking."""
+        """Returns a mask of the ranking loss's items that are not filler."""
         return self._ranked.items(real)
 
     def build(self, data: EmbeddingData) -> Objective:
-        """Returns the objective. The terms are `splade` and the regularizers."""
+        """Returns the objective. Its terms are the ranking loss `splade` and two regularizers."""
         ranking = super().build(data)
         weights = {"query_flops": self.query_weight, "document_flops": self.document_weight}
 
         def counts(batch: Batch) -> Terms:
-            # The regularizer is a single item of a batch.
+            # A regularizer has one value for the whole batch, so its count is 1.
             one = jnp.any(Real.of(batch).pairs).astype(jnp.float32)
             return {**ranking.counts(batch), **dict.fromkeys(weights, one)}
 
@@ -161,7 +161,7 @@ class SpladeConfig(MultipleNegativesConfig):
             return {
                 **ranking.terms(vectors, batch),
                 "query_flops": flops(vectors.anchors, real.anchors),
-                # Each document is one text, [B, C, V] to [B · C, V].
+                # Treat each document as a text of its own: [B, C, V] to [B · C, V].
                 "document_flops": flops(
                     vectors.documents.reshape(-1, size), real.documents.reshape(-1)
                 ),
@@ -173,18 +173,17 @@ class SpladeConfig(MultipleNegativesConfig):
             counts=counts,
             terms=terms,
             regularizers=tuple(weights),
-            # Only the weights of the regularizers grow. The ranking loss has its full weight from
-            # the first step.
+            # Only the weights of the regularizers grow; the weight of the ranking loss is constant.
             ramps=dict.fromkeys(weights, self.ramp_steps) if self.ramp_steps else {},
         )
 
     def embed(self, run: RunModel, inputs: Inputs) -> Float[Array, "R V"]:
-        """Returns the weights of all tokens, and never stores the logits of all positions."""
+        """Returns the weight of each token, without storing the logits of all positions at once."""
         weights = SparseSettings(activation=self.activation or "relu")
         return weights(greatest_logits(run(**inputs).projection, inputs["attention_mask"]))
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Also returns the numbers of weights above 0 of an anchor and of its positive."""
+        """Also returns how many weights above 0 an anchor has, and how many its positive has."""
         texts = {"query": vectors.anchors, "document": vectors.documents[:, 0]}
         active = {
             f"{name}_active_dims": jnp.sum(x != 0, axis=-1, dtype=jnp.float32)
@@ -204,7 +203,7 @@ class SpladeConfig(MultipleNegativesConfig):
     def initialized_from(
         self: S, data: EmbeddingData, settings: "VectorSettings"
     ) -> tuple[S, EmbeddingData]:
-        """See `ObjectiveConfig`; a sparse encoder keeps its activation."""
+        """See `ObjectiveConfig`; an initial model that is a sparse encoder keeps its activation."""
         known = settings if isinstance(settings, SparseSettings) else SparseSettings()
         activation = self.activation or known.activation
         data = self._with_prompts(data, settings.texts)
