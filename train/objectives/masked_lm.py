@@ -31,8 +31,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return of_pairs if data.next_sentence else MASKED
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
-        """Returns each term's mean, the perplexity, and the numbers of masked tokens and of
-        pairs."""
+        """Returns the means, the perplexity, and the numbers of masked tokens and of pairs."""
         del split
         # The perplexity is computed from the loss of masked tokens alone, without the loss of
         # pairs.
