@@ -29,8 +29,9 @@ from .typing import Array, Bool, Float, Int
 HIDDEN = -1e30
 
 FEW_QUERIES = 8
-"""Up to this number of queries, grouped heads are folded into the row axis of one matmul. Without
-this reshape, XLA's CPU backend would copy all keys to another layout for every token.
+"""Up to this number of queries, the query heads that share a key head are computed as rows of one
+matmul. Without this reshape, XLA's CPU backend would copy all keys to another layout for every
+token.
 """
 
 QUERY_KEY_NORMS: dict[QueryKeyNorm, Callable[..., nn.Module]] = {
@@ -38,7 +39,8 @@ QUERY_KEY_NORMS: dict[QueryKeyNorm, Callable[..., nn.Module]] = {
     "projection": functools.partial(RMSNorm, num_axes=2),
     "layer": functools.partial(LayerNorm, use_bias=False, num_scaled_axes=2),
 }
-"""The norm of queries and keys `[B, T, N, H]` for each value of `query_key_norm`."""
+"""The module that normalizes queries and keys `[B, T, N, H]`, for each value of `query_key_norm`.
+"""
 
 Scale = Float[Array, ""] | float | None
 """The factor of attention scores. If None, 1 / √H."""
@@ -84,7 +86,7 @@ def attention_weights(
 def weighted_values(
     weights: Float[Array, "B N T S"], value: Float[Array, "B K S V"]
 ) -> Float[Array, "B T N V"]:
-    """Returns the sum of the values of each query, weighted by its attention weights."""
+    """Returns, for each query, the sum of all values weighted by the query's attention weights."""
     batch, num_heads, length, num_keys = weights.shape
     num_kv_heads = value.shape[1]
     # Transpose in a separate step: for one einsum, XLA's CPU backend swaps the operands, and few
@@ -106,26 +108,27 @@ def _scaled(query: Float[Array, "B T N H"], scale: Scale) -> Float[Array, "B T N
 
 @struct.dataclass
 class AttentionContext:
-    """The inputs of attention in addition to the residual stream.
+    """All inputs of an attention layer except for the residual stream.
 
     `LayerContext.self_attention` and `LayerContext.cross_attention` build this record.
     """
 
     mask: AttentionMask
     """The keys that each query may attend to. If the mask is not materialized, a kernel computes
-    attention; such a call has no cache and no score terms, and returns no weights.
+    attention. Such a call uses no cache and no score terms, and returns no weights.
     """
     positions: Positions = struct.field(default_factory=Positions)
-    """Positions of the tokens, for self-attention. Cached keys already include their positions,
-    unless positions are relative."""
+    """Positions of the tokens, for self-attention. Cached keys have already been rotated by their
+    positions, unless positions are relative."""
     layer: Int[Array, ""] | int = 0
     """Index of the layer."""
     cache: LayerCache | None = None
-    """Keys and values of earlier calls."""
+    """The cached keys and values of earlier calls."""
     cache_index: Int[Array, ""] | int = 0
     """The next slot of the cache to write."""
     source: Float[Array, "B S D"] | LayerCache | None = None
-    """For cross-attention, the encoder's output, or keys and values projected from it."""
+    """For cross-attention, the encoder's output, or the keys and values that an earlier call
+    projected from it."""
     rng: RowKeys | None = None
     """Dropout keys. If None, no dropout."""
     head_mask: Float[Array, " N"] | None = None
@@ -139,10 +142,10 @@ class Attended(NamedTuple):
 
     output: Float[Array, "B T D"]
     cache: LayerCache | None
-    """The cache with the new tokens written; for cross-attention, the keys and values of the
-    source that this call projected. None without a cache."""
+    """The cache, including the tokens of this call; for cross-attention, the keys and values that
+    this call projected from the encoder's output. None if there is no cache."""
     weights: Float[Array, "B N T S"] | None
-    """Attention weights, if requested."""
+    """The attention weights, if they were requested."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -170,7 +173,7 @@ class MultiHeadAttention(nn.Module):
         # [B, T, D] to [B, T, N, H].
         query = self.project("query", c.num_heads, c.key_dim, x)
         query = self.rotate("query_norm", query, positions)
-        # Cross-attention after the first cached call: an earlier call projected keys and values.
+        # Cross-attention with a cache: after the first call, keys and values are already projected.
         if isinstance(context.source, LayerCache):
             keys = Keys(context.source.key, context.source.value)
             return self._attend_by_xla(query, keys, None, context)
@@ -194,7 +197,7 @@ class MultiHeadAttention(nn.Module):
     def rotate(
         self, norm: str, x: Float[Array, "B T N H"], positions: Positions
     ) -> Float[Array, "B T N H"]:
-        """Normalizes queries or keys by `query_key_norm`, and rotates them by their positions."""
+        """Normalizes queries or keys as `query_key_norm` says, and rotates them by positions."""
         c = self.config
         if c.query_key_norm is not None:
             x = QUERY_KEY_NORMS[c.query_key_norm](c, self.execution, name=norm)(x)
@@ -208,14 +211,16 @@ class MultiHeadAttention(nn.Module):
         context: AttentionContext,
     ) -> Attended:
         """Attends to the tokens of this call and to cached tokens, by a kernel or by XLA."""
-        # If the mask is not materialized, a kernel reads its description (lengths and segments).
+        # If the mask is not materialized, a kernel computes attention from the lengths and
+        # segments.
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
-        # Use the layout of the cache (`LayerCache`), which the matmuls read without a transpose.
-        # Keys [B, K, H, S] and values [B, K, S, V].
+        # Convert to the layout of `LayerCache`, which the matmuls read without a transpose: keys
+        # [B, K, H, S] and values [B, K, S, V].
         key = jnp.einsum("BSKH->BKHS", key)
         value = jnp.einsum("BSKH->BKSH", value)
-        # Self-attention appends to its cache, and cross-attention stores the projected source.
+        # Self-attention appends to its cache, and cross-attention stores the projected encoder
+        # output.
         keys, written = Keys(key, value), None
         if context.cache is not None and context.source is None:
             written, keys = write_tokens(context.cache, key, value, context.cache_index)
@@ -239,7 +244,7 @@ class MultiHeadAttention(nn.Module):
     def values(
         self, weights: Float[Array, "B N T S"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "B T N V"]:
-        """Returns the weighted sum of the values of each query."""
+        """Returns, for each query, the sum of all values weighted by the query's weights."""
         del context
         return weighted_values(weights, keys.value)
 
@@ -261,7 +266,7 @@ class MultiHeadAttention(nn.Module):
         written: LayerCache | None,
         context: AttentionContext,
     ) -> Attended:
-        """Computes attention by XLA, from the weights of all queries and keys."""
+        """Computes attention by XLA, with an array of the weights of all queries and keys."""
         c = self.config
         visible = context.mask.materialize()
         # A ring cache stores only some of the slots: select their columns in the mask and the
@@ -281,7 +286,8 @@ class MultiHeadAttention(nn.Module):
         # [B, N, T, S] weights and [B, K, S, V] values to [B, T, N, V].
         attended = self.values(dropped, keys, context)
         if context.head_mask is not None:
-            # Mask only the returned weights. `_masked_output` masks the outputs of heads.
+            # Apply the head mask only to the returned weights. `_masked_output` applies it to the
+            # output.
             weights = weights * context.head_mask[:, None, None]
         # [B, T, N, V] back to [B, T, D].
         output = self._masked_output(attended, context.head_mask)

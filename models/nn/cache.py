@@ -1,4 +1,4 @@
-"""Keys and values of earlier calls, kept so that decoding projects each token once.
+"""The key/value cache, with which decoding projects each token only once.
 
 A layer with an attention window keeps only the tokens of the window, in a ring of R slots. Slot j
 contains the newest token whose index, counted from the first slot of the cache, is j modulo R.
@@ -19,11 +19,11 @@ from .typing import Array, Bool, Float, Int, PyTree
 
 @struct.dataclass
 class LayerCache:
-    """Keys `[B, K, H, R]` and values `[B, K, R, H]` of a layer, or of all layers with a leading L.
+    """Keys `[B, K, H, R]` and values `[B, K, R, H]` of a layer.
 
-    K is the number of key/value heads, R the number of slots. The two matrix
-    products of attention read this layout directly, so that decoding a token transposes no earlier
-    tokens.
+    For all layers, the arrays have a leading axis L. K is the number of key/value heads, R the
+    number of slots. The two matrix products of attention read this layout directly, so that
+    decoding a token transposes no earlier tokens.
     """
 
     key: Array
@@ -32,7 +32,7 @@ class LayerCache:
     """Inputs of the last w tokens of each of M beams, `[B, M, w, N, H]`, which head convolution
     reads again (`config.recent_shapes`)."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """The window of a layer whose slots are a ring. If None, the layer keeps all slots."""
+    """The attention window, if the slots form a ring. If None, the layer keeps all tokens."""
 
     @property
     def num_slots(self) -> int:
@@ -41,16 +41,17 @@ class LayerCache:
 
 
 LayerCaches = LayerCache | tuple[LayerCache, ...]
-"""The caches of all layers: one record with a leading L, or a tuple of L (separate layers)."""
+"""The caches of all layers: one record whose arrays have a leading axis L, or a tuple of L records
+(separate layers)."""
 
 
 @struct.dataclass
 class Cache:
     """Keys and values in S slots of each sequence. The first `index` slots are written.
 
-    To remove tokens, set `index` back: decoding continues as if they had not been written. A full
-    ring has overwritten older tokens, so `index` may then be at most `spare` below the largest
-    number of tokens written so far (`can_go_back`).
+    To remove the newest tokens, decrease `index`: decoding continues as if they had not been
+    written. A full ring has overwritten older tokens, so `index` may then be at most `spare` below
+    the largest number of tokens written so far (`can_go_back`).
     """
 
     layers: LayerCaches
@@ -59,7 +60,7 @@ class Cache:
     length: int = struct.field(pytree_node=False)
     """The number of slots, S, which is also the number of columns of an attention mask."""
     spare: int = struct.field(pytree_node=False, default=0)
-    """The number of tokens that a layer keeps beyond its window."""
+    """The number of tokens that a layer with a window keeps in addition to its window."""
     cross: LayerCaches | None = None
     """Keys and values of the encoder's hidden states, for a decoder with cross-attention. The first
     call computes these projections; later calls only read the cache.
@@ -172,7 +173,7 @@ def advance_cache(
     *,
     positions: Int[Array, "B S"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache | None]:
-    """Returns the hidden states and the cache, if there is one, after T slots were written.
+    """Returns the hidden states, and the cache (if there is one) after the layers wrote T slots.
 
     Keys and values of the source, `cross`, are computed once and reused by later calls.
     A write beyond the last slot overwrites that slot. After such a write, the hidden states are
@@ -181,7 +182,7 @@ def advance_cache(
     if cache is None:
         return x, None
     cross = cross if cache.cross is None else cache.cross
-    # JAX cannot raise for a traced index, so an overflow shows as NaN.
+    # JAX cannot raise an error for a traced index, so make an overflow visible as NaN.
     end = cache.index + x.shape[1]
     x = jnp.where(end <= cache.length, x, jnp.nan)
     cache = dataclasses.replace(cache, layers=layers, index=end, cross=cross, positions=positions)
@@ -194,17 +195,17 @@ class Keys(NamedTuple):
     key: Float[Array, "B K H R"]
     value: Float[Array, "B K R V"]
     columns: Int[Array, " R"] | None = None
-    """The slot in the whole cache (column of the mask) of each key, negative for an empty slot. If
-    None, the keys are all slots in order."""
+    """The index of each key among all S slots, which is also its column in the mask; negative for
+    an empty slot. If None, the keys are all slots in order."""
 
     def of_columns(self, x: Array, axis: int = -1) -> Array:
-        """Selects the entries of these keys from an array with an entry for each slot."""
+        """Selects the entries for these keys from an array with an entry for each slot."""
         if self.columns is None or x.shape[axis] == 1:
             return x
         return jnp.take(x, jnp.maximum(self.columns, 0), axis=axis)
 
     def mask(self, mask: Bool[Array, "#B 1 #T #S"]) -> Bool[Array, "#B 1 #T #R"]:
-        """Selects the entries of these keys from a mask over all slots."""
+        """Selects the columns for these keys from a mask over all S slots."""
         return mask if self.columns is None else self.of_columns(mask) & (self.columns >= 0)
 
 
@@ -216,9 +217,9 @@ def write_tokens(
 ) -> tuple[LayerCache, Keys]:
     """Writes T tokens into a layer's cache; returns the cache and the keys that they attend to.
 
-    The first token gets slot `index` of the whole cache. A ring with R ≥ W + T - 1 still contains
-    every key that the T tokens attend to after the write. With a smaller ring, the T tokens attend
-    to the ring before the write, and to themselves.
+    The first token gets slot `index` of the whole cache. If R ≥ W + T - 1, the ring after the write
+    still contains every key that the T tokens attend to. Otherwise, the T tokens attend to the keys
+    of the ring before the write, and to their own keys.
     """
     # T new tokens, and R slots; without a window, slot i contains token i.
     length, slots = key.shape[-1], cache.num_slots
@@ -228,7 +229,8 @@ def write_tokens(
     written = _write_ring(cache, key, value, index)
     if cache.window + length - 1 <= slots:
         return written, Keys(written.key, written.value, newest_tokens(index + length, slots))
-    # The write overwrites keys that the first tokens need: attend to old ring and new tokens.
+    # The write overwrites keys that the first new tokens need, so use the old ring and the new
+    # tokens.
     before = newest_tokens(index, slots)
     keys = Keys(
         jnp.concatenate([cache.key, key], axis=3),
@@ -239,7 +241,7 @@ def write_tokens(
 
 
 def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]:
-    """Returns the index of the token in each slot of a ring, negative for an empty slot.
+    """Returns the index of the token that each slot of a ring contains, negative for an empty slot.
 
     Args:
       end: the number of tokens so far.
@@ -271,7 +273,7 @@ def _write_ring(
             one = (keys, key[..., i : i + 1]), (values, value[..., i : i + 1, :])
             keys, values = _write_slots(*one, slot)
         return dataclasses.replace(cache, key=keys, value=values)
-    # For many tokens, build the whole ring from the new tokens and the remaining old tokens.
+    # For many tokens, build a new ring from the new tokens and the remaining old tokens.
     tokens = newest_tokens(index + length, slots)  # [R]
     new, offsets = tokens >= index, jnp.clip(tokens - index, 0, length - 1)
     return dataclasses.replace(
@@ -282,12 +284,12 @@ def _write_ring(
 
 
 def with_beams(cache: Cache, num_beams: int) -> Cache:
-    """Returns the cache of a prompt for several beams, which share the history of the prompt."""
+    """Prepares the cache of a prompt for several beams, all of which continue the prompt."""
     return _map_recent(lambda x: jnp.repeat(x, num_beams, axis=-4), cache)
 
 
 def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
-    """Returns the cache for beams that continue the beams of the given indices.
+    """Returns the cache for new beams, each of which continues the old beam with the given index.
 
     Keys and values stay in their slots: beams share the slots, and masks select what each beam
     sees. Only the inputs of head convolution are stored per beam, and are reordered.
@@ -336,7 +338,7 @@ def _update_slots(
 def _write_to_one(
     key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
 ) -> tuple[Array, Array]:
-    """Writes into the slots of one row, or of one key/value head.
+    """Writes into the slots of a cache with one row or one key/value head.
 
     For the products of attention, XLA's CPU backend removes an axis of size 1. The backend fuses
     this reshape with the write, and then copies each whole array four times per token. XLA does not
@@ -361,7 +363,10 @@ def _write_to_rows(
     batched: Sequence[tuple[bool, bool] | bool],
     *arguments: PyTree,
 ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
-    """Writes into mapped rows without a condition, which `vmap` would replace by full copies."""
+    """Writes into the rows that `vmap` maps over.
+
+    Uses no condition, which `vmap` would replace by copies of whole arrays.
+    """
     axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
     write = jax.vmap(_update_slots, in_axes=axes, axis_size=axis_size)
     return write(*arguments), (True, True)

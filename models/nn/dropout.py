@@ -1,11 +1,12 @@
-"""Dropout of activations and of attention weights, drawn by counter.
+"""Dropout of activations and attention weights, with a counter-based random number generator.
 
-Srivastava et al. 2014. Whether an element is dropped is a function of (seed, step, sequence, layer,
-place in the layer, row, column). For activations, the row is the token and the column is the
-feature; for attention weights, the row is the query and the column is the key. The draw does not
-depend on the batch, the micro-batches or the devices, so every layout trains the same model. A
-device draws the mask of its shard of a sequence without communication. An attention kernel can draw
-the mask of any block, in any order, more than once.
+Srivastava et al. 2014. Whether an element is dropped is a function of the seed, the step, the
+sequence, the layer, the name of the dropout in the layer, the row and the column. For activations,
+the row is the token and the column is the feature; for attention weights, the row is the query and
+the column is the key. The draw does not depend on how the data is divided into batches,
+micro-batches and devices, so every layout trains the same model. A device draws the mask of its
+shard of a sequence without communication. An attention kernel can draw the mask of any block, in
+any order, more than once.
 
 One block of Threefry-2x32 has 64 bits, which decide about four columns. The four columns of a block
 are 8 apart, because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of each 32
@@ -27,22 +28,22 @@ from ...data.common.fields import Rate, check_value, require
 from .typing import Array, Bool, Float, Int, Key, UInt
 
 DROPOUT_MASK = "dropout_mask"
-"""The name under which rematerialization may keep the masks, one byte per element."""
+"""The name by which a rematerialization policy may save the masks, one byte per element."""
 
 GROUP = 32
-"""Columns of a row whose bits come from the same 8 Threefry blocks."""
+"""The number of columns of a row whose bits come from the same 8 Threefry blocks."""
 ROWS = 8
-"""Distance of the columns that share a block."""
+"""The distance between columns that share a Threefry block."""
 ROUNDS = 13
 """Salmon et al., table 2: the minimum for Threefry-2x32 to pass BigCrush. (jax uses 20 rounds.
-Fewer rounds matter here, since a kernel draws once in each of its two or three passes.)
+Fewer rounds save time here, since each of a kernel's two or three passes draws again.)
 """
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 RowKeys = Key[Array, " B"]
-"""One key per sequence of a batch."""
+"""One random key for each sequence of a batch."""
 Keys = TypeVar("Keys", bound=RowKeys | None)
 HeadKeys = UInt[Array, "B N 2"]
 """One key of Threefry-2x32 for each head of each sequence: two words, uint32."""
@@ -59,7 +60,10 @@ def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> 
 
 
 def fold_in(rng: Keys, data: int | Array) -> Keys:
-    """Derives the keys of a layer, or of a dropout in a layer, from its index. None stays None."""
+    """Derives the keys of a layer, or of a dropout in a layer, from a number.
+
+    Returns None if the keys are None.
+    """
     if rng is None:
         return rng
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng, data)  # pyright: ignore[reportReturnType]
@@ -85,7 +89,7 @@ def dropout(
 ) -> Float[Array, "B *rest"]:
     """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
 
-    To disable dropout, leave out the keys; the function has no `deterministic` switch. The
+    To disable dropout, pass None for the keys: the function has no argument `deterministic`. The
     probability is rounded to a multiple of 2⁻¹⁶.
 
     Args:
@@ -144,10 +148,10 @@ def kept_elements(
     *,
     places: Places | None = None,
 ) -> Bool[Array, "B *lead {num_rows} {num_columns}"]:
-    """Returns whether each element is kept, for all or for given rows and columns.
+    """Returns whether each element of matrices is kept.
 
     Args:
-      keys: two words for each matrix of R rows and C columns.
+      keys: the random key of each matrix of R rows and C columns, as two words.
       num_rows: R.
       num_columns: C.
       rate: probability that an element is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
@@ -191,8 +195,12 @@ def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R
 
 
 def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
-    """Returns the result of `_kept_stacked`: 6 × faster on CPU, but with more memory on a TPU."""
-    # Each part (0 to 3) of a group uses the low or high half of the first or second word (`draws`).
+    """Returns the result of `_kept_stacked`.
+
+    It is 6 times as fast on CPU, but needs more memory on a TPU.
+    """
+    # The columns of a group form 4 parts of 8 columns. Parts 0 and 1 use the low and high half of
+    # the first word, parts 2 and 3 those of the second word (`draws`).
     part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
     # […, R, C / 32, 8] to […, R, C / 32, 4, 8].
     both = jnp.where(part < 2, first[..., None, :], second[..., None, :])
@@ -203,7 +211,7 @@ def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*le
 def threefry(
     key: tuple[Word, Word], counter: tuple[Word, Word], rounds: int = ROUNDS
 ) -> tuple[Word, Word]:
-    """Returns the words of Threefry-2x32 (Salmon et al. 2011, section 4), element by element."""
+    """Computes the two words of Threefry-2x32 (Salmon et al. 2011, section 4) for each element."""
     parity = key[0] ^ key[1] ^ np.uint32(_PARITY)
     schedule = *key, parity
     x, y = counter[0] + key[0], counter[1] + key[1]

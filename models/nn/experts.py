@@ -7,10 +7,11 @@
 - Zoph et al. 2022, "ST-MoE", section 3.2: the loss of the router's logits (z-loss).
 - Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities normalized over the k experts.
 
-Experts have three executions. `blocked` sorts the tokens by expert and multiplies blocks of tokens,
-with operations that every platform supports. `ragged` computes the same result by
-`jax.lax.ragged_dot`, which is efficient on TPUs and dense elsewhere. `capacity` gives each expert a
-fixed number of tokens of each sequence, and drops the remaining tokens.
+The experts can be computed in three ways. `blocked` sorts the tokens by expert and multiplies
+blocks of tokens by the expert's matrices. It works on every platform. `ragged` computes the same
+result by `jax.lax.ragged_dot`, which is efficient on TPUs; on other platforms it multiplies every
+token by every expert's matrices. `capacity` assigns each expert a limited number of tokens of each
+sequence, and drops the other tokens.
 """
 
 import dataclasses
@@ -33,8 +34,8 @@ from .typing import Array, Bool, Float, Int
 
 BLOCKS = 256, 64, 16
 """Block sizes in tokens, each a multiple of the next. An expert's tokens fill as many large blocks
-as possible; the remaining tokens fill smaller blocks. Large blocks read the expert's matrices less
-often, and small blocks waste less of the last block.
+as possible; the remaining tokens fill smaller blocks. With large blocks, the expert's matrices are
+read less often; with small blocks, the last block contains less padding.
 """
 _JITTER = 0x6A
 
@@ -44,7 +45,7 @@ Carry = TypeVar("Carry")
 
 @struct.dataclass
 class RouterStatistics:
-    """Sums over the real tokens of each sequence, for one layer, or `[L, …]` for a stack."""
+    """Sums over the real tokens of each sequence, for one layer or, `[L, …]`, for all layers."""
 
     assigned: Float[Array, "*L B E"]
     """How many times each expert was chosen; this count has no gradient."""
@@ -59,7 +60,7 @@ class RouterStatistics:
 def stack_statistics(
     router: RouterStatistics | tuple[RouterStatistics, ...] | None,
 ) -> RouterStatistics | None:
-    """Returns the statistics of all layers as arrays `[L, …]`, for stacked or separate layers."""
+    """Returns the statistics of all layers, stacked or separate, as arrays `[L, …]`."""
     if not isinstance(router, tuple):
         return router
     return jax.tree.map(lambda *each: jnp.stack(each), *router)
@@ -70,7 +71,10 @@ def real_tokens(
     segment_ids: Int[AnyArray, "B T"] | None,
     cache: Cache | None,
 ) -> Float[Array, "B T"] | None:
-    """Returns the token mask, or None if all tokens are real or the mask is not per token."""
+    """Returns 1 for the real tokens of a call and 0 for padding.
+
+    Returns None if all tokens are real, or if the mask does not have an entry for each token.
+    """
     if segment_ids is not None:
         return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
     # A mask per query, or over cache slots, does not describe the tokens of this call.
@@ -80,10 +84,10 @@ def real_tokens(
 
 
 def config_of_call(config: Config, cache: Cache | None) -> Config:
-    """Returns the configuration for a call; with a cache, experts have no capacity.
+    """Returns the configuration for a call; if there is a cache, experts have no maximum capacity.
 
-    The tokens of a cached call are part of a sequence, or belong to several beams. With a capacity,
-    the dropped tokens would depend on how a sequence is split into calls.
+    A call with a cache reads only some tokens of a sequence, or tokens of several beams. If the
+    capacity were limited, the dropped tokens would depend on how a sequence is divided into calls.
     """
     if cache is None or config.expert_capacity is None:
         return config
@@ -107,7 +111,7 @@ def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
 
 
 def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
-    """Returns the balance loss over the tokens of all layers and sequences together.
+    """Returns the balance loss computed over the tokens of all layers and all sequences together.
 
     transformers computes the same loss (`router_aux_loss_coef`). The loss depends on the other
     sequences of the batch, so use this function for comparison and `balance_loss` for training.
@@ -132,15 +136,16 @@ def _layer_mean(x: Float[Array, "L B"], statistics: RouterStatistics) -> Float[A
 
 
 class Kernels(NamedTuple):
-    """The linear maps of E experts."""
+    """The kernels of the linear maps of E experts."""
 
     inputs: tuple[Float[Array, "E D F"], ...]
-    """The gate and the gated map, or a single map before the activation."""
+    """The kernels before the activation: those of the gate and the gated map, or of a single map.
+    """
     down: Float[Array, "E F D"]
 
 
 class Choice(NamedTuple):
-    """The router's choice of K experts for each token."""
+    """The K experts that the router chose for each token, with their weights."""
 
     experts: Int[Array, "*tokens K"]
     weight: Float[Array, "*tokens K"]
@@ -153,7 +158,9 @@ Activation = Callable[[Array], Array]
 
 
 class Experts(nn.Module):
-    """A router with E feed-forward layers, k of them per token, and shared layers for all tokens.
+    """E feed-forward layers (experts) with a router that chooses k of them for each token.
+
+    Shared experts, if any, process all tokens.
 
     Attributes:
       config: sizes; `num_experts` E, `experts_per_token` k, `expert_dim` F, `num_shared_experts`,
@@ -177,10 +184,10 @@ class Experts(nn.Module):
 
         Args:
           x: input of the sublayer.
-          real: 1 for tokens that are part of the statistics and use an expert's capacity. If None,
-            all tokens are real.
-          rng: keys of jitter and of dropout in the shared layers. If None, neither jitter nor
-            dropout is applied.
+          real: 1 for the tokens that count in the statistics and toward the experts' capacity. If
+            None, all tokens are real.
+          rng: random keys for the jitter and for the dropout in shared experts. If None, neither
+            jitter nor dropout is applied.
         """
         c, e = self.config, self.execution
         number, width = c.num_experts, c.expert_dim
@@ -225,7 +232,7 @@ class Experts(nn.Module):
 
 
 class ExpertMixture(nn.Module):
-    """The computation of the chosen experts, without parameters.
+    """Computes the outputs of the chosen experts. This module has no parameters.
 
     Distributed training finds this module by its class and shards the experts over devices.
 
@@ -254,7 +261,7 @@ class ExpertMixture(nn.Module):
     def dropless(
         self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
     ) -> Float[Array, "B T D"]:
-        """Returns the sums over the experts in `kernels`. An expert outside `kernels` adds 0."""
+        """Returns the weighted sums over those chosen experts that `kernels` contains."""
         compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
             self.execution.experts, _by_platform
         )
@@ -271,11 +278,12 @@ class ExpertMixture(nn.Module):
     def dispatch(
         self, x: Float[Array, "B T D"], choice: Choice
     ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
-        """Returns the tokens that each expert takes of each sequence, and the slot of each choice.
+        """Returns the tokens of each sequence for each expert, and the slot of each choice.
 
         The capacity is computed per sequence from its real tokens, so that the result does not
-        depend on the batch or on padding. First choices of all tokens precede second choices
-        (Lepikhin et al. 2020, "GShard"). A choice beyond the capacity gets the slot E · C.
+        depend on the batch or on padding. The first choices of all tokens take precedence over
+        second choices (Lepikhin et al. 2020, "GShard"). A choice beyond the capacity gets the slot
+        E · C.
         """
         number, (_, length, per_token) = self.config.num_experts, choice.experts.shape
         real = choice.real != 0
@@ -291,7 +299,8 @@ class ExpertMixture(nn.Module):
         # Order the choices of a sequence by rank, then by token, and count them per expert.
         # [B, T, K, E] to [B, K · T, E]: all first choices, then all second choices.
         by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
-        rank = jnp.cumsum(by_choice, axis=1) - by_choice  # the index within the expert
+        # the index of the choice among those of its expert
+        rank = jnp.cumsum(by_choice, axis=1) - by_choice
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
         # Look up the capacity of each sequence. Choices beyond the capacity are dropped.
@@ -301,7 +310,7 @@ class ExpertMixture(nn.Module):
 
         def fill(x: Array, slot: Array) -> Array:
             rows = jnp.zeros((number * capacity, x.shape[-1]), x.dtype)
-            # A slot out of range is dropped: [T, D] to [E · C, D].
+            # Choices with a slot out of range are dropped: [T, D] to [E · C, D].
             return rows.at[slot.reshape(-1)].set(jnp.repeat(x, per_token, axis=0), mode="drop")
 
         return jax.vmap(fill)(x, slot).reshape(x.shape[0], number, capacity, -1), slot
@@ -309,7 +318,7 @@ class ExpertMixture(nn.Module):
     def by_capacity(
         self, rows: Float[Array, "B E C D"], kernels: Kernels
     ) -> Float[Array, "B E C D"]:
-        """Returns the output of each expert for its rows."""
+        """Returns the output of each expert for the tokens in its rows."""
         # Each expert maps its C rows: [B, E, C, D] to [B, E, C, F] and back.
         before = tuple(jnp.einsum("BECD,EDF->BECF", rows, kernel) for kernel in kernels.inputs)
         return jnp.einsum("BECF,EFD->BECD", _hidden(self.activation, before), kernels.down)
@@ -329,7 +338,7 @@ def combine(
 
 
 def _jittered(x: Float[Array, "B T D"], width: float, rng: RowKeys | None) -> Array:
-    """Multiplies by random numbers from 1 - width to 1 + width."""
+    """Multiplies each element by a random number from 1 - width to 1 + width."""
     if width == 0 or rng is None:
         return x
     draw = functools.partial(
@@ -357,16 +366,17 @@ def _by_platform(x: Array, choice: Choice, kernels: Kernels, *, activation: Acti
 def _ragged(
     x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
 ) -> Float[Array, "M D"]:
-    """Returns the weighted sums, computed by XLA's ragged products."""
+    """Returns the weighted sums of the experts' outputs, computed by XLA's ragged products."""
     number, per_token = kernels.down.shape[0], choice.experts.shape[1]
     experts = _known(choice.experts, number).reshape(-1)
-    order = jnp.argsort(experts, stable=True)  # the choices by expert
+    order = jnp.argsort(experts, stable=True)  # indices of the choices, sorted by expert
     sizes = jnp.bincount(experts, length=number).astype(jnp.int32)
     # Choice i of the flat list belongs to token i // k.
     rows = x[order // per_token]
     before = tuple(jax.lax.ragged_dot(rows, kernel, sizes) for kernel in kernels.inputs)
     outputs = jax.lax.ragged_dot(_hidden(activation, before), kernels.down, sizes)
-    # Choices of missing experts are sorted last and belong to no group: set their rows to 0.
+    # Choices of experts outside `kernels` are sorted last and belong to no group: set their rows to
+    # 0.
     outputs = jnp.where((jnp.arange(experts.size) < jnp.sum(sizes))[:, None], outputs, 0)
     # Restore the order of the choices: [M · K, D] to [M, K, D].
     outputs = outputs[jnp.argsort(order)].reshape(*choice.experts.shape, -1)
@@ -374,32 +384,36 @@ def _ragged(
 
 
 def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
-    """Returns the chosen experts, with `number` in place of indices out of range."""
+    """Replaces the indices of experts that are out of range by `number`."""
     return jnp.where((chosen >= 0) & (chosen < number), chosen, number)
 
 
 class _Blocks(NamedTuple):
-    """The choices sorted by expert and padded to whole blocks. R rows are always enough."""
+    """The M · K choices, sorted by expert and padded to R rows.
+
+    The rows of each expert are whole blocks. R is large enough for any choices.
+    """
 
     used: Int[Array, " E"]
-    """The experts with at least one token, in the first `num_used` entries."""
+    """The indices of the experts; the first `num_used` entries are the experts with at least one
+    token."""
     num_used: Int[Array, ""]
     first: Int[Array, " E"]
-    """The first row of each expert."""
+    """The index of the first row of each expert."""
     size: Int[Array, " E"]
     """The number of rows of each expert, a multiple of the smallest block."""
     member: Int[Array, " R"]
-    """The index of each row among the M · K choices."""
+    """For each row, the index of its choice among the M · K choices."""
     filled: Bool[Array, " R"]
-    """Whether the row contains a choice and is not padding."""
+    """Whether each row contains a choice and is not padding."""
     row: Int[Array, "M K"]
-    """The row of each choice, or R for an expert outside `kernels`."""
+    """The index of the row of each choice, or R if `kernels` does not contain the expert."""
 
 
 def _by_blocks(
     x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
 ) -> Float[Array, "M D"]:
-    """Returns the weighted sums, computed in blocks of the rows of one expert.
+    """Returns the weighted sums of the experts' outputs, computed in blocks of rows of one expert.
 
     The rows of each expert are padded to whole blocks of the smallest size b. At most
     M · K / b + E blocks are needed, so shapes are static and no choice is dropped.
@@ -407,15 +421,15 @@ def _by_blocks(
     number, block = kernels.down.shape[0], BLOCKS[-1]
     experts = _known(choice.experts, number).reshape(-1)
     order = jnp.argsort(experts, stable=True)
-    # Where each expert starts: among the sorted choices (`starts`), and among the padded rows
-    # (`first`).
+    # The index of each expert's first choice among the sorted choices (`starts`), and of its first
+    # row among the padded rows (`first`).
     counts = jnp.bincount(experts, length=number)
     starts = jnp.cumsum(counts) - counts
     size = -(-counts // block) * block
     end = jnp.cumsum(size)
     first = end - size
 
-    # Map rows to choices: find the expert of each row, and the choice in this row.
+    # Map rows to choices: find the expert of each row, and the choice that the row contains.
     rows = jnp.arange((-(-experts.size // block) + number) * block)
     expert = jnp.minimum(jnp.searchsorted(end, rows, side="right"), number - 1)
     rank = rows - first[expert]
@@ -432,11 +446,11 @@ def _by_blocks(
 
 
 _Weighted = tuple[Float[Array, "M D"], Float[Array, "M K"]]
-"""Tokens, and the weights of their experts."""
+"""The tokens, and the weights of their chosen experts."""
 _Outputs = tuple[Array, tuple[Array, ...]]
-"""The output of all rows, and the results of the first maps."""
+"""The experts' output for each row, and the results of their linear maps before the activation."""
 _Gradients = tuple[Array, Kernels]
-"""The gradients of all rows, and of the maps."""
+"""The gradients with respect to all rows, and to the kernels of the linear maps."""
 _Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 
 
@@ -444,7 +458,10 @@ _Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 def _in_blocks(
     activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
 ) -> Float[Array, "M D"]:
-    """Returns the weighted sums. Both passes gather rows and never scatter."""
+    """Returns the weighted sums.
+
+    The forward and the backward pass gather rows and never scatter.
+    """
     return _blocks_forward(activation, weighted, kernels, blocks)[0]
 
 
@@ -453,7 +470,8 @@ def _blocks_forward(
 ) -> tuple[Array, _Residuals]:
     x, weight = weighted
     num_rows, width = blocks.member.size, kernels.down.shape[1]
-    # The outputs [R, D], and the results [R, F] of the first maps for the backward pass.
+    # The outputs [R, D], and, for the backward pass, the results [R, F] of the linear maps before
+    # the activation.
     outputs = jnp.zeros((num_rows, x.shape[1]), x.dtype)
     wide = tuple(jnp.zeros((num_rows, width), x.dtype) for _ in kernels.inputs)
 
@@ -470,7 +488,7 @@ def _blocks_forward(
         return _over_blocks(blocks, expert, of_block, carry)
 
     outputs, kept = jax.lax.fori_loop(0, blocks.num_used, of_expert, (outputs, wide))
-    # Back to the order of tokens, with a row for each of their K choices.
+    # Return to the order of the tokens, with a row for each of a token's K choices.
     of_choice = _of_choices(outputs, blocks)  # [M, K, D]
     y = jnp.einsum("MKD,MK->MD", of_choice, weight)
     return y, (weighted, kernels, blocks, kept, outputs)
@@ -491,7 +509,7 @@ def _blocks_backward(
             # The gradient of a row is the gradient of its token times the weight of the choice.
             d_output = _rows_of(dy, blocks, start, size=size, per_token=per_token)
             d_output *= weight.reshape(-1)[_take(blocks.member, start, size)][:, None]
-            # The results of the first maps were kept; only the activation is recomputed.
+            # The results of the linear maps were saved, so recompute only the activation.
             before = tuple(_take(all_, start, size) for all_ in kept)
             hidden, pullback = jax.vjp(functools.partial(_hidden, activation), before)
             (d_before,) = pullback(d_output @ down.T)
@@ -503,7 +521,7 @@ def _blocks_backward(
             d_down = d_own.down + hidden.T @ d_output
             return _put(d_rows, jnp.asarray(d_row), start), Kernels(d_inputs, d_down)
 
-        # Accumulate one expert's gradients, which may fit into a processor's cache, then store
+        # Sum up the gradients of one expert, which may fit into a processor's cache, then store
         # them.
         d_rows, d_kernels = carry
         sums = d_rows, jax.tree.map(jnp.zeros_like, own)
@@ -526,8 +544,9 @@ def _over_blocks(
 ) -> Carry:
     """Calls `of_block(first row, number of rows, carry)` for the blocks of an expert."""
     start, left = blocks.first[expert], blocks.size[expert]
-    # The maximum number of rows of one expert. Skip block sizes above it: if a block had all rows,
-    # XLA would hoist its products out of the loop, and compute them although the loop never runs.
+    # The maximum number of rows of one expert. Skip larger block sizes: if a block contained all
+    # rows, XLA would move its products out of the loop, and compute them even if the loop never
+    # ran.
     most = blocks.member.size - blocks.first.size * BLOCKS[-1]
 
     def of_number(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
@@ -561,5 +580,5 @@ def _rows_of(
 
 
 def _of_choices(outputs: Float[Array, "R D"], blocks: _Blocks) -> Float[Array, "M K D"]:
-    """Returns the row of each choice, or zeros for an expert outside `kernels`."""
+    """Returns the output row of each choice, or zeros if `kernels` does not contain the expert."""
     return outputs.at[blocks.row].get(mode="fill", fill_value=0)

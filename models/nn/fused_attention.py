@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """Static properties of an attention call, used to decide which kernel supports it."""
+    """Static properties of a call of attention, which determine the kernels that support it."""
 
     num_queries: Size
     num_keys: Size
@@ -48,9 +48,9 @@ class AttentionCall:
     dropout_rate: float
     """Dropout rate of the attention weights; 0 outside training."""
     cached: bool = False
-    """Whether keys of earlier calls are read."""
+    """Whether keys and values of earlier calls are read from a cache."""
     weights: bool = False
-    """Whether the weights are returned."""
+    """Whether the attention weights are returned."""
     is_per_query: bool = False
     """Whether the caller's mask has an entry for each query and key."""
     biased: bool = False
@@ -62,7 +62,7 @@ class AttentionCall:
 
     @property
     def lengths(self) -> str:
-        """The number of queries and of keys, for messages."""
+        """The number of queries and the number of keys, as text for messages."""
         same = self.num_queries == self.num_keys
         return f"{self.num_queries}" if same else f"{self.num_queries} and {self.num_keys}"
 
@@ -75,9 +75,11 @@ MAX_CUDNN_HEAD_DIM = 128
 TRITON_BLOCK = 64
 """The Triton kernel processes tokens in blocks of this size or twice as large."""
 TRITON_HEAD_DIMS = (16, 32, 64, 128)
-"""Triton's tiles need powers of two, and larger heads do not fit into registers."""
+"""The head sizes that the Triton kernel supports. Triton's tiles require powers of two, and larger
+heads do not fit into registers."""
 MAX_FLASH_QUERIES = 8192
-"""The backward pass of flash attention keeps the gradients of a head's queries on the chip."""
+"""The maximum number of queries for flash attention on TPUs, whose backward pass keeps the
+gradients of all queries of a head in on-chip memory."""
 
 FLASH_MEMORY = 53 << 18
 """Upper limit of `flash_bytes`, 13.25 MiB. A kernel has 16 MiB of on-chip memory, and the compiler
@@ -108,7 +110,7 @@ def flash_bytes(call: AttentionCall) -> int:
 
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
-"""A property that makes a call unsupported, and the reason as text for the message."""
+"""A condition under which a kernel does not support a call, and the reason for the message."""
 
 _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),
@@ -195,7 +197,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         ),
     ),
 }
-"""The calls that each kernel does not support, with the reasons."""
+"""For each kernel, the conditions under which it does not support a call, with the reasons."""
 
 
 def refusal(kernel: str, call: AttentionCall) -> str | None:
@@ -215,8 +217,8 @@ def cudnn_attention(
 ) -> Float[Array, "B T N H"]:
     """Computes flash attention by cuDNN, for NVIDIA's GPUs; scores are not scaled and not capped.
 
-    Causal order and a window are arguments of the kernel. (Two features of cuDNN are not used: a
-    window without causal order would let queries attend to all later keys, and sequence lengths
+    Causal order and a window are passed to cuDNN as arguments. (Two features of cuDNN are not used:
+    a window without causal order would let queries attend to all later keys, and sequence lengths
     describe only padding at the end.) Segments become a finite bias of the scores, so that a query
     without keys does not give NaN. The bias has B · T · S elements, and older versions of jax also
     compute its gradient.
@@ -231,7 +233,7 @@ def cudnn_attention(
         queries, keys = segments
         # [B, 1, T, S]: cuDNN reads one mask for all heads.
         mask = (queries[:, :, None] == keys[:, None, :])[:, None]
-    # The window counts earlier keys without the query's own.
+    # cuDNN's window counts the keys before the query, without the query's own key.
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -287,7 +289,7 @@ def _splash_mask(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = num_queries, num_keys
-    # A window counts the query's own key, and in causal order has no later keys.
+    # Our window includes the query's own key and, in causal order, no later keys.
     if window is not None:
         return masks.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
@@ -312,7 +314,8 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
 def _flash_attention(module: str, *arrays: Any, cap: float | None, **options: Any) -> Array:
     """Computes flash attention by a module in `kernels`; scores are not scaled or capped.
 
-    With the option `keys`, weights are dropped with probability `rate`: the same weights as in XLA.
+    With the option `keys`, weights are dropped with probability `rate`. These are the same weights
+    that attention by XLA drops.
     """
     assert cap is None
     # Import here, because a machine may lack the kernel's compiler.
@@ -360,16 +363,16 @@ class FusedAttention(nn.Module):
         use_window: Bool[Array, ""] | None,
         keys: HeadKeys | None = None,
     ) -> Float[Array, "B T N V"]:
-        """Returns the weighted values of each query.
+        """Returns the weighted sum of the values for each query.
 
         Args:
           query: already scaled.
-          key: keys of the size of the queries; K divides N.
+          key: the keys, of the same head size as the queries; K divides N.
           value: values of any size.
           segments: segment ids of queries and keys. A query attends to the keys with its segment
             id. The output of a query without such keys is finite, but its gradient must not be
             used.
-          use_window: whether the window applies. If None, the window applies.
+          use_window: whether the window applies to this layer. If None, it does.
           keys: dropout keys for each head of each sequence. If None, no dropout.
         """
         # cuDNN and splash attention have no argument for dropout.
@@ -385,7 +388,7 @@ class FusedAttention(nn.Module):
         segments: Segments | None,
         use_window: Bool[Array, ""] | None,
     ) -> Float[Array, "B T N V"]:
-        """Returns the result of a kernel for the layer's window.
+        """Returns the result of a kernel, with or without the window.
 
         Args:
           kernel: a function like the entries of `KERNELS`. Training with a sharded `context` axis
@@ -397,11 +400,12 @@ class FusedAttention(nn.Module):
         query, key, value = arrays
         attend = functools.partial(kernel, causal=self.causal, cap=self.cap)
         full = functools.partial(attend, window=None)
-        # A window as long as the sequence hides no keys, and a mask without a window is cheaper.
+        # A window that is as long as the sequence hides no keys: leave it out, because this is
+        # cheaper.
         if self.window is None or self.window >= key.shape[1]:
             return full(query, key, value, segments)
         windowed = functools.partial(attend, window=self.window)
         if use_window is None:
             return windowed(query, key, value, segments)
-        # Scanned layers share one program, and whether the window applies is traced.
+        # Scanned layers share one program, so whether the window applies is a traced value.
         return jax.lax.cond(use_window, windowed, full, query, key, value, segments)

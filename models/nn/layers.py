@@ -1,4 +1,4 @@
-"""Parts of a layer: linear maps, embeddings, norms, feed-forward blocks."""
+"""The modules of a layer: linear maps, embeddings, norms and feed-forward blocks."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ from .dropout import RowKeys, dropout
 from .typing import Array, Float, Int
 
 FEW_ROWS = range(2, 9)
-"""The numbers of rows for which `affine` changes the order of operands on CPU."""
+"""The numbers of rows of x for which `affine` swaps the operands of the product on CPU."""
 
 
 class Linear(nn.Module):
@@ -86,7 +86,8 @@ def affine(
     def matrix_first(x: Array, matrix: Array) -> Array:
         rows = x.reshape(-1, x.shape[-1])
         y = jnp.einsum("oi,mi->om", matrix, rows, preferred_element_type=dtype)
-        # Without an operation in between, XLA rewrites (W xᵀ)ᵀ as x Wᵀ.
+        # Separate the product and the transpose by another operation: otherwise XLA rewrites (W
+        # xᵀ)ᵀ as x Wᵀ.
         barrier = jax.lax.optimization_barrier
         y = barrier(y) if bias is None else y + bias.astype(y.dtype)[:, None]
         return y.T.reshape(*x.shape[:-1], -1)
@@ -129,14 +130,14 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", init, shape, self.execution.param_dtype)
 
     def __call__(self, ids: Int[Array | np.ndarray, "*rest"]) -> Float[Array, "*rest D"]:
-        """Returns the vector of each id, or NaN for an id outside the table."""
+        """Returns the vector of each id; NaN for an id outside the table."""
         return embedding_lookup(self.embedding, ids).astype(self.execution.dtype)
 
 
 def embedding_lookup(
     table: Float[Array, "V D"], ids: Int[Array | np.ndarray, "*rest"]
 ) -> Float[Array, "*rest D"]:
-    """Returns the row of each id, or NaN for a negative id and for an id beyond the table."""
+    """Returns the table's row for each id; NaN for an id that is negative or beyond the table."""
     return table.at[ids].get(mode="fill", wrap_negative_indices=False)
 
 
@@ -157,7 +158,7 @@ class LayerNorm(nn.Module):
         `norm_bias` also a learned bias.
       execution: precision.
       use_bias: whether an affine norm has a bias.
-      num_scaled_axes: number of last axes that scale and bias have.
+      num_scaled_axes: number of last axes over which the scale and the bias vary.
     """
 
     config: TransformerConfig
@@ -205,7 +206,7 @@ class RMSNorm(nn.Module):
 
 
 NORMS: dict[NormKind, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
-"""The norm of the residual stream for each value of `norm_kind`."""
+"""The module that normalizes the residual stream, for each value of `norm_kind`."""
 
 
 def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:

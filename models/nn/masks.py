@@ -1,4 +1,4 @@
-"""Attention masks, described by the model and materialized only if a backend needs them.
+"""Attention masks: the model describes them, and arrays are computed only if a backend needs them.
 
 In every mask, `True` means that the query may attend to the key.
 """
@@ -16,7 +16,7 @@ AnyArray = Array | np.ndarray
 """Arrays that callers may pass: arrays of jax, or of numpy outside compiled functions."""
 
 Size = Any
-"""An int, or a symbolic dimension in a program exported with symbolic sizes."""
+"""An int, or a symbolic dimension in a program that is exported with symbolic sizes."""
 
 Segments = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 """Segment ids of queries and keys. A query attends to the keys with its segment id."""
@@ -29,7 +29,7 @@ def band_mask(
     *,
     causal: bool = True,
 ) -> Bool[Array, "1 1 T S"]:
-    """Lets each query attend to the keys up to its own position, or in a window on both sides.
+    """Returns a mask: queries attend to keys up to their position, or in a two-sided window.
 
     With `window`, a query attends only to keys at a distance below `window`: the band of Child et
     al. 2019, "Generating long sequences with sparse transformers".
@@ -42,7 +42,7 @@ def band_mask(
 
 
 def last_keys(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
-    """Keeps the last `window` visible keys of each query, even if they are not consecutive."""
+    """Hides all but the last `window` visible keys of each query, which need not be consecutive."""
     later = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
     return mask & (later <= window)
 
@@ -78,8 +78,8 @@ def padding_mask(
 class AttentionMask:
     """The keys that each of T queries may attend to, among S keys.
 
-    A model describes the mask by the first fields. A kernel needs only this description. For XLA,
-    `materialized()` adds the array once for all layers.
+    A model describes the mask by all fields except `values`. A kernel needs only this description.
+    For XLA, `materialized()` computes the array `values` once for all layers.
     """
 
     num_queries: Size = struct.field(pytree_node=False)
@@ -89,7 +89,7 @@ class AttentionMask:
     segment_ids: Int[AnyArray, "B S"] | None = None
     """The document of each key, or 0 for padding."""
     query_segment_ids: Int[AnyArray, "B T"] | None = None
-    """The document of each query, if it differs from the document of the keys."""
+    """The document of each query, if the queries are not the tokens of the keys."""
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
@@ -98,11 +98,11 @@ class AttentionMask:
     `window` - 1 keys on either side.
     """
     start: Int[Array, ""] | int = 0
-    """The index of the first query among the keys."""
+    """The index of the key whose position equals that of the first query."""
     use_window: Bool[Array, ""] | None = None
-    """Whether the window applies, if it differs between layers."""
+    """Whether the window applies to this layer, if this differs between layers."""
     values: Bool[Array, "#B 1 #T #S"] | None = None
-    """The materialized mask."""
+    """The mask as an array, if it has been computed."""
 
     @property
     def is_per_query(self) -> bool:
@@ -128,11 +128,11 @@ class AttentionMask:
         return band_mask(*indices, self.window, causal=self.causal) & mask
 
     def materialized(self) -> "AttentionMask":
-        """Returns the mask with its array."""
+        """Returns a copy of this mask that includes its array `values`."""
         return dataclasses.replace(self, values=self.materialize())
 
     def segments(self) -> Segments | None:
-        """Returns the mask without causal order, as segment ids of queries and keys.
+        """Describes the mask, apart from its band, by segment ids of queries and keys.
 
         Requires a per-key mask and `start` 0. The allowed pairs are the same as in `materialize`,
         except that padding queries of packed sequences (0) attend to the hidden keys, so that every
@@ -156,7 +156,7 @@ class AttentionMask:
 def select_mask(
     use_window: Bool[Array, ""] | bool, windowed: AttentionMask, full: AttentionMask
 ) -> AttentionMask:
-    """Returns the windowed or the full mask of a layer, whose index may be traced."""
+    """Returns the windowed or the full mask; the choice may be a traced value."""
     if isinstance(use_window, bool):
         return windowed if use_window else full
     # The choice of the mask is traced. A kernel selects its mask itself; for XLA, select the array

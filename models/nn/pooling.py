@@ -1,4 +1,4 @@
-"""Sentence vectors from the hidden states of their tokens.
+"""Computes sentence vectors from the hidden states of the tokens.
 
 - Mean, maximum and first token: Reimers and Gurevych 2019, "Sentence-BERT", section 3.
 - Weighted mean and last token, for causal models: Muennighoff 2022, "SGPT", section 3.
@@ -36,12 +36,13 @@ def pool(
             pool. The vectors of several modes are concatenated.
 
     Returns:
-        The vectors, 0 for a sequence without tokens.
+        The vectors; the vector of a sequence without tokens is 0.
     """
     x = last_hidden_state.astype(jnp.float32)
     real = jnp.asarray(mask != 0, jnp.float32)[..., None]  # [B, T, 1]
     vectors = jnp.concatenate([_POOL[mode](x, real) for mode in modes], axis=-1)
-    # For a sequence without tokens the modes disagree (the maximum is -∞), so set its vector to 0.
+    # For a sequence without tokens, the modes give different results (the maximum is -∞), so set
+    # its vector to 0.
     return jnp.where(jnp.any(real, axis=1), vectors, 0)
 
 

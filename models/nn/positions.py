@@ -3,10 +3,11 @@
 Position embeddings are learned (`learned`). Position encodings are computed (`sinusoidal`,
 `rotary`). Relative positions depend on the distance between two tokens (`buckets`, `alibi`).
 `make_positions` provides every kind for every family. Vectors are added to the embeddings;
-rotations and relative positions enter attention. `models.lectures.positions` has further kinds.
+rotations and relative positions are used in attention. `models.lectures.positions` implements
+additional kinds.
 
-Positions enter self-attention only; cross-attention sees positions only through the vectors added
-to its inputs.
+Only self-attention uses rotations and relative positions. Cross-attention knows positions only from
+the vectors that are added to the embeddings.
 """
 
 import dataclasses
@@ -77,21 +78,21 @@ def sinusoidal_positions(
         table = np.concatenate(waves, axis=-1)
     else:
         table = np.stack(waves, axis=-1).reshape(length, -1)
-    # An odd D leaves one column too many.
+    # If D is odd, the table has one column too many: leave it out.
     return table[:, :d_model].astype(np.float32)
 
 
 @struct.dataclass
 class Positions:
-    """The positions of the tokens, in the form that the layers of a stack use."""
+    """What the layers of a stack need to know about the positions of the tokens."""
 
     vectors: Float[Array, "#B #T D"] | None = None
     """The vector of each position, Π, which is added to the embeddings."""
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
-    """Rotations in the layers with an attention window, if these layers have other rotations (Gemma
-    3).
+    """Rotations in the layers with an attention window, if they differ from those in other layers
+    (Gemma 3).
     """
     unrotated_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
     """Whether each layer leaves queries and keys unrotated (SmolLM3). If empty, all layers rotate
@@ -105,7 +106,7 @@ class Positions:
     def of_layer(
         self, layer: int | Int[Array, ""], windowed: bool | Bool[Array, ""]
     ) -> "Positions":
-        """Returns the positions for a layer with or without an attention window."""
+        """Returns the positions for one layer, which may have an attention window."""
         # A windowed layer may have another base, and an unrotated layer rotates by the angle 0.
         chosen, local, flags = self.rotary, self.windowed_rotary, self.unrotated_layers
         if chosen is not None and local is not None:
@@ -116,7 +117,7 @@ class Positions:
         return dataclasses.replace(self, rotary=chosen, windowed_rotary=None, unrotated_layers=())
 
     def of_keys(self, keys: Keys) -> "Positions":
-        """Returns the positions for attention to selected slots of a cache."""
+        """Returns the positions for attention to the selected slots of a cache."""
         if self.bias is None or keys.columns is None:
             return self
         return dataclasses.replace(self, bias=keys.of_columns(self.bias))
@@ -171,7 +172,7 @@ def make_positions(
         rows = config.max_length + config.position_offset
         table = Embedding(rows, config.position_dim, init_std, execution, name="position_embedding")
         if config.position_offset:
-            # A negative position must not read a row before the row of position 0.
+            # A negative position must not select a row before that of position 0.
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
         return Positions(table(position_ids))
     if kind == "sinusoidal":

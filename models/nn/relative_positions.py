@@ -49,11 +49,11 @@ def relative_buckets(
 
 
 def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.ndarray, " R"]:
-    """Returns the smallest distance of each bucket with a range, except the first such bucket.
+    """Returns the smallest distance of each bucket that is a range, except for the first one.
 
-    NumPy computes these distances, and not the device: if a range begins at an integer, the
-    logarithm of some devices is slightly too small. A correctly rounded float32 logarithm gives the
-    same ranges as torch.
+    NumPy computes these distances on the host: where a range begins at an integer, the logarithm of
+    some devices is slightly too small. A correctly rounded float32 logarithm gives the same ranges
+    as torch.
     """
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
     growth = np.log(ratio.astype(np.float64)).astype(np.float32)
@@ -65,7 +65,7 @@ def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.
 def logarithmic_buckets(
     distance: Int[Array, "..."], num_buckets: int, max_distance: int
 ) -> Int[Array, "..."]:
-    """Returns the bucket of each distance, with its sign (DeBERTa version 2, the authors' code).
+    """Returns the bucket of each distance, with the distance's sign (DeBERTa version 2's code).
 
     Distances d up to m = `num_buckets` / 2 have one bucket each. A larger distance has the bucket m
     + ⌈log(d / m) / log((M - 1) / m) · (m - 1)⌉. All distances of at least M share a bucket. If M ≤
@@ -89,7 +89,7 @@ def logarithmic_buckets(
 
 
 def by_distance(products: Float[Array, "... T R"]) -> Float[Array, "... T T"]:
-    """Selects, in row i and column j, the product of row i with distance j - i.
+    """Selects, for row i and column j, the product of row i for the distance j - i.
 
     A padded row is one element longer than R, so that reshaping shifts each row by one element
     more than the row before: no gather is needed.

@@ -24,10 +24,10 @@ class Rotary:
     cos: Float[Array, "#B T R"]
     sin: Float[Array, "#B T R"]
     interleaved: bool = struct.field(pytree_node=False, default=False)
-    """Whether planes are pairs of neighboring dimensions (GPT-J)."""
+    """Whether each plane consists of two neighboring dimensions (GPT-J)."""
 
     def identity(self) -> "Rotary":
-        """Returns rotations of the same shape by the angle 0."""
+        """Returns rotations by the angle 0, as arrays of the same shape."""
         return Rotary(jnp.ones_like(self.cos), jnp.zeros_like(self.sin), self.interleaved)
 
     def rotate(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
@@ -95,12 +95,13 @@ def rotary_frequencies(
     scaling: RotaryScaling | None,
     max_length: int,
 ) -> Float[Array, "*rest F"]:
-    """Returns the angle per position of each plane: `[R/2]`, or `[B, 1, R/2]` if rows differ.
+    """Returns the angle of each plane per position: `[R/2]`, or `[B, 1, R/2]` if it differs by row.
 
-    Some scalings depend on the length of a text (in LongRoPE, texts within the trained length have
-    the short factors). The length of a row is its last position plus 1, so that neither padding nor
-    the other rows of a batch change a row. transformers uses the last position of the whole batch
-    for all rows, including padding unless `position_ids` leave it out.
+    Some scalings depend on the length of a text. In LongRoPE, for example, texts within the trained
+    length use the "short" factors. The length of a row is its last position plus 1, so that neither
+    padding nor the other rows of a batch change a row. transformers instead uses the last position
+    of the whole batch for all rows. This includes padding, unless the caller's `position_ids` do
+    not count it.
     """
     # Divide in float32, as transformers does: different rounding is visible at late positions.
     exponent = jnp.arange(0, size, 2, dtype=jnp.float32) / size

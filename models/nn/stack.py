@@ -36,7 +36,7 @@ of self-attention.
 
 
 def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:
-    """Returns whether an operation is cuDNN's attention, whose residuals have no name."""
+    """Returns whether an operation is cuDNN's attention, whose residuals are not named."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
@@ -50,11 +50,11 @@ REMAT_POLICIES: dict[str, RematPolicy | None] = {
     ),
     "full": None,
 }
-"""Policies by their name in `Execution.remat`."""
+"""The rematerialization policy for each value of `Execution.remat`."""
 
 
 class PreparedInputs(NamedTuple):
-    """The position of each token, and the attention mask."""
+    """The position ids and the attention mask of a call."""
 
     position_ids: Int[AnyArray, "#B #T"]
     mask: AttentionMask
@@ -118,7 +118,7 @@ def prepare_inputs(
     require(longest is None or length <= longest or per_query, problem)
     problem = f"a cache cannot continue packed sequences: leave {prefix}segment_ids out"
     require(cache is None or segment_ids is None, problem)
-    # Keys are the tokens of this call, or all slots of the cache.
+    # The keys are the tokens of this call, or all slots of the cache.
     num_keys = length if cache is None else cache.length
     if attention_mask is not None and attention_mask.shape[-1] != num_keys:
         raise UserError(
@@ -127,7 +127,7 @@ def prepare_inputs(
         )
     if cache is not None and per_query:
         _check_rings(cache, length, prefix)
-    # Tokens of this call follow the written slots of the cache.
+    # The tokens of this call follow the slots of the cache that have been written.
     start = jnp.zeros((), jnp.int32) if cache is None else cache.index
     if position_ids is None:
         # With a mask per query, the tokens may belong to several beams.
@@ -156,7 +156,7 @@ def _check_rings(cache: Cache, num_beams: int, prefix: str) -> None:
 
 @struct.dataclass
 class LayerInputs:
-    """Inputs that differ between layers, for one layer or for a stack with a leading L."""
+    """Inputs that differ between layers: of one layer, or of all, with a leading axis L."""
 
     index: int | Int[Array, "*L"]
     cache: LayerCache | None
@@ -179,17 +179,18 @@ class LayerContext:
     cross_mask: AttentionMask | None = None
     """The encoder positions that each token of a decoder may attend to."""
     head_mask: Float[Array, "L N"] | None = None
-    """Factor of the weights of each head of self-attention."""
+    """Factor by which the weights of each head of self-attention are multiplied."""
     cross_head_mask: Float[Array, "L N"] | None = None
-    """Factor of the weights of each head of cross-attention."""
+    """Factor by which the weights of each head of cross-attention are multiplied."""
     positions: Positions = dataclasses.field(default_factory=Positions)
-    """The positions of the tokens, for the layers and their self-attention."""
+    """The positions of the tokens, for self-attention."""
     real: Float[Array, "B T"] | None = None
-    """1 for real tokens, for a mixture of experts. If None, all tokens are real."""
+    """1 for real tokens, 0 for padding; used by mixtures of experts. If None, all tokens are real.
+    """
     windowed_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
     """Whether each layer has an attention window."""
     norm_scales: Float[Array, "L D"] | None = None
-    """Scales of norms that only some layers have (ModernBERT)."""
+    """Scales of a norm that only some layers have (ModernBERT)."""
 
     def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
         """Returns whether a layer, whose index may be traced, has an attention window."""
@@ -200,7 +201,7 @@ class LayerContext:
         return flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
 
     def self_attention(self, inputs: LayerInputs) -> AttentionContext:
-        """Returns the context of a layer's self-attention, whose `rng` the whole layer uses."""
+        """Returns the inputs of a layer's self-attention; the whole layer uses the same `rng`."""
         layer = inputs.index
         windowed = self.is_windowed(layer)
         mask = self.mask
@@ -218,7 +219,7 @@ class LayerContext:
         )
 
     def cross_attention(self, inputs: LayerInputs) -> AttentionContext:
-        """Returns the context of a decoder layer's attention to the encoder's output."""
+        """Returns the inputs of a decoder layer's cross-attention."""
         layer, head_mask = inputs.index, self.cross_head_mask
         assert self.cross_mask is not None
         return AttentionContext(
@@ -250,7 +251,7 @@ def make_layer_context(
     positions: Positions = Positions(),
     real: Float[Array, "B T"] | None = None,
 ) -> LayerContext:
-    """Builds the inputs that all layers share, with masks in the form of the attention backend.
+    """Builds the inputs that all layers share, with masks as the attention backend needs them.
 
     Args:
       config: sizes.
@@ -263,7 +264,7 @@ def make_layer_context(
       windowed_layers: whether each layer has the window.
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that the decoder may attend to.
-      positions: the positions of the tokens, unless a stack adds them later.
+      positions: the positions of the tokens. A stack may also set them later.
       real: 1 for real tokens. If None, all tokens are real.
       head_mask: factor of the weights of each head, for all layers or per layer.
       cross_head_mask: factor of the weights of each head of cross-attention.
@@ -271,13 +272,13 @@ def make_layer_context(
     Raises:
       UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
     """
-    # Windowed layers use the same mask, with a window added.
+    # Layers with a window use the same mask, to which the window is added.
     windowed = None
     if window is not None and any(windowed_layers):
         windowed = dataclasses.replace(mask, window=window)
 
     def prepared(mask: AttentionMask) -> AttentionMask:
-        """Materializes a mask unless the kernel of `execution` supports the call."""
+        """Computes the array of a mask, unless the kernel of `execution` supports the call."""
         if execution.attention not in LIMITS:
             return mask.materialized()
         # Only these static properties decide whether the kernel supports the call.
@@ -293,7 +294,8 @@ def make_layer_context(
             is_per_query=mask.is_per_query,
             biased=config.scores_by_distance,
             capped=config.score_cap is not None,
-            # Scanned layers choose between both masks, so both masks need the same form.
+            # Scanned layers choose between the two masks at run time, so both or neither must be
+            # arrays.
             two_sided=windowed is not None and windowed.is_two_sided,
         )
         return mask if refusal(execution.attention, call) is None else mask.materialized()
@@ -317,7 +319,10 @@ def make_layer_context(
 def _of_all_layers(
     config: TransformerConfig, head_mask: Float[AnyArray, "*L N"] | None, name: str
 ) -> Float[Array, "L N"] | None:
-    """Returns the factors of all heads. Raises UserError for a wrong shape."""
+    """Returns a factor for each head of each layer.
+
+    Raises UserError if the shape is wrong.
+    """
     if head_mask is None:
         return None
     # Each head of each layer has a factor; a mask [N] is the same for all layers.
@@ -334,17 +339,18 @@ def _of_all_layers(
 class LayerOutputs:
     """Outputs of a layer in addition to the residual stream.
 
-    For a stack, each field has a leading L or is a tuple of L (separate layers).
+    For a stack, each field has a leading axis L, or is a tuple with an item for each of L layers
+    (separate layers).
     """
 
     cache: LayerCaches | None
     attentions: Array | tuple[Array, ...] | None
-    """Attention weights `[B, N, T, S]`, if requested."""
+    """The attention weights `[B, N, T, S]`, if they were requested."""
     cross: LayerCaches | None = None
     """Keys and values of the encoder's output, if this call projected them for a cache."""
     cross_attentions: Array | tuple[Array, ...] | None = None
     router: RouterStatistics | tuple[RouterStatistics, ...] | None = None
-    """Statistics of a mixture of experts."""
+    """The statistics of the router, in a mixture of experts."""
 
 
 class Layer(nn.Module, Generic[Config]):
@@ -362,7 +368,8 @@ class Layer(nn.Module, Generic[Config]):
     execution: Execution
 
     attention: ClassVar[type[MultiHeadAttention]] = MultiHeadAttention
-    """The attention of the layer. A family with further score terms sets another class."""
+    """The class of the layer's attention. A family whose attention has additional score terms sets
+    another class."""
 
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
@@ -385,7 +392,8 @@ class Layer(nn.Module, Generic[Config]):
 
 
 ReadLayer = Callable[[Params], Params]
-"""Maps the stored variables of a layer, `{"params": …}`, to the variables that it uses."""
+"""A function from the stored variables of a layer, `{"params": …}`, to the variables that it uses.
+"""
 _read_layer: ContextVar[ReadLayer | None] = ContextVar("read_layer", default=None)
 
 
@@ -415,9 +423,9 @@ def run_layers(
 ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
     """Runs the L layers of a stack, in the compact method of a module.
 
-    The parameters are in the module's `layers`, each array with a leading L, or in `layers_0`,
-    `layers_1` … if `execution.layers` is "separate". Layers that share their parameters are stored
-    once.
+    The parameters are stored under `layers`, where each array has a leading axis L, or under
+    `layers_0`, `layers_1` … if `execution.layers` is "separate". Layers that share their parameters
+    are stored once.
 
     Args:
       layer: the class of one layer.
@@ -446,7 +454,7 @@ def run_layers(
         # are scanned.
         layer = nn.remat(layer, policy=policy, prevent_cse=execution.layers != "scan")
     caches, cross = (None, None) if cache is None else (cache.layers, cache.cross)
-    # Separate layers run in a Python loop, and no array has a leading L.
+    # Separate layers run in a Python loop, and no array has a leading axis L.
     if execution.layers == "separate":
         outputs: list[LayerOutputs] = []
         stored = [layer(config, execution, name=f"layers_{i}") for i in range(max(order) + 1)]
@@ -458,7 +466,7 @@ def run_layers(
             )
             x, output = stored[row](x, inputs, context)
             outputs.append(output)
-        # Combine L records of arrays or None into one record of tuples or None.
+        # Combine L records into one: each field becomes a tuple of L arrays, or None.
         return x, jax.tree.map(
             lambda *values: None if values[0] is None else values,
             *outputs,
@@ -475,12 +483,13 @@ def run_layers(
         "check_constancy_invariants": False,  # the check would trace the layer twice
     }
     stack = layer(config, execution, name="layers")
-    # Shared layers: every step receives all stored parameters and selects one row of them.
+    # Shared layers: every step receives all stored parameters, and selects those of one layer by
+    # its index.
     if list(order) != list(range(len(order))):
         step = _step_of_shared(order)
         shared = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **options)
         return shared(stack, x, (jnp.asarray(order), inputs), context)
-    # Other layers: the scan slices the stacked parameters, one row for each step.
+    # Other layers: the scan slices the stacked parameters, one layer for each step.
     options |= {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
     return nn.scan(_call, **options)(stack, x, inputs, context)
 
@@ -499,7 +508,8 @@ def _step_of_shared(order: Sequence[int]) -> Callable[..., Any]:
         inputs: tuple[Int[Array, ""], LayerInputs],
         context: LayerContext,
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        # A static row does not change in the loop, so the backward pass stores no copy of it.
+        # If the index is static, the parameters are the same in every step, and the backward pass
+        # stores no copies of them.
         row = order[0] if alike else inputs[0]
         read = nn.map_variables(
             _call, "params", lambda params: jax.tree.map(lambda p: p[row], params)

@@ -1,7 +1,7 @@
 """Types of arrays and of trees of arrays.
 
-Arrays have jaxtyping's types, or plain types if jaxtyping is not installed. Models therefore run
-with only jax and flax, as on a bare GPU image.
+The types of arrays are those of jaxtyping, or plain types if jaxtyping is not installed. So models
+can be used with only jax and flax installed, as in a minimal GPU image.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,7 +16,7 @@ else:
         from jax.typing import ArrayLike
 
         class _Shaped:
-            """Makes `Float[Array, "B T"]` the same as `Array`."""
+            """Stands in for jaxtyping: `Float[Array, "B T"]` is the same as `Array`."""
 
             def __class_getitem__(cls, item: Any) -> Any:
                 return item[0]

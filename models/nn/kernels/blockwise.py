@@ -1,10 +1,10 @@
 """Blockwise attention in plain XLA, forward and backward; memory grows with T, not with T · S.
 
 Rabe and Staats 2021, "Self-attention does not need O(n²) memory", with the backward pass of Dao et
-al. 2022, "FlashAttention", algorithm 4. The backward pass keeps the output and the log-sum-exp of
-each query, and recomputes the weights of a block and their dropout mask (`dropout.py`).
+al. 2022, "FlashAttention", algorithm 4. For the backward pass, the output and the log-sum-exp of
+each query are saved; the weights of a block and their dropout mask are recomputed (`dropout.py`).
 
-Ring attention over several devices calls `forward`, `merge` and `backward` for each part of the
+Ring attention over several devices calls `forward`, `merge` and `backward` for each shard of the
 keys (`train.distributed.ring_attention`).
 """
 
@@ -26,17 +26,17 @@ from . import KERNEL_RESIDUALS
 
 HIDDEN = -1e30
 """The score of a hidden key, and the log-sum-exp of a query without keys. The value is finite, so
-that merging two parts without keys does not give NaN.
+that `merge` does not give NaN for a query without keys in both operands.
 """
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 64
 """Sequences longer than `LARGEST_BLOCK` are cut into blocks of at least this size."""
 UNLIMITED = 2**30
-"""A distance that no two tokens have."""
+"""A number that is greater than any distance between two tokens."""
 
 
 Inputs = tuple[Array, Array, Array]
-"""Queries, keys and values, or the accumulators of a loop."""
+"""Queries, keys and values; or the three accumulators of a loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +49,18 @@ class Band:
     offset: int = 0
     """The index of the first query minus the index of the first key."""
     window: int | None = None
-    """If None, the band has all distances on the allowed sides."""
+    """If None, distances are not limited."""
     causal: bool = True
     """Whether later keys are hidden."""
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest distance in the band, and the largest plus 1."""
+        """The smallest distance in the band, and the largest distance plus 1."""
         past = UNLIMITED if self.window is None else self.window
         return (0 if self.causal else 1 - past), past
 
     def contains(self, distance: np.ndarray | Array) -> np.ndarray | Array:
-        """Returns whether i - j, an array, is within the band."""
+        """Returns whether each value of i - j is within the band."""
         distance = distance + self.offset
         least, past = self.limits
         return (distance >= least) & (distance < past)
@@ -68,24 +68,27 @@ class Band:
 
 @struct.dataclass
 class DroppedWeights:
-    """Dropout of the weights between queries and keys of each row."""
+    """Determines which weights between some queries and some keys of each sequence are dropped."""
 
     head_keys: HeadKeys
     queries: Int[Array, "B T"]
-    """The indices of the queries in their row."""
+    """The indices of the queries in their sequence."""
     keys: Int[Array, "B S"]
-    """The indices of the keys, in groups of `GROUP` consecutive indices. Each group starts at a
-    multiple of `GROUP`.
+    """The indices of the keys in their sequence, in groups of `GROUP` consecutive indices. Each
+    group starts at a multiple of `GROUP`.
     """
     rate: float = struct.field(pytree_node=False)
     """The probability that a weight is dropped."""
 
 
 class Attended(NamedTuple):
-    """Attention to a part of the keys. `merge` combines two parts."""
+    """The result of attention to some of the keys.
+
+    `merge` combines the results of two sets of keys.
+    """
 
     output: Float[Array, "B T N V"]
-    """The weighted values, in float32; 0 for a query without keys."""
+    """The weighted sum of the values, in float32; 0 for a query without keys."""
     log_sum: Float[Array, "B T N"]
     """log Σ exp(score), in float32; `HIDDEN` for a query without keys."""
 
@@ -99,8 +102,8 @@ class Gradients(NamedTuple):
 
 
 def merge(a: Attended, b: Attended) -> Attended:
-    """Returns the attention of the same queries to the keys of both parts."""
-    # Each part was normalized alone: weight each part by its share of the sum over all keys.
+    """Combines the results of the same queries for two sets of keys."""
+    # Each result is normalized separately: weight it by its share of the sum over all keys.
     log_sum = jnp.logaddexp(a.log_sum, b.log_sum)
     weights = (jnp.exp(x.log_sum - log_sum)[..., None] for x in (a, b))
     output = sum(w * x.output for w, x in zip(weights, (a, b), strict=True))
@@ -125,12 +128,12 @@ def block_size(length: int, *, dropping: bool = False) -> int | None:
 def visible_blocks(
     num_queries: int, num_keys: int, band: Band | None, *, dropping: bool = False
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Returns the pairs of blocks of queries and keys that are not fully hidden.
+    """Returns the pairs of a query block and a key block that are not fully hidden.
 
     Args:
       num_queries: T, which `block_size` supports.
       num_keys: S, which `block_size` supports.
-      band: the visible distances. If None, every pair is visible.
+      band: the distances at which keys are visible. If None, every pair is visible.
       dropping: as for `block_size`.
     """
     rows, columns = _blocks(num_queries), _blocks(num_keys, dropping=dropping)
@@ -154,7 +157,7 @@ def _blocks(length: int, *, dropping: bool = False) -> Int[np.ndarray, "n 2"]:
 
 
 class _Blocks(NamedTuple):
-    """The arrays of a call, with heads before tokens, and access to their blocks."""
+    """The arrays of a call, with the axis of heads before tokens, and access to their blocks."""
 
     query: Float[Array, "B K G T H"]
     key: Float[Array, "B K S H"]
@@ -192,7 +195,7 @@ class _Blocks(NamedTuple):
         return jnp.where(visible, scores, HIDDEN), visible
 
     def drop(self, i: Array, j: Array) -> Callable[[Array], Array]:
-        """Returns the function that drops weights of two blocks, or gradients of these weights.
+        """Returns a function that drops weights between two blocks, or gradients of the weights.
 
         Weights and gradients have the shape `[B, K, G, t, s]`.
         """
@@ -219,7 +222,7 @@ def _put(x: Array, part: Array, start: Array, axis: int) -> Array:
 
 def _by_key_head(x: Array, num_key_heads: int) -> Array:
     """Returns `[B, T, N, …]` as `[B, K, G, T, …]`: query head n uses key head n // G."""
-    # [B, T, K, G, …], then the tokens move behind the heads.
+    # [B, T, K, G, …], then move the axis of tokens after those of heads.
     x = x.reshape(*x.shape[:2], num_key_heads, -1, *x.shape[3:])
     return jnp.moveaxis(x, 1, 3)
 
@@ -259,10 +262,10 @@ def forward(
 
     Args:
       query: already scaled.
-      key: each head has the size of a query's head; K divides N.
+      key: the keys, of the same head size as the queries; K divides N.
       value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
-      band: the visible distances. If None, all keys are visible.
+      band: the distances at which keys are visible. If None, all keys are visible.
       cap: if given, scores s become cap · tanh(s / cap).
       dropped: the dropout of the weights. If None, no weight is dropped.
     """
@@ -276,7 +279,7 @@ def forward(
         # Online softmax: rescale the accumulators to the new maximum, then add this block.
         output, highest, total = (_take(x, i * rows, rows, 3) for x in carry)
         higher = jnp.maximum(highest, scores.max(axis=-1, keepdims=True))
-        # The mask matters if all keys so far are hidden: exp(HIDDEN - HIDDEN) is 1.
+        # Multiply by the mask: if all keys so far are hidden, exp(HIDDEN - HIDDEN) is 1.
         weights = jnp.where(visible, jnp.exp(scores - higher), 0)
         rescale = jnp.exp(highest - higher)
         values = _take(blocks.value, j * columns, columns, 2)
@@ -321,17 +324,17 @@ def backward(
     attended: Attended,
     gradient: Float[Array, "B T N V"],
 ) -> Gradients:
-    """Returns the gradients through the weights of a part of the keys.
+    """Returns the part of the gradients that comes from the attention weights of the given keys.
 
     Args:
       query: as in `forward`.
-      key: any part of the keys.
+      key: some or all of the keys.
       value: the values of these keys.
       segments: segment ids of the queries and of these keys.
-      band: the visible distances of this part.
+      band: the distances at which these keys are visible.
       cap: as in `forward`.
       dropped: as in `forward`.
-      attended: the attention to all keys, not only to this part.
+      attended: the result of attention to all keys, not only to these keys.
       gradient: gradient of the output of `attended`.
     """
     blocks = _prepared(query, key, value, segments, band=band, cap=cap, dropped=dropped)
@@ -358,17 +361,17 @@ def backward(
         of_weights = drop(einsum("BKGTV,BKSV->BKGTS", gradient, value))
         of_scores = weights * (of_weights - product[..., None])
         if cap is not None:
-            # The derivative of the cap; hidden scores are replaced to avoid an overflow.
+            # Multiply by the derivative of the cap. Replace hidden scores to avoid an overflow.
             of_scores *= 1 - jnp.square(jnp.where(visible, scores, 0) / cap)
         of_scores = of_scores.astype(query.dtype)
-        # The start and the axis of the blocks in each accumulator.
+        # For each accumulator, the start of this pair's block and the axis of tokens.
         places = (i * rows, 3), (j * columns, 2), (j * columns, 2)
         parts = (
             einsum("BKGTS,BKSH->BKGTH", of_scores, key),
             einsum("BKGTS,BKGTH->BKSH", of_scores, query),
             einsum("BKGTS,BKGTV->BKSV", drop(weights).astype(value.dtype), gradient),
         )
-        # Add the parts of this pair to the gradients of its blocks.
+        # Add the contributions of this pair to the gradients of its two blocks.
         of_query, of_key, of_value = (
             _put(total, _take(total, start, part.shape[axis], axis) + part, start, axis)
             for total, part, (start, axis) in zip(carry, parts, places, strict=True)
@@ -440,7 +443,8 @@ def blockwise_attention(
     """Computes attention block by block, on any device; scores are not scaled.
 
     Blocks that causal order or the window hides are skipped, on both sides if the order is not
-    causal. With `keys`, weights are dropped with probability `rate`: the same weights as in XLA.
+    causal. With `keys`, weights are dropped with probability `rate`. These are the same weights
+    that attention by XLA drops.
     """
     # Without causal order and window, every key is visible.
     band = Band(window=window, causal=causal) if causal or window is not None else None

@@ -1,12 +1,13 @@
-"""Flash attention for TPUs that drops attention weights, forward and backward.
+"""Flash attention for TPUs with dropout of the attention weights, forward and backward.
 
 Dao et al. 2022, "FlashAttention", algorithms 1 and 4, with the log-sum-exp of the scores as the
 residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the dropout mask of a block
 from its counters (`dropout.py`). The mask is never in main memory.
 
-In the kernels, tokens are the 128 columns of a register, and features or keys are its rows. Arrays
-are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of scores is
-`[keys, queries]`, so that the maximum and the sum of a query are reductions over rows.
+In the kernels, the 128 columns of a register are tokens, and its rows are features or keys. Arrays
+are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of scores has
+the shape `[keys, queries]`, so that the maximum and the sum over a query's keys are reductions over
+rows.
 
 The backward pass is one kernel, which computes the scores and the mask of a block once for all
 gradients. The query gradients of a whole head stay in on-chip memory.
@@ -40,7 +41,7 @@ NaN.
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """Static properties of a call."""
+    """The static properties of a call of flash attention."""
 
     causal: bool
     window: int | None
@@ -65,7 +66,7 @@ class _Spec:
         return seen & (first_query - last_key < self.window)
 
     def key_block(self, i: Int[Array, ""], j: Int[Array, ""]) -> Array:
-        """Returns the visible key block that is nearest to block j, for the queries of block i."""
+        """Returns the key block nearest to block j that some query of block i sees."""
         if not self.causal:
             return j
         # Skipped steps of the grid repeat a neighboring block, so that nothing is copied for them.
@@ -77,7 +78,7 @@ class _Spec:
         return jnp.clip(j, first, jnp.minimum(last, self.num_k - 1))
 
     def query_block(self, i: Int[Array, ""], j: Int[Array, ""]) -> Array:
-        """Returns the query block nearest to block i that sees keys of block j."""
+        """Returns the query block nearest to block i in which some query sees a key of block j."""
         if not self.causal:
             return i
         first, last = jax.lax.div(j * self.block_k, self.block_q), self.num_q - 1
@@ -88,7 +89,7 @@ class _Spec:
 
     @property
     def computed_blocks(self) -> int:
-        """The number of computed blocks of a head, for the cost estimate."""
+        """The number of pairs of blocks that are computed for a head, for the cost estimate."""
         grid = ((i, j) for i in range(self.num_q) for j in range(self.num_k))
         return sum(bool(self.computes(i, j)) for i, j in grid)
 
@@ -133,7 +134,7 @@ def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
 
 
 def _each_group(spec: _Spec, body: Callable[[Array], None]) -> None:
-    """Runs `body` for the first row of every 32 keys of a block, which fit into registers.
+    """Calls `body` with the first index of every 32 keys of a block, which fit into registers.
 
     Unrolling two steps leaves fewer gaps in the schedule. Unrolling more steps adds more compile
     time than it saves.
@@ -155,7 +156,7 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
     """Computes one block: queries [H, queries], keys [H, keys], values [V, keys]."""
     query, key, value, *others = refs
     ids = (others.pop(0), others.pop(0)) if has_ids else None
-    # Two outputs, then scratch memory that persists over the key blocks j.
+    # The arguments are two outputs, then scratch memory that persists over the key blocks j.
     out, lse, scores, weights, largest, total, sums = others
     i, j = pl.program_id(2), pl.program_id(3)
     head_key = _head_key(spec, keys)
@@ -203,7 +204,8 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
     query, key, value, *others = refs
     ids = (others.pop(0), others.pop(0)) if has_ids else None
     out, lse, given, to_query, to_key, to_value, *scratch = others
-    # `key_sums` and `value_sums` persist over the loop of i, `query_sums` over i and j.
+    # `key_sums` and `value_sums` persist over the loop of i, and `query_sums` over the loops of i
+    # and j.
     scores, products, weights, gradients, query_sums, key_sums, value_sums = scratch
     # The outer loop is over blocks of keys j, and the inner loop over blocks of queries i.
     j, i = pl.program_id(2), pl.program_id(3)
@@ -259,7 +261,9 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
 
 
 def _block_specs(spec: _Spec, ij: Callable[..., tuple[Array, Array]]) -> tuple[Callable, Callable]:
-    """Returns functions that make block specs of queries and of keys [B, heads, size, tokens].
+    """Returns two functions that make the block specs of arrays of queries and of keys.
+
+    The arrays have the shape [B, heads, size, tokens].
 
     Args:
       spec: the static properties of the call.
@@ -328,7 +332,7 @@ def _forward(
             jax.ShapeDtypeStruct((batch, heads, value_size, num_queries), query.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, num_queries), jnp.float32),
         ],
-        # The blocks of keys of a query share its sums, so these steps run in order.
+        # All key blocks add to the sums of the same queries, so the steps over keys run in order.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")
         ),
@@ -386,7 +390,7 @@ def _backward(
             jax.ShapeDtypeStruct((batch, heads, n, tokens), query.dtype)
             for n, tokens in ((size, num_queries), (size, num_keys), (value_size, num_keys))
         ],
-        # Steps over keys and over queries share sums, so both run in order.
+        # The steps over keys and those over queries add to the same sums, so both run in order.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")
         ),
@@ -483,6 +487,6 @@ def flash_attention(
     else:
         words = jax.lax.bitcast_convert_type(keys, jnp.int32).reshape(-1)
     ids = None if segments is None else tuple(x[:, None].astype(jnp.int32) for x in segments)
-    # Tokens become the last axis, which the kernel keeps in the columns of registers.
+    # Make tokens the last axis, which the kernel stores in the columns of registers.
     inputs = tuple(jnp.einsum("BTNH->BNHT", x) for x in (query, key, value))
     return jnp.einsum("BNVT->BTNV", _attend(spec, inputs, (words, ids)))

@@ -1,10 +1,11 @@
-"""Flash attention for NVIDIA GPUs that drops attention weights, forward and backward.
+"""Flash attention for NVIDIA GPUs with dropout of the attention weights, forward and backward.
 
-Dao 2023, "FlashAttention-2", algorithms 1 and 2: a program computes one block of queries, or of
-keys in the backward pass, and loops over the blocks of the other side. The backward pass has one
-kernel for the gradients of keys and values and one for the gradients of queries, so that programs
-never add to the same memory and every sum has a fixed order. All three kernels draw the dropout
-mask of a block from its counters (`dropout.py`). The mask is never in main memory.
+Dao 2023, "FlashAttention-2", algorithms 1 and 2: a program computes one block of queries and loops
+over the blocks of keys, or, in the backward pass, also one block of keys with a loop over the
+blocks of queries. The backward pass has one kernel for the gradients of keys and values and one for
+the gradients of queries, so that programs never add to the same memory and every sum has a fixed
+order. All three kernels draw the dropout mask of a block from its counters (`dropout.py`). The mask
+is never in main memory.
 
 One block of Threefry decides about four keys that are 8 apart. The keys of a block are loaded in an
 order (`key_order`) that gives the scores of these four keys to one thread of a GPU's matrix unit.
@@ -31,11 +32,12 @@ from ..typing import Array, Bool, Float, Int
 from . import KERNEL_RESIDUALS
 
 QUERIES = 64
-"""Queries per block in the forward pass and for the gradients of queries."""
+"""The number of queries of a block in the forward pass and for the gradients of queries."""
 INNER_QUERIES = 32
-"""Queries per step for the gradients of keys and values, whose sums take most registers."""
+"""The number of queries of a step for the gradients of keys and values, whose sums occupy most
+registers."""
 KEYS = (128, 64)
-"""Keys per block: the first size that `block_keys` allows is used."""
+"""Possible numbers of keys of a block: the first that `block_keys` allows is used."""
 HIDDEN = -1e30
 """The score of a hidden key. The score is finite, so that a query without keys does not give
 NaN.
@@ -47,11 +49,11 @@ Inputs = tuple[Array, Array, Array]
 """Queries [B, T, N, H], keys [B, S, K, H] and values [B, S, K, V]."""
 Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 Range = tuple[Int[Array, ""] | int, Int[Array, ""] | int]
-"""The first block of a loop, and the end (exclusive)."""
+"""The index of the first block of a loop, and the exclusive end."""
 
 
 def block_keys(num_keys: int, size: int) -> int:
-    """Returns the number of keys per block, chosen so that a kernel's sums fit into registers.
+    """Returns the number of keys of a block, chosen so that a kernel's sums fit into registers.
 
     Args:
       num_keys: the number of keys, a multiple of 64.
@@ -63,7 +65,7 @@ def block_keys(num_keys: int, size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """Static properties of a call."""
+    """The static properties of a call of flash attention."""
 
     causal: bool
     window: int | None
@@ -78,17 +80,17 @@ class _Spec:
 
     @property
     def kept_scale(self) -> float:
-        """The factor of kept weights."""
+        """The factor by which kept weights are multiplied."""
         return 1 / (1 - self.rate)
 
     def kernel_name(self, phase: str) -> str:
-        """Returns the name of a kernel, which shows its options to plans and profiles."""
+        """Returns a name for a kernel that shows its options in profiles and memory plans."""
         order = "_causal" if self.causal else ""
         window = "" if self.window is None else f"_window_{self.window}"
         return f"flash_triton_{phase}{order}{window}"
 
     def key_blocks(self, i: Int[Array, ""]) -> Range:
-        """Returns the blocks of keys that some query of block i sees."""
+        """Returns the range of key blocks that some query of block i sees."""
         if not self.causal:
             return 0, self.num_keys // self.block_k
         after = jax.lax.div((i + 1) * QUERIES + self.block_k - 1, self.block_k)
@@ -99,7 +101,7 @@ class _Spec:
         return jax.lax.div(earliest, self.block_k), end
 
     def query_blocks(self, j: Int[Array, ""]) -> Range:
-        """Returns the blocks of `INNER_QUERIES` that see some key of block j."""
+        """Returns the range of blocks of `INNER_QUERIES` queries that see some key of block j."""
         end = self.num_queries // INNER_QUERIES
         if not self.causal:
             return 0, end
@@ -111,11 +113,12 @@ class _Spec:
 
 
 def key_order(block_k: int) -> Int[Array, " {block_k}"]:
-    """Returns the key at each index of a block.
+    """Returns, for each index of a block of keys, which of the block's keys is loaded there.
 
-    A thread has the scores of indices that differ in bit 3 (value 8) and, in a block of more than
-    64 keys, in the highest bit. These two bits of an index therefore select one of the four keys
-    that share a draw. The remaining bits of an index are the index of the draw.
+    A thread of the matrix unit has the scores of indices that differ only in bit 3 (value 8) or, in
+    a block of more than 64 keys, in the highest bit. These two bits of an index therefore select
+    one of the four keys that share a draw. The remaining bits of an index are the index of the
+    draw.
     """
     place, half = jnp.arange(block_k, dtype=jnp.int32), block_k // 2
     upper, place = jax.lax.div(place, half), jax.lax.rem(place, half)
@@ -130,20 +133,20 @@ class _Tile:
 
     spec: _Spec
     queries: Int[Array, " Q"]
-    """The consecutive indices of the queries in their row."""
+    """The consecutive indices of the queries in their sequence."""
     first_key: Int[Array, ""]
     keys: Int[Array, " block_k"]
     """The indices of the keys, in the order of `key_order`."""
     key_axis: int = 1
-    """1 if the matrix is [queries, keys], 0 if it is [keys, queries]."""
+    """1 if the matrix has the shape [queries, keys], 0 if it has the shape [keys, queries]."""
 
     def outer(self, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
-        """Returns values of queries and of keys, each along its axis of the matrix."""
+        """Reshapes values of queries and values of keys so that they broadcast over the matrix."""
         query_axis = 1 - self.key_axis
         return jnp.expand_dims(of_queries, self.key_axis), jnp.expand_dims(of_keys, query_axis)
 
     def products(self, query: Array, key: Array) -> Float[Array, "_ _"]:
-        """Returns the product of each query and each key, in float32."""
+        """Returns the inner product of each query and each key, in float32."""
         return plgpu.dot(query, key.T) if self.key_axis == 1 else plgpu.dot(key, query.T)
 
     def scores(
@@ -167,7 +170,7 @@ class _Tile:
         if key is None:
             return None
         count = self.spec.block_k // (GROUP // ROWS)
-        # Draw once for each query and four keys.
+        # Draw once for each query and each group of four keys.
         number = jax.lax.div(self.first_key, GROUP // ROWS) + jnp.arange(count, dtype=jnp.int32)
         query, number = jnp.broadcast_arrays(*self.outer(self.queries, number))
         words = threefry(key, (query.astype(jnp.uint32), number.astype(jnp.uint32)))
@@ -203,7 +206,7 @@ def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
 
 
 def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
-    """Computes a block of queries: output [Q, V], and log2 Σ 2^score of each query."""
+    """Computes a block of queries: the output [Q, V], and log2 Σ 2^score of each query."""
     query_ref, key_ref, value_ref, keys_ref, *ids_refs, out, log_sum = refs
     i = pl.program_id(0)
     head_key = _head_key(spec, keys_ref)
@@ -295,32 +298,35 @@ def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
 
     sums = jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     sums = jax.lax.fori_loop(*spec.query_blocks(j), step, sums)
-    # `order` also puts the gradients back into the order of the keys.
+    # `order` also restores the original order of the keys in the gradients.
     for ref, x in zip((key_out, value_out), sums, strict=True):
         ref[order, :] = (x * spec.kept_scale).astype(ref.dtype)
 
 
 def _blocked(size: int, block: int, group: int = 1) -> pl.BlockSpec:
-    """Returns the block of an array [B, T, heads, size] that belongs to a program."""
+    """Returns the spec of a program's block of an array [B, T, heads, size]."""
     return pl.BlockSpec((None, block, None, size), lambda i, n, b: (b, i, jax.lax.div(n, group), 0))
 
 
 def _whole(size: int, length: int, group: int = 1) -> pl.BlockSpec:
-    """Returns all tokens of a head of an array [B, T, heads, size]."""
+    """Returns the spec of all tokens of a program's head in an array [B, T, heads, size]."""
     return pl.BlockSpec(
         (None, length, None, size), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0)
     )
 
 
 def _numbers(block: int | None, length: int) -> pl.BlockSpec:
-    """Returns a block of an array [B, N, T], or the whole row of a head if `block` is None."""
+    """Returns the spec of a block of an array [B, N, T], or of a whole row.
+
+    A whole row of a head is used if `block` is None.
+    """
     if block is None:
         return pl.BlockSpec((None, None, length), lambda i, n, b: (b, n, 0))
     return pl.BlockSpec((None, None, block), lambda i, n, b: (b, n, i))
 
 
 def _ids(block: int | None, length: int) -> pl.BlockSpec:
-    """Returns a block of an array [B, T], or a whole row if `block` is None."""
+    """Returns the spec of a block of an array [B, T], or of a whole row if `block` is None."""
     if block is None:
         return pl.BlockSpec((None, length), lambda i, n, b: (b, 0))
     return pl.BlockSpec((None, block), lambda i, n, b: (b, i))
@@ -328,8 +334,8 @@ def _ids(block: int | None, length: int) -> pl.BlockSpec:
 
 HEAD_KEY = pl.BlockSpec((None, None, 2), lambda i, n, b: (b, n, 0))
 FEW_WARPS = plgpu.CompilerParams(num_warps=4, num_stages=2)
-"""Four warps form the group that Hopper's matrix unit uses. With eight warps, a thread would not
-have the indices that `key_order` assumes.
+"""Four warps form a group that uses Hopper's matrix unit together. With eight warps, the scores
+would not be distributed over threads as `key_order` assumes.
 """
 
 

@@ -1,4 +1,4 @@
-"""Splash attention to a part of the keys, for TPUs, with the interface of `blockwise`."""
+"""Splash attention to some of the keys, for TPUs, with the interface of `blockwise`."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
 
 LEAST_LOG_SUM = -1e37
-"""The kernel's log-sum-exp of a query without keys is below this value."""
+"""For a query without keys, the kernel returns a log-sum-exp below this value."""
 
 
 def forward(
@@ -64,10 +64,10 @@ def backward(
     attended: Attended,
     gradient: Float[Array, "B T N V"],
 ) -> Gradients:
-    """Returns the gradients through the weights of these keys; see `blockwise.backward`.
+    """Returns the gradients that come from the weights of these keys; see `blockwise.backward`.
 
-    The backward pass of the kernel supports any part of the keys, given the output and the
-    log-sum-exp over all keys. jax has no public name for this backward pass.
+    Given the output and the log-sum-exp over all keys, the kernel's backward pass supports any
+    subset of the keys. This backward pass is not part of jax's public API.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
@@ -86,8 +86,8 @@ def backward(
             do=gradient,
             **options,
         )
-        # The first entries are for masks (unused here), the next three for queries, keys and
-        # values.
+        # The first entries belong to masks (unused here), and the next three are the gradients of
+        # queries, keys and values.
         return gradients[3:6]
 
     arrays = (query, key, value), attended, gradient
