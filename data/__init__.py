@@ -2,9 +2,9 @@
 
 A ``DataConfig`` (``CausalLMData``, ``PretrainingData``, ``SequenceClassificationData``,
 ``TokenClassificationData``, ``QuestionAnsweringData``, ``MultipleChoiceData``,
-``TranslationData``) reads its source. ``train_tokenizer`` or ``load_tokenizer`` provides the
-vocabulary. Each split of the config is an ``ExampleSource``, and ``train_iterator`` batches it.
-Names are imported on first use, so ``import flaxzoo.data`` is cheap.
+``TranslationData``) reads the documents or examples of one source. ``train_tokenizer`` or
+``load_tokenizer`` provides the vocabulary. Each split of the config is an ``ExampleSource``, and
+``train_iterator`` batches it. Names are imported on first use, so ``import flaxzoo.data`` is cheap.
 """
 
 from .common.lazy_names import attach_stub

@@ -3,10 +3,10 @@
 A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
 ``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
-depend on the number of processes or workers, and the position of a run is one number. A kind of
-data may also decide which of its examples share a batch; see ``orders``. In a mixture, ``mixture``
-chooses the source of each example, and the examples of a source have the order of a run with only
-this source.
+depend on the number of processes or workers, and one number (the step) is the whole position of a
+run in its data. A kind of data may also decide which of its examples share a batch; see ``orders``.
+In a mixture, ``mixture`` chooses the source of each example, and the examples of a source have the
+order of a run with only this source.
 
 Each kind of data defines an ``ExampleSource``; this file batches the examples of all kinds.
 """
@@ -30,7 +30,7 @@ Batch = dict[str, np.ndarray]
 IteratorState = dict[str, Any]
 """The position in the data, as JSON."""
 MIXTURE = "mixture"
-"""The entry of an iterator's state that has the position of each source."""
+"""The key under which an iterator's state stores the position of each source of a mixture."""
 
 # ``grain.MapDataset.shuffle`` uses the same number of rounds.
 _SHUFFLE_ROUNDS = 4
@@ -46,13 +46,13 @@ class TrainBatches(PickledByFields):
       seed: The seed of the order, any integer.
       num_steps: The number of batches.
       process_index: The index of this process's part of a batch, in ``[0, process_count)``.
-      process_count: The number of parts.
-      start: The first batch that is made with this batch size.
+      process_count: The number of processes, each of which makes one part of a batch.
+      start: The index of the first batch that is made with this batch size.
       examples_before: The number of examples in the batches before `start`.
 
     Raises:
-      DataError: The batch does not divide over the processes, or too few examples can share a
-        batch.
+      DataError: The batch size is not divisible by the number of processes, or too few examples can
+        share a batch.
     """
 
     examples: ExampleSource
@@ -84,11 +84,12 @@ class TrainBatches(PickledByFields):
         return self._before + (step - self.start) * self.batch_size
 
     def _at(self, g: int) -> tuple[int, int]:
-        """Returns the epoch and the index of an example, given its number in the whole run."""
+        """Returns an example's epoch and its index in that epoch, from its index in the run."""
         if isinstance(self.examples, MixedExamples):
             part, g = self.examples.locate(g)
             number = self.examples.parts[part].examples.num_examples
-            # Each source has the epochs and the order of a run with only this source.
+            # The examples of each source have the same epochs and order as in a run with only this
+            # source.
             epoch, position = divmod(g, number)
             index = _shuffled(position, number, self.seed, epoch)
             return epoch, self.examples.start(part) + index
@@ -98,7 +99,7 @@ class TrainBatches(PickledByFields):
             number = self.examples.num_examples
             epoch, position = divmod(g, number)
             return epoch, _shuffled(position, number, self.seed, epoch)
-        # Each epoch fills whole batches.
+        # An epoch consists of whole batches.
         epoch, position = divmod(g, size)
         order = self._order_of(epoch)
         assert order is not None
@@ -106,7 +107,8 @@ class TrainBatches(PickledByFields):
 
     @property
     def _before(self) -> int:
-        # Examples that decide which of them share a batch fill whole batches.
+        # If the examples decide which of them share a batch, all earlier batches were whole
+        # batches.
         whole = -(-self.examples_before // self.batch_size) * self.batch_size
         return self.examples_before if self._epoch_size is None else whole
 
@@ -164,7 +166,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return batch
 
     def get_state(self) -> IteratorState:
-        """Returns ``{"step": number of the next batch}``.
+        """Returns ``{"step": index of the next batch}``.
 
         The state of a mixture also has ``mixture``, the position of each source; see
         ``MixedExamples.positions``.
@@ -253,8 +255,8 @@ def train_iterator(
       process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
       num_workers: Number of worker processes; 0 makes the batches in a thread.
-      start: The first batch with this batch size, in a run whose earlier batches had another batch
-        size.
+      start: The index of the first batch with this batch size, in a run whose earlier batches had
+        another batch size.
       examples_before: The number of examples in the batches before ``start``.
 
     Returns:
@@ -312,7 +314,7 @@ def local_batch_size(batch_size: int, process_count: int) -> int:
     """Returns the number of examples of a batch that each process makes.
 
     Raises:
-      DataError: The batch does not divide evenly.
+      DataError: The batch size is not divisible by the number of processes.
     """
     if batch_size <= 0 or batch_size % process_count:
         raise DataError(

@@ -30,7 +30,7 @@ def too_long(
 
 
 def stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Stacks the arrays of rows with the same names along a new first axis."""
+    """Stacks the arrays of several examples, name by name, along a new first axis."""
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -46,7 +46,7 @@ class Values(Enum):
     MASK = "mask"
     """1 at real items, 0 at padding."""
     SEGMENT = "segment"
-    """The number of the text within the example, from 1; 0 at padding."""
+    """Which text of the example a token belongs to, counted from 1; 0 at padding."""
     TEXT_POSITION = "text_position"
     """The position of a token within its segment, from 0."""
     INDEX = "index"

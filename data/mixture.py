@@ -1,8 +1,9 @@
 """Mixtures: several sources of examples, each with a fixed share of the tokens or documents.
 
-The source of example ``g`` of a run, and its number among the examples of that source, are pure
-functions of ``g``. At any point of a run, each source has its share of the examples, with an
-error of one or two examples. When a source ends, its next epoch begins, in another order.
+The source of example ``g`` of a run, and the index of this example among the examples of that
+source, are pure functions of ``g``. At any point of a run, each source has its share of the
+examples, with an error of one or two examples. When all examples of a source have been used, its
+next epoch begins, in another order.
 """
 
 from bisect import bisect_right
@@ -88,23 +89,24 @@ class MixedExamples(PickledByFields):
         return self._ends[part] - self.parts[part].examples.num_examples
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Returns the source of an example, and its number among the examples of this source.
+        """Returns the source of an example, and its index among the examples of this source.
 
         Args:
-          number: The number of the example in the whole run.
+          number: The index of the example in the whole run.
         """
-        # A source takes its rounded share of the examples that the sources before it leave. A
-        # source takes this example if one more example raises its rounded share.
+        # The first source takes its rounded share of all examples, the second source takes its
+        # rounded share of the remaining examples, and so on. A source takes this example if its
+        # rounded share of `number + 1` examples is one larger than of `number` examples.
         for part, weight, rest in self._shares:
             before, after = _num_taken(number, weight, rest), _num_taken(number + 1, weight, rest)
             if after > before:
                 return part, before
-            # The other sources share the remaining examples.
+            # The sources after this one share the remaining examples.
             number -= before
         raise AssertionError("the last source takes all remaining examples")
 
     def counts(self, number: int) -> list[int]:
-        """Returns how many of the first examples of a run are from each source."""
+        """Returns how many of the first `number` examples of a run are from each source."""
         counts: list[int] = []
         # Divide the examples as `locate` does.
         for _, weight, rest in self._shares:
@@ -113,10 +115,10 @@ class MixedExamples(PickledByFields):
         return counts
 
     def positions(self, number: int) -> list[dict[str, str | int]]:
-        """Returns the next example of each source after the first examples of a run.
+        """Returns the next example of each source after the first `number` examples of a run.
 
         Returns:
-          For each source its name, the epoch, and the number of its example in the order of this
+          For each source, its name, the epoch, and the index of the example in the order of this
           epoch.
         """
         found: list[dict[str, str | int]] = []
@@ -126,7 +128,7 @@ class MixedExamples(PickledByFields):
         return found
 
     def lines(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yields the name of each source and its part in the first examples of a run."""
+        """Yields each source's name, and its share of the first `number` examples of a run."""
         counts = self.counts(number)
         amounts = [x * part.units for x, part in zip(counts, self.parts, strict=True)]
         for part, count, amount in zip(self.parts, counts, amounts, strict=True):
@@ -199,7 +201,7 @@ def mix(
 
 
 def _num_taken(number: int, weight: int, rest: int) -> int:
-    """Returns how many of the first examples a source takes, which is rounded."""
+    """Returns how many of the first `number` examples a source takes: its share, rounded."""
     # Round number · weight / rest in whole numbers, because floats are not exact in long runs.
     return (2 * number * weight + rest) // (2 * rest)
 
@@ -217,7 +219,7 @@ def _tokens(row: Mapping[str, np.ndarray]) -> int:
     segments = row.get("segment_ids")
     if segments is not None:
         return int(np.count_nonzero(segments))
-    # Without segments, masks mark the tokens of each side.
+    # Without segment ids, masks mark the tokens of the source and of the target.
     masks = [np.count_nonzero(array) for name, array in row.items() if name.endswith("mask")]
     return int(sum(masks)) or 1
 

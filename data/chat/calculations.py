@@ -19,7 +19,7 @@ NAME = "builtin:calculations"
 NUMBER = 5000
 """The number of conversations."""
 INSTRUCTIONS = "Tools:\n<<arithmetic ...>> Computes an expression."
-"""The instructions that `models.Conversation` gives for the tool."""
+"""The instructions to the model about its tool, as `models.Conversation` writes them."""
 
 
 def calculations() -> Iterator[tuple[str, Mapping[str, object]]]:

@@ -149,7 +149,7 @@ class ChatData(MixableData, Generic[R]):
 
     @abstractmethod
     def demonstrations_of(self, record: R) -> tuple[Demonstration, ...]:
-        """Returns the texts of a record; the first text decides the split of the record."""
+        """Returns the texts of a record; a hash of the first text chooses the record's split."""
 
     @abstractmethod
     def encode(self, records: Sequence[R], tokenizer: Tokenizer, seed: int | None) -> DataSplit:
@@ -246,7 +246,7 @@ class ChatData(MixableData, Generic[R]):
         return _noted(split, left_out)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the examples of `validation`, or the examples that are held out."""
+        """Returns the examples of the source `validation`; without one, the held-out examples."""
         left_out = LeftOut()
         return _noted(self.encode(self._part("validation", left_out), tokenizer, None), left_out)
 

@@ -87,7 +87,7 @@ def encode_rows(
       messages: The messages.
       tools: JSON schemas of the functions that the assistant may call.
       template: The template. Defaults to ``tokenizer.chat_template``.
-      first: The number of messages in the prompt, whose answers are not learned.
+      first: The number of messages that form the prompt; answers among them are not learned.
 
     Raises:
       DataError: As for ``encode_chat``.

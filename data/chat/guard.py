@@ -37,12 +37,13 @@ def encode_guarded(
     Args:
       tokenizer: The tokenizer.
       text: The text.
-      origins: Who wrote each of its characters; see ``chat_templates.traced``.
-      named: The source of the template. Tokens that are not special, such as ``<think>``, are
-        control tokens only if the template names them, and the assistant may write them.
+      origins: Who wrote each character of the text; see ``chat_templates.traced``.
+      named: The source code of the template. Tokens that are not special, such as ``<think>``, are
+        control tokens only if they occur in this code; the assistant may write these tokens.
 
     Returns:
-      The ids and their ranges of characters; see ``Tokenizer.encode_with_offsets``.
+      The token ids, and the range of characters of each token; see
+      ``Tokenizer.encode_with_offsets``.
 
     Raises:
       DataError: Text of a message cannot be distinguished from a control token.
@@ -95,7 +96,7 @@ def encode_guarded(
 def _separated(
     literal: Sequence[Span], wrong: Sequence[Found], wanted: set[Found], length: int
 ) -> list[Span]:
-    """Adds ranges of ordinary text, so that no further control token is found."""
+    """Marks more ranges as ordinary text, so that only the template's control tokens are found."""
     # If one of the template's tokens is missing, mark all text between these tokens as ordinary.
     if not wrong:
         edges = [0, *chain.from_iterable(one[:2] for one in sorted(wanted)), length]
@@ -133,7 +134,7 @@ def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _fillers(names: tuple[str, ...]) -> tuple[str, str]:
-    """Returns a letter and a mark that no name contains, or that the fewest names contain."""
+    """Returns the letter and the mark that occur least often, at best never, in control tokens."""
     used = "".join(names).casefold()
     letter, mark = (
         min(choices, key=lambda c: used.count(c.casefold())) for choices in (_LETTERS, _MARKS)

@@ -15,7 +15,7 @@ A TOML file lists the tasks, each with a source and several forms of an instruct
     ]
 
 A form is a pattern (``data.PromptPattern``), whose last field is the assistant's answer. The seed,
-the task and the number of the example determine its form.
+the task and the index of an example determine which form the example has.
 """
 
 import hashlib

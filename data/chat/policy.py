@@ -81,7 +81,7 @@ class PromptRecord:
 
 
 def prompt_record(row: Row, location: str) -> PromptRecord:
-    """Reads a prompt by the keys of a record.
+    """Reads the prompt of a record, whose keys determine where the prompt is.
 
     Args:
       row: The record. Its ``prompt`` is a text or a list of messages; otherwise it is a ``text``,
@@ -102,7 +102,7 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
 
 
 def _context(row: Row, location: str) -> Demonstration:
-    """Returns the beginning of a text or of a conversation, by the keys of its record."""
+    """Returns the text or the conversation that the model continues, found by the record's keys."""
     prompt = row.get("prompt")
     if isinstance(prompt, str):
         return PromptedText(prompt, "")
@@ -129,7 +129,7 @@ def _of_toy(text: ToyText) -> PromptRecord:
 
 
 def without_answer(whole: Demonstration) -> Demonstration:
-    """Returns a conversation up to its last answer; a document is a prompt."""
+    """Returns the prompt: a conversation without its last answer, or the whole of a document."""
     if isinstance(whole, PromptedText):
         return PromptedText(whole.prompt or whole.completion, "")
     # Several messages in a row, such as calls of tools, may make up the answer.
@@ -140,7 +140,7 @@ def without_answer(whole: Demonstration) -> Demonstration:
 
 
 class Prompts(Protocol):
-    """Prompts by epoch and index."""
+    """The prompts of a run, which are looked up by epoch and index."""
 
     def __len__(self) -> int:
         """Returns the number of prompts in an epoch."""
@@ -153,7 +153,7 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True)
 class ListedPrompts:
-    """Every epoch has the same prompts."""
+    """A list of prompts, which is the same in every epoch."""
 
     prompts: Sequence[Prompt]
 

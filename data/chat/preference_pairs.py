@@ -27,7 +27,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class PairExamples(PickledByFields):
-    """Pairs of texts, each padded to a sequence; see ``dataset.ExampleSource``.
+    """Pairs of texts, each text padded to a sequence of its own; see ``dataset.ExampleSource``.
 
     Attributes:
       chosen: The better text of each pair.
@@ -186,7 +186,7 @@ class RewardData(PreferenceData):
         return ("reward",)
 
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
-        """Returns a text as a model with a classifier reads it."""
+        """Returns the tokens of a text with the special tokens that a classifier's input has."""
         ids = as_classified(encoded.ids, tokenizer)
         return np.asarray(ids, np.int32), np.ones(len(ids), bool)
 

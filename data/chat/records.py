@@ -71,7 +71,7 @@ class Dialogue:
     Attributes:
       messages: The messages, each with ``role`` and ``content``.
       tools: JSON schemas of the functions that the assistant may call, if any.
-      first: The number of messages in the prompt, whose answers are not learned.
+      first: The number of messages that form the prompt; answers among them are not learned.
       task: The name of its task, if the data state one.
       location: The location of its record, for error messages.
     """
@@ -89,7 +89,7 @@ class Dialogue:
     def rows(
         self, tokenizer: Tokenizer, template: ChatTemplate | None = None
     ) -> tuple[EncodedChat, ...]:
-        """Returns the tokens of one or more texts that have all answers; see ``encode_rows``."""
+        """Returns the tokens of texts that together have all answers; see ``encode_rows``."""
         rows = encode_rows(
             tokenizer, self.messages, tools=self.tools, template=template, first=self.first
         )
@@ -125,7 +125,7 @@ class Dialogue:
 
     @property
     def opening(self) -> str:
-        """The first text after the system's; conversations with equal openings share a split."""
+        """The first text after the system message; equal openings are in the same split."""
         turns = [m for m in self.messages if m["role"] != "system"] or self.messages
         return next((text for m in turns if (text := _text_of(m)).strip()), "")
 
@@ -255,7 +255,8 @@ _FORMS: tuple[tuple[set[str], Callable[[Row, str], Demonstration]], ...] = (
     ),
     ({"instruction", "output"}, _alpaca),
 )
-"""The forms of demonstrations by their keys; the first form whose keys a record has is used."""
+"""The keys of each kind of demonstration, and its reader; the first kind whose keys a record has is
+used."""
 
 
 def check_spelling(row: Row, name: str, location: str) -> None:
@@ -306,7 +307,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
 def _ranking(
     prompt: object, ranked: Any, tools: tuple[Row, ...] | None, location: str
 ) -> Iterator[Preference]:
-    """Yields all pairs of different rank, which together weigh as much as one preference."""
+    """Yields all pairs of answers with different ranks; their weights add up to one preference."""
     _check(ranked, list, f"{location}: ranked")
     # Pair each answer with all answers of lower ranks; equal answers make no pair.
     ranks = [rank if _is_tie(rank) else [rank] for rank in ranked]
@@ -327,7 +328,7 @@ def _ranking(
 
 
 def _is_tie(rank: object) -> bool:
-    """Returns whether a rank has several equal answers; a list of messages is one answer."""
+    """Returns whether several answers share a rank; a list of messages is a single answer."""
     return isinstance(rank, list) and not (rank and all(isinstance(item, Mapping) for item in rank))
 
 
@@ -368,7 +369,7 @@ def _hh_messages(text: str) -> tuple[Message, ...]:
 
 
 def _num_common(a: Sequence[Message], b: Sequence[Message]) -> int:
-    """Returns how many messages at the beginning are equal, at most all but the last."""
+    """Returns how many messages both lists begin with, without the last message of either list."""
     return min(num_common(a, b), len(a) - 1, len(b) - 1)
 
 
@@ -395,7 +396,7 @@ def _messages(value: Any, field: str, location: str) -> tuple[Message, ...]:
 
 
 def _check(value: object, hint: type, name: str) -> None:
-    """Checks the type of a value; a record of another type cannot be used."""
+    """Checks the type of a value; a record whose value has another type cannot be used."""
     expected = expectation(value, hint)
     expected = expected.replace("list", "a list")
     problem = f"{name} must be {expected}, got {str(value)[:60]!r}"

@@ -31,7 +31,8 @@ class SupervisedExamples(PickledByFields):
     Attributes:
       tokens: The concatenated tokens of all demonstrations, int32 [num_tokens].
       learned: Whether each token is learned, bool [num_tokens].
-      starts: The start of each row of a demonstration, and the end of the last, int64 [n + 1].
+      starts: The index in `tokens` where each row starts, and the end of the last row, int64
+        [n + 1]. A demonstration consists of one or more rows.
       length: The length of a sequence, T. A row has at most T + 1 tokens.
       packed: Whether several rows share a sequence.
     """
@@ -72,7 +73,7 @@ class SupervisedExamples(PickledByFields):
 
     @cached_property
     def _plan(self) -> list[list[int]]:
-        """The demonstrations of each sequence."""
+        """The indices of the rows that each sequence contains."""
         sizes = np.diff(self.starts) - 1
         spans, sequence_starts = first_fit(sizes, self.length)
         # Demonstrations are not divided, so each span begins with the first token of a

@@ -45,7 +45,7 @@ class Run:
 
     @classmethod
     def of(cls, characters: int) -> "Run":
-        """Returns a run for an input of some characters."""
+        """Returns the budget of a run whose input has this many characters."""
         steps = MAX_STEPS + STEPS_PER_CHARACTER * characters
         return cls(steps, steps, time.thread_time() + MAX_SECONDS)
 
@@ -55,7 +55,7 @@ _RUN: ContextVar[Run | None] = ContextVar("run", default=None)
 
 @contextmanager
 def bounded(run: Run) -> Iterator[None]:
-    """Counts the calls of ``spend`` against the budget of a run."""
+    """Makes ``spend`` reduce the budget of this run, inside of a ``with`` block."""
     token = _RUN.set(run)
     try:
         yield

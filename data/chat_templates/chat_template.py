@@ -111,7 +111,7 @@ class ChatTemplate:
         """Returns the text of a conversation.
 
         Args:
-          messages: The messages; the name of its type replaces a value that is not plain JSON.
+          messages: The messages. A value that is not plain JSON is rendered as its type's name.
           tools: JSON schemas of the functions that the assistant may call.
           documents: Documents to answer from, with ``title`` and ``text``.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
@@ -152,7 +152,7 @@ class ChatTemplate:
 
         Args:
           messages: The messages.
-          first: The number of messages in the prompt, whose answers are not looked for.
+          first: The number of messages that form the prompt; answers among them are ignored.
           ends: Names of further tokens that may end an answer, in addition to ``tokens``.
           **given: ``tools``, ``documents`` and further variables of the template.
 
@@ -190,7 +190,7 @@ class ChatTemplate:
         *,
         ends: Sequence[str],
     ) -> RenderedChat:
-        """Returns the text up to an assistant's message, which is its only answer."""
+        """Returns the text up to the end of an assistant's message, its only marked answer."""
         before = self._run(messages[:number], given, add_generation_prompt=True)
         after = following(before, self._run(messages[: number + 1], given))
         require(
@@ -208,7 +208,7 @@ class ChatTemplate:
 
     @property
     def all_sources(self) -> str:
-        """The text of both templates."""
+        """The source code of the template, followed by that of the template for tools."""
         return self.source + (self.with_tools or "")
 
     def _source(self, given: Mapping[str, object]) -> str:
@@ -221,7 +221,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> RenderedChat:
-        """Returns the text, and the ranges that the template marks.
+        """Renders the messages, and records the ranges of text that the template marks as answers.
 
         Args:
           messages: The messages.
@@ -287,14 +287,14 @@ def check_role(role: object, location: str) -> None:
 
 
 def text_of_part(part: object, number: int) -> str:
-    """Returns the text of a part of the content of a message.
+    """Returns the text of one part of a message whose content is a list of parts.
 
     Args:
       part: The part.
-      number: The number of the message, for the error.
+      number: The index of the message, for the error.
 
     Raises:
-      DataError: The part is of another kind.
+      DataError: The part is not text.
     """
     text, kind = part, type(part).__name__
     if isinstance(part, Mapping):
@@ -408,9 +408,9 @@ def _size(value: object) -> int:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Removes fields that are None, and gives the reasoning the names that templates read."""
+    """Removes fields that are None, and stores reasoning under both names that templates read."""
     message = without_none(message)
-    # The first name in the order of `_REASONING` is used.
+    # If a message has several of these fields, use the first in the order of `_REASONING`.
     found = [message[name] for name in _REASONING if name in message]
     if not found:
         return message

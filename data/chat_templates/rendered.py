@@ -23,10 +23,11 @@ class RenderedChat:
 
 
 def following(before: RenderedChat, after: RenderedChat) -> RenderedChat:
-    """Returns the prompt of an answer and the answer, if the template rewrites the prompt.
+    """Joins a prompt with its answer, if the template rewrites a prompt that an answer follows.
 
     The template of Mistral-7B-Instruct-v0.3 writes the system's text only where the user speaks
-    last. For such a template, the answer is the text after the end of the user's turn in `after`.
+    last. For such a template, the result is `before` and then the text that follows the user's turn
+    in `after`. For other templates, the result is `after`.
     """
     # The end of the user's turn is what the template writes after the last text of the user.
     closing = before.text[before.origins.rfind(USER) + 1 :]

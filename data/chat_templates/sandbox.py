@@ -34,8 +34,8 @@ from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
 
 V = TypeVar("V")
 _OLDEST_JINJA = (3, 1, 6)
-# Filters and methods whose result grows with a number. The number is added to the count once, and
-# once more for each occurrence of the given string.
+# Filters and methods that take a number, such as a width, which the size of their result depends
+# on. The number is charged once, and once more for each occurrence of the string given here.
 _SIZED = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "batch", "slice", "wordwrap"), ""),
     **dict.fromkeys(("truncate", "round", "to_bytes"), ""),
@@ -203,7 +203,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return True
 
     def counted(self, value: V) -> V:
-        """Returns a container after counting all of its parts."""
+        """Counts all items of a container, and returns the container."""
         waiting: list[object] = [value]
         while waiting:
             spend()
@@ -281,7 +281,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return traced
 
     def _adopted(self, value: object, *made_of: object) -> object:
-        """Returns a result after counting its parts and giving its strings origins."""
+        """Counts a result's characters or items, and returns it with origins for its strings."""
         if isinstance(value, str):
             if not isinstance(value, Traced | Markup):
                 spend(characters=len(value))

@@ -272,8 +272,8 @@ def _filled(pattern: str, values: Any) -> Traced:
         spend(characters=abs(value) if isinstance(value, int) else 0)
     for size in re.findall(r"\d+", pattern):
         spend(characters=int(size))
-    # Python makes the text. The parts only give the origins, which are kept if the parts
-    # form the same text.
+    # Python formats the text. The parts below only determine the origins, which are kept if the
+    # joined parts equal Python's text.
     text = str.__mod__(str.__str__(pattern), values)
     parts: list[str] = []
     end = 0
@@ -331,12 +331,12 @@ class _Notation:
     sort_keys: bool = False
 
     def line(self, depth: int) -> str:
-        """Returns the line break and the indentation before a line."""
+        """Returns the line break and the indentation before a line at this depth."""
         return "" if self.indent is None else "\n" + self.indent * depth
 
 
 def _pieces(value: Any, notation: _Notation, depth: int = 0) -> Iterator[str]:
-    """Yields the pieces of a value; strings keep their origins.
+    """Yields the pieces of text that a value is written as; strings keep their origins.
 
     The user is the author of brackets, commas and numbers, so they never form a control token.
     """
@@ -395,7 +395,7 @@ def as_json(
         return _quoted(text, ensure_ascii=ensure_ascii)
 
     def key(name: object) -> Iterable[str]:
-        # json.dumps writes other keys as strings; take the key out of {"1": 0}.
+        # json.dumps turns other keys into strings; take the key "1" out of its result {"1": 0}.
         yield quoted(name if isinstance(name, str) else json.dumps({name: 0})[2:-5])
 
     notation = _Notation(

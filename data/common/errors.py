@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class UserError(ValueError):
-    """Bad input: one line that names the thing, the value seen and the remedy.
+    """Bad input; the message, one line, says what is wrong, which value was found, and the remedy.
 
     Every error that a user can cause and fix derives from this class. The command line prints it as
     one line; any other exception is a bug and keeps its traceback.

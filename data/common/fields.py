@@ -36,9 +36,9 @@ class Range:
 
     Attributes:
       least: Inclusive lower bound.
-      above: Lower bound, excluded.
-      most: Upper bound, included.
-      below: Upper bound, excluded.
+      above: Exclusive lower bound.
+      most: Inclusive upper bound.
+      below: Exclusive upper bound.
     """
 
     least: float = -math.inf
@@ -86,7 +86,7 @@ Seed = Annotated[int, Range(least=0, most=2**32 - 1)]
 
 
 class FieldError(UserError):
-    """A field has a value that its declaration does not allow, alone or with another field."""
+    """A field has a value that its declaration, or the value of another field, does not allow."""
 
     def __init__(self, field: str, problem: str) -> None:
         """Creates the error.
@@ -200,7 +200,7 @@ _CONTAINERS: dict[object, tuple[str, Any]] = {
     Sequence: ("a tuple", tuple | list),
     Mapping: ("an object", Mapping),
 }
-"""Type → what its values must be, and the classes that are accepted."""
+"""Type → what an error says that the value must be, and the classes that are accepted."""
 
 _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     int: [
@@ -216,7 +216,7 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     NoneType: [("None", lambda value: value is None)],
     Any: [],
 }
-"""Type → what its values must be, with a test, in the order of the tests."""
+"""Type → the tests of a value in order, each with what an error says that the value must be."""
 
 
 def require(condition: object, message: str, error: type[UserError] = UserError) -> None:
@@ -368,7 +368,7 @@ def range_of(hint: object) -> str:
     """Returns the range that a type declares, as text: "above 0"; "" if it declares none."""
     if get_origin(hint) is Annotated:
         return ", ".join(str(x) for x in get_args(hint)[1:] if isinstance(x, Range | Suffix))
-    # A type such as a union or a tuple shows the ranges of its parts.
+    # A union or a tuple shows the ranges of the types that it is made of.
     return ", ".join(filter(None, map(range_of, get_args(hint))))
 
 

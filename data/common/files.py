@@ -23,7 +23,7 @@ from .remote_files import RemoteFile, is_remote_folder, is_url, matching_urls
 File = Path | RemoteFile
 """A file on this machine, or in an object store."""
 Line = tuple[str, int, str]
-"""The name of a file, the number of a line from 1, and the line."""
+"""The name of a file, a line number (from 1), and the text of this line."""
 
 STANDARD_INPUT = "-"
 
@@ -46,7 +46,7 @@ def input_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
 
 
 def input_files(path: str) -> list[File]:
-    """Returns the files that a user names; no files for standard input.
+    """Returns the files that a path or a glob of the user names; no files for standard input.
 
     Raises:
       DataError: See ``matching_files``.
@@ -139,7 +139,9 @@ def absolute(file: File) -> File:
 
 
 def identity(file: File) -> tuple[object, ...]:
-    """Returns values that change with the content of a file: its size, and its time or version.
+    """Returns values that change with the content of a file.
+
+    They are its size, and its modification time or its version in an object store.
 
     Raises:
       DataError: The file cannot be read.

@@ -35,7 +35,9 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
 
 
 def pick(row: Mapping[str, object], field: str, location: str) -> Any:
-    """Returns a field of an object, or a list of several fields for ``choice1+choice2``.
+    """Returns the value of a field, or a list of the values of several fields.
+
+    The name ``choice1+choice2`` gives the values of two fields.
 
     ``field?`` is None if the object lacks the field.
 

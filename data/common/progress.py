@@ -25,7 +25,7 @@ LogFn = Callable[[str], None]
 """Shows the user one line."""
 
 TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
-"""The width of a bar's text without its noun, its counts and its loss."""
+"""The width of the text beside a bar, except the noun, the counts and the loss."""
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
 SECONDS_BETWEEN_LINES = 60.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
@@ -37,7 +37,8 @@ class Progress:
     """A progress bar on standard error, and lines above it."""
 
     rewrite: ClassVar[Callable[[str], str]] = str
-    """Rewrites each line before it is printed: the command line names options, not fields."""
+    """Rewrites each line before it is printed; the command line sets it to replace names of fields
+    by names of options."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(
@@ -98,7 +99,7 @@ class Progress:
             total: The last count.
             *more: Additional columns of this bar.
         """
-        # The width of all columns except the bar, with 13 characters per further column.
+        # The width of all columns except the bar, with 13 characters for each additional column.
         text = len(what) + 2 * len(str(total)) + TEXT_WIDTH + 13 * len(more)
         left = self._console.width - text
         columns: list[ProgressColumn] = [TextColumn(what), MofNCompleteColumn()]

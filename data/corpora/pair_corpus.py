@@ -1,8 +1,9 @@
 """Tokenized sentence pairs on disk, as memory-mapped flat arrays.
 
 A pair is stored as its source with the special tokens of ``Tokenizer.source_frame``, followed by
-the tokens of its target and an end token. A pair with an empty side (only white space) teaches
-nothing and is left out; the corpus records the number of such pairs and the index of the first.
+the tokens of its target and an end token. A pair whose source or target is empty (only white space)
+teaches nothing and is left out; the corpus records the number of such pairs and the index of the
+first.
 """
 
 from array import array
@@ -32,9 +33,9 @@ class PairCorpus(CorpusFolder):
     ``vocab_size`` is the size of the larger vocabulary of the tokenizer.
 
     Attributes:
-      num_read: The number of pairs in the text, including pairs with an empty side.
-      num_empty: The number of pairs with an empty side, which are not in the arrays.
-      first_empty: The index in the text of the first pair with an empty side, or None.
+      num_read: The number of pairs in the text, including pairs with an empty source or target.
+      num_empty: The number of pairs with an empty source or target, which are not in the arrays.
+      first_empty: The index in the text of the first pair with an empty source or target, or None.
     """
 
     num_read: int = field(kw_only=True)
@@ -46,7 +47,7 @@ class PairCorpus(CorpusFolder):
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The start of each side in ``tokens``, then the end, int64 [2 * num_pairs + 1]."""
+        """The start of each source and target in ``tokens``, then the end, int64 [2 pairs + 1]."""
         return self.array("starts")
 
     @cached_property
@@ -56,7 +57,7 @@ class PairCorpus(CorpusFolder):
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of source and of target tokens with end tokens, int64 [num_pairs] each."""
+        """The lengths of sources and of targets, with end tokens, int64 [num_pairs] each."""
         sizes = np.diff(self.starts)
         return sizes[::2], sizes[1::2]
 
@@ -81,8 +82,8 @@ def build_pair_corpus(
       The corpus.
 
     Raises:
-      DataError: The text has an error, no pair has two sides, the tokenizer has no token that ends
-        a text, or the folder cannot be written.
+      DataError: The text has an error, no pair has both a source and a target, the tokenizer has no
+        token that ends a text, or the folder cannot be written.
     """
     parts = ["pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint]
     marks = tokenizer.source_frame.single.marks
@@ -104,19 +105,19 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
     # The tokens before and after a text, for the source and for the target.
     frames = tokenizer.source_frame.single.marks, ((), (tokenizer.target.end,))
     unknown = [side.special_ids.unk for side in sides]
-    # Both sides share one array of tokens, so its type must fit the larger vocabulary.
+    # Sources and targets share one array of tokens, so its type must fit the larger vocabulary.
     vocab_size = max(side.vocab_size for side in sides)
     starts, numbers = array("q"), array("q")
     num_read, num_unknown, first_empty = 0, 0, None
     with TokenWriter(folder, vocab_size) as tokens:
         for chunk in chunks(text, lambda pair: len(pair.source) + len(pair.target)):
             columns = [pair.source for pair in chunk], [pair.target for pair in chunk]
-            # Some tokenizers give tokens for white space; a blank side must have no tokens.
+            # Some tokenizers give tokens for white space; a blank text must have no tokens here.
             encoded = [
                 side.encode_batch([text if text.strip() else "" for text in column])
                 for side, column in zip(sides, columns, strict=True)
             ]
-            # Append the two sides in turns: `starts` has two entries for each pair.
+            # Append source and target in turns: `starts` has two entries for each pair.
             for number, pair in enumerate(zip(*encoded, strict=True)):
                 if all(pair):
                     starts.extend(

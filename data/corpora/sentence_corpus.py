@@ -91,7 +91,7 @@ def build_sentence_corpus(
 
 
 def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[str]]:
-    """Yields the sentences of each document; joined sources may be split differently."""
+    """Yields the sentences of each document; joined sources may differ in how they are split."""
     for part in documents.parts:
         for text in part:
             if part.lines_are_sentences:

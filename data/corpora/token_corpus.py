@@ -56,7 +56,8 @@ class CorpusFolder(PickledByFields):
     Attributes:
       folder: The folder of the arrays.
       vocab_size: The size of the vocabulary; every token is smaller.
-      fingerprint: A stable hash of the texts, the tokenizer and the way of splitting.
+      fingerprint: A stable hash of the texts, of the tokenizer, and of the rules that split
+        documents into sentences, if any.
       num_unknown: The number of unknown tokens.
     """
 

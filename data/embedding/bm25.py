@@ -42,7 +42,7 @@ def bm25(
     check_value("top_k", top_k, PositiveInt)
     import bm25s
 
-    # On import the package sets its logger to the level of debugging.
+    # On import, the package sets the level of its logger to DEBUG.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     words, of_queries = (
         [WORD.findall(text.lower()) for text in texts] for texts in (documents, queries)

@@ -41,7 +41,7 @@ class EmbeddingExample:
       documents: The positive, then the negatives; or the second text of a scored pair.
       score: The score of the pair, or of each document; None if the record has none.
       label: The label of a text without documents, or None.
-      data_set: The number of its data set, if there are several data sets.
+      data_set: The index of the data set that the example is from, if there are several.
       location: The location of the example, for messages: `pairs.jsonl line 7`.
     """
 

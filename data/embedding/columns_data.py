@@ -29,7 +29,7 @@ from .paragraphs import paragraph_records
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsData(RecordData[EmbeddingExample]):
-    """Texts with their counterparts, from the columns of records."""
+    """Anchors with their positives, negatives and scores, from the columns of records."""
 
     # If the source names no fields, the names of the columns determine the roles.
     forms: ClassVar[dict[str, str]] = {

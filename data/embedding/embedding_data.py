@@ -1,12 +1,13 @@
-"""Texts and their counterparts, for models of sentence vectors.
+"""Anchors with their positives, negatives and scores, for models that compute sentence vectors.
 
 The arrays of a batch are int32: ``anchor_ids`` and ``anchor_mask`` [B, Q] of the first column, and
-``input_ids`` and ``attention_mask`` [B, C, T] of the other columns, the positive first. A text that
-an example lacks is all zeros. Q and T are the lengths of the longest texts, rounded up to a
-multiple of 8, or the limits of the settings. ``scores`` are float32 [B] for scored pairs, and
-[B, C] if each document has a score. Labeled texts have only the first column, and ``labels`` int32
-[B]. With several data sets, ``data_set`` int32 [B] has the number of the data set of each example.
-A training batch has examples of one data set.
+``input_ids`` and ``attention_mask`` [B, C, T] of the other columns, the positive first. If an
+example has fewer texts than others, the rows of the missing texts are all zeros. Q and T are the
+lengths of the longest texts, rounded up to a multiple of 8, or the limits of the settings.
+``scores`` are float32 [B] for scored pairs, and [B, C] if each document has a score. Labeled texts
+have only the first column, and ``labels`` int32 [B]. With several data sets, ``data_set`` int32 [B]
+has the index of the data set that each example is from. A training batch has examples of one data
+set.
 """
 
 from collections import Counter
@@ -65,7 +66,7 @@ class EmbeddingData(ColumnsData):
 
     @property
     def anchor_length(self) -> int:
-        """The number of tokens in the sequence of an anchor, Q."""
+        """The padded length of an anchor, in tokens, Q."""
         return self.query_length or self.length
 
     @cached_property
@@ -109,7 +110,7 @@ class EmbeddingData(ColumnsData):
         return self._split(_joined(parts), tokenizer, labels)
 
     def score_form(self) -> ScoreForm:
-        """Reads the training examples, and returns the form of their scores."""
+        """Reads the training examples, and returns which kind of scores they have."""
         return form_of(self._part("train").examples[0])
 
     def labels_in(self, example: EmbeddingExample) -> tuple[str, ...]:
@@ -117,7 +118,7 @@ class EmbeddingData(ColumnsData):
         return () if example.label is None else (example.label,)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig`` and the top of this file; the result has no scores."""
+        """See ``DataConfig`` and the top of this file; the scores are not included."""
         del num_labels, num_choices
         anchor, documents = (self.anchor_length,), (1 + (self.num_negatives or 0), self.length)
         return {
@@ -192,7 +193,7 @@ class EmbeddingData(ColumnsData):
 
 
 def form_of(example: EmbeddingExample) -> ScoreForm:
-    """Returns the form of the score of an example."""
+    """Returns which kind of score an example has."""
     if example.label is not None:
         return "labels"
     if example.score is None:
@@ -201,7 +202,7 @@ def form_of(example: EmbeddingExample) -> ScoreForm:
 
 
 def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
-    """Returns the numbers of the labels int32 [n], or None without labels."""
+    """Returns the index of each example's label, int32 [n], or None if the texts have no labels."""
     labels = [example.label or "" for example in examples]
     if not any(labels):
         return None
@@ -209,7 +210,7 @@ def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
 
 
 def _joined(parts: dict[str, ExampleSet[EmbeddingExample]]) -> ExampleSet[EmbeddingExample]:
-    """Joins data sets, whose numbers follow their order."""
+    """Joins data sets, and numbers them in the given order."""
     examples = (
         replace(example, data_set=number)
         for number, part in enumerate(parts.values())
@@ -236,9 +237,9 @@ def _spread(documents: np.ndarray) -> np.ndarray:
 def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray | None:
     """Returns the scores of pairs [n], or of documents [n, C] with 0 for absent documents.
 
-    If some data sets have scores of documents, the score of a pair is the first of its C scores.
+    If data sets of both kinds are mixed, the score of a pair is in the first of the C columns.
     """
-    # Count the lists of scores in each data set, because all scores of a data set have one form.
+    # Count the lists of scores in each data set: either all of its scores are lists, or none is.
     forms = Counter((x.data_set, isinstance(x.score, tuple)) for x in examples if x.scores)
     for data_set, _ in forms:
         lists, numbers = forms[data_set, True], forms[data_set, False]

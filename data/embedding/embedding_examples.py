@@ -1,4 +1,4 @@
-"""Texts and their counterparts as arrays; see ``embedding_data``."""
+"""Anchors with their documents as arrays; see ``embedding_data``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from ..orders.distinct import ABSENT, distinct_order
 from ..orders.mixed import MIXED, Mixing
 
 ScoreForm = Literal["none", "pairs", "documents", "labels"]
-"""The form of scores: none, one for each pair, one for each document, or a label of each text."""
+"""The kind of scores: none, one for each pair, one for each document, or a label for each text."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -23,13 +23,14 @@ class EmbeddingExamples(PickledByFields):
     Attributes:
       queries: The different anchors.
       documents: The different documents.
-      rows: The number of the anchor and of each document, or -1, int32 [n, 1 + C].
+      rows: For each example, the index of its anchor in `queries`, then the index of each of its
+        documents in `documents`, or -1, int32 [n, 1 + C].
       scores: float32 [n] or [n, C], or None.
       labels: int32 [n], or None.
-      text_keys: The number of each text of each example, or -1, int32 [n, 1 + C].
-      data_sets: The number of the data set of each example, int32 [n].
+      text_keys: Like `rows`, but equal texts have equal numbers in all columns.
+      data_sets: The index of the data set that each example is from, int32 [n].
       names: The names of the data sets if there are several.
-      forms: The form of the scores of each data set.
+      forms: The kind of scores in each data set.
       mixing: The order of the batches of several data sets.
       notes: Remarks for the log.
     """
@@ -54,7 +55,8 @@ class EmbeddingExamples(PickledByFields):
     def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
         """See ``dataset.OrderedExamples``."""
         if not self.names:
-            # A loss of scores accepts any texts in a batch, so any order is possible.
+            # A loss that learns from scores accepts equal texts in a batch, so any order is
+            # possible.
             is_free = self.forms[0] in ("pairs", "documents")
             return None if is_free else self._order(batch_size, seed, epoch)
         # Each data set orders its examples; `rows` gives their indices among all examples.
@@ -91,7 +93,7 @@ class EmbeddingExamples(PickledByFields):
         query = self.queries.example(anchor)
         arrays = arrays_of(documents, self.documents.template.length, self.documents.example)
         del arrays["token_type_ids"]
-        # A single data set needs no number.
+        # With a single data set, a batch does not say which data set an example is from.
         sets = self.data_sets if self.names else None
         values = {"scores": self.scores, "labels": self.labels, "data_set": sets}
         targets = {name: x[index] for name, x in values.items() if x is not None}
@@ -105,8 +107,8 @@ def arrays_of(
     """Returns the arrays of documents, int32 [C, T]; an absent document is all zeros.
 
     Args:
-      documents: The number of each document, or ``ABSENT``.
-      length: The tokens of a row, T.
+      documents: The index of each document, or ``ABSENT``.
+      length: The padded length of a document, T.
       make: Makes the arrays of a document, int32 [T].
     """
     arrays = zeros(token_specs(len(documents), length))

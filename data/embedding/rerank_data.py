@@ -3,8 +3,9 @@
 The arrays of a batch are int32 [B, C, T] ``input_ids``, ``attention_mask`` and ``token_type_ids``
 of the pairs of a query and each of its C documents, and ``scores``, float32 [B, C]. T is the length
 of the longest query with the longest document, rounded up to a multiple of 8, or the limit of the
-settings. A document that an example lacks is all zeros. Records without scores have the score 1 for
-the positive, and 0 for the negatives and for sampled documents.
+settings. If an example has fewer documents than others, the rows of the missing documents are all
+zeros. Records without scores have the score 1 for the positive, and 0 for the negatives and for
+sampled documents.
 """
 
 import functools
@@ -35,7 +36,7 @@ from .text_table import NumberedTexts, TokenRows
 # The default number of sampled negatives, for records without scores.
 _SAMPLED = 4
 FIRST = 20
-"""The number of documents of BM25 that negatives are drawn from."""
+"""The number of documents that BM25 finds per query, from which negatives are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,8 @@ class RerankData(ColumnsData):
         longest = int(queries.sizes.max() + documents.sizes.max())
         return RerankExamples(
             template=template.fitted(longest + template.length - template.room(2)),
-            # Truncating two tokens to one shows which side the tokenizer keeps.
+            # Truncating two tokens to one shows whether the tokenizer keeps the start or the end of
+            # a text.
             keeps_end=tokenizer.truncated([0, 1], 1) == [1],
             queries=queries,
             documents=documents,
@@ -140,8 +142,8 @@ class RerankData(ColumnsData):
             scores=_scores(examples, number),
             num_sampled=sampled,
             found=found,
-            # An evaluation draws other documents than training, and the same documents in every
-            # epoch.
+            # In an evaluation, sampled documents differ from those of training, but not between
+            # epochs.
             seed=(self.sampling_seed, int(training)),
             notes=(f"{number + sampled} documents each", *cut),
         )
@@ -167,12 +169,13 @@ class RerankExamples(PickledByFields):
       keeps_end: Whether a truncated text keeps its end instead of its start.
       queries: The different queries.
       documents: The different documents.
-      rows: The number of the query, and of each document or ``ABSENT``, int32 [n, 1 + C].
+      rows: For each example, the index of its query, then the index of each document or ``ABSENT``,
+        int32 [n, 1 + C].
       scores: float32 [n, C].
       num_sampled: The number of sampled documents.
-      found: The documents to draw from first for each query, or ``ABSENT``, int32 [queries, K]. If
-        None, all documents are equally probable.
-      seed: The seed of the draws, and whether they differ between epochs.
+      found: For each query, the indices of the documents to draw from first, or ``ABSENT``, int32
+        [queries, K]. If None, all documents are equally probable.
+      seed: The seed of the sampled documents, and whether these documents differ between epochs.
       notes: Remarks for the log.
     """
 
@@ -208,7 +211,7 @@ class RerankExamples(PickledByFields):
         seed, training = self.seed
         # In an evaluation `training` is 0, so every epoch has the same draws.
         rng = np.random.default_rng([seed, training, epoch * training, index])
-        # The query may have further documents in other records.
+        # Other records may give this query more documents, which are no negatives either.
         query = int(self.rows[index, 0])
         left_out = {ABSENT, *own, *self._documents_of[query]}
         # Draw more documents than needed, because relevant ones are left out.
@@ -222,7 +225,7 @@ class RerankExamples(PickledByFields):
 
     @cached_property
     def _documents_of(self) -> dict[int, list[int]]:
-        """The documents of each query in all records."""
+        """For each query, the documents that any record gives it."""
         found: dict[int, list[int]] = {}
         for query, *documents in self.rows.tolist():
             found.setdefault(query, []).extend(documents)

@@ -12,14 +12,14 @@ from .columns import EmbeddingExample
 
 
 class TextTable:
-    """Different texts, where each new text gets the next number."""
+    """A set of different texts; each new text gets the next index."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.locations: list[str] = []
 
     def add(self, text: str, location: str) -> int:
-        """Returns the number of a text; `location` is kept for messages."""
+        """Returns the index of a text, and adds a new text with its location for messages."""
         number = self.numbers.setdefault(text, len(self.numbers))
         if number == len(self.locations):
             self.locations.append(location)
@@ -33,7 +33,8 @@ class NumberedTexts:
     Attributes:
       queries: The different anchors.
       documents: The different documents.
-      rows: The number of the anchor, and of each document or ``ABSENT``, int32 [n, 1 + C].
+      rows: For each example, the index of its anchor in `queries`, then the index of each document
+        in `documents` or ``ABSENT``, int32 [n, 1 + C].
       keys: Like ``rows``, but equal texts have equal numbers, even in different columns.
     """
 
@@ -46,8 +47,8 @@ class NumberedTexts:
     def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
         """Assigns a number to each different text of the examples."""
         most = max(len(example.documents) for example in examples)
-        # In `rows`, anchors and documents are counted separately. In `keys`, anchors and documents
-        # share numbers.
+        # `rows` numbers the anchors and the documents separately. `keys` numbers all texts
+        # together.
         queries, documents, texts = TextTable(), TextTable(), TextTable()
         rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
         for i, example in enumerate(examples):

@@ -1,9 +1,9 @@
 """Extraction of answers from passages, from the logits of their starts and ends.
 
-The rules follow google-research/bert ``run_squad.py``: an answer starts at a token that has more
-context in this window than in others, its length is limited, and "no answer" has the score of
+The rules follow google-research/bert ``run_squad.py``: an answer may start at a token only in the
+window where the token has the most context, its length is limited, and "no answer" has the score of
 ``[CLS]`` in the window where that score is lowest. In contrast to the original, all spans compete,
-not only spans of the best starts and ends.
+not only spans between the tokens with the largest start and end logits.
 
 The probability of an answer is P(start) · P(end), where each P is a softmax over ``[CLS]`` and the
 passage tokens of the answer's window (Devlin et al. 2018, section 4.2; question tokens, separators
@@ -25,11 +25,11 @@ from .sliding_windows import most_context
 
 @dataclass(frozen=True, eq=False)
 class SpanDecoding:
-    """The question of each of R windows, and the range of its tokens in the passage.
+    """Which question each of R windows belongs to, and which tokens of the passage it contains.
 
     Attributes:
       ranges: The passage tokens of each window, half-open, int32 [R, 2].
-      first_rows: The first window of each question, then the end, int64 [num_questions + 1].
+      first_rows: The index of each question's first window, then R, int64 [num_questions + 1].
       offsets: For each passage, the character ranges of its tokens, half-open, int32
         [num_tokens, 2].
       max_answer_length: The largest number of tokens in an answer.
@@ -83,7 +83,7 @@ class SpanDecoding:
                 found.sort(key=lambda answer: -answer["score"])
                 found = found[:n_best]
             for answer in found:
-                # Normalize over the positions that can be an answer in the same window.
+                # Normalize over the positions of the same window that can be part of an answer.
                 row = answer.pop("row")
                 seen = self._answerable(row, tokens)
                 total = _log_sum(starts[row, seen]) + _log_sum(ends[row, seen])
@@ -92,7 +92,7 @@ class SpanDecoding:
         return decoded
 
     def _answerable(self, row: int, tokens: BertInputs) -> np.ndarray:
-        """Returns the positions of the first token and of the passage in a window."""
+        """Returns the positions in a window of its first token and of its passage tokens."""
         first, last = self.ranges[row]
         return np.r_[0, tokens.second[row] : tokens.second[row] + last - first]
 

@@ -102,14 +102,14 @@ class BertInputs:
         return np.diff(self.starts).tolist()
 
     def fitted(self) -> "BertInputs":
-        """Returns examples of single texts without the padding that all of them have."""
+        """Returns examples of single texts, padded only to the length of the longest example."""
         return replace(self, template=self.template.fitted(max(self.lengths, default=1)))
 
     def example(self, index: int) -> dict[str, np.ndarray]:
         """Makes ``input_ids``, ``attention_mask`` and ``token_type_ids``, int32 [T] each."""
         own = slice(self.starts[index], self.starts[index + 1])
         size = int(own.stop - own.start)
-        # Padding is 0 except for the ids, where it is the padding token.
+        # Padding is 0, except in `input_ids`, where it is the id of the padding token.
         row = zeros(token_specs(self.template.length))
         row["input_ids"][:size], row["input_ids"][size:] = self.ids[own], self.template.pad
         row["attention_mask"][:size] = 1

@@ -23,7 +23,7 @@ Scheme = Literal["BIO", "IOB1", "BIOES", "plain"]
 _TAG = re.compile(r"O|[BIESLU]-.+")
 _AS_BIO = {"B": "B", "S": "B", "U": "B", "I": "I", "E": "I", "L": "I"}
 Location = tuple[int, int]
-"""The index of a sentence, and of a word in it."""
+"""The index of a sentence, and the index of a word in this sentence."""
 
 
 class InconsistentTagError(UserError):
@@ -131,9 +131,9 @@ def _misplaced(sentences: Sequence[Sequence[str]], prefix: str) -> Iterator[tupl
 
 
 def _misplaced_in_bioes(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Finds the tags that break the scheme: a wrong continuation, or a span without its end."""
+    """Finds tags that break the scheme: they continue no span of their type, or leave one open."""
     for (i, j), previous, tag in _neighbors(sentences):
-        # The type of the span that the previous tag does not end, and of the span that `tag`
+        # The type of the span that is open after the previous tag, and of the span that `tag`
         # continues.
         within = previous[2:] * (previous[0] in "BI")
         needed = tag[2:] * (tag[0] in "IEL")

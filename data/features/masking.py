@@ -66,12 +66,12 @@ class Masking(PickledByFields):
         """Makes the rule for a tokenizer.
 
         Args:
-          tokenizer: Has a mask token.
+          tokenizer: A tokenizer with a mask token.
           length: The example's length T.
-          rate: See the class.
+          rate: The fraction of predicted tokens; see the class.
           max_predictions: See the class. Defaults to ``rate * length``, rounded up.
           whole_word: Whether all tokens of a word are masked together.
-          ngrams: See the class.
+          ngrams: The largest number of words to mask together; see the class.
 
         Raises:
           DataError: The tokenizer has no mask token, or does not mark words.
@@ -152,7 +152,7 @@ class Masking(PickledByFields):
         is_continuation &= adjacent
         firsts = np.flatnonzero(~is_continuation)  # the first candidate of each word, [num_words]
         sizes = np.diff(firsts, append=len(candidates))  # tokens of each word, [num_words]
-        parts = np.cumsum(~adjacent)[firsts]  # the part between special tokens of each word
+        parts = np.cumsum(~adjacent)[firsts]  # which stretch between special tokens each word is in
         order = rng.permutation(len(firsts))
         chosen, left = np.zeros(len(firsts), bool), budget
         for word, count in zip(order.tolist(), self._counts(len(order), rng), strict=True):

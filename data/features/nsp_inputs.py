@@ -13,7 +13,7 @@ from .predictions import Prediction, output, softmax
 
 @dataclass(frozen=True, eq=False)
 class SentencePairExamples:
-    """Each pair as an example without masks; see ``dataset.ExampleSource``.
+    """Pairs of texts as examples whose tokens are not masked; see ``dataset.ExampleSource``.
 
     Attributes:
       tokens: The pairs as tokens with special tokens.
@@ -53,7 +53,7 @@ def read_pairs(path: str) -> dict[str, tuple[str, str]]:
     """Reads two texts separated by a tab on each line of files, or of standard input for ``-``.
 
     Returns:
-      The pairs by their locations, ``a.tsv line 7``.
+      The pairs, keyed by their locations, such as ``a.tsv line 7``.
 
     Raises:
       DataError: A line does not have two texts, or the file is empty.

@@ -21,7 +21,7 @@ class PackedTexts(PickledByFields):
 
     A row contains consecutive documents from a random position, and the first and the last document
     may be cut. The number of examples of an epoch is the number of rows that the text fills. A row
-    rarely ends with padding, which has fewer tokens than the special tokens of a text.
+    rarely ends with padding; if it does, there was no room for the special tokens of another text.
 
     Attributes:
       corpus: The documents as tokens.
@@ -69,7 +69,7 @@ class PackedTexts(PickledByFields):
             framed.append(self.frame.join(tokens[at : at + size].tolist()))
             room -= size + added
             at = (at + size) % len(tokens)
-        # Join the texts to a row [T], and number its texts from 1.
+        # Join the texts into a row [T], and number the texts of the row from 1.
         sizes = [len(text.ids) for text in framed]
         return Example(
             np.concatenate([text.ids for text in framed]).astype(np.int32),

@@ -9,11 +9,11 @@ tokens from either end of the longer segment.
 There are deliberate differences, so that every example can be made independently:
 
 - The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)`` examples. The
-  starts of examples differ between epochs: example ``k`` begins with the first sentence that starts
-  at token ``k * target - shift`` of its document or later, where ``shift`` is drawn for each
-  document and epoch, up to the number of tokens that the last example leaves free. In each epoch,
-  the examples of a document therefore cover the document: every sentence is offered to one example,
-  and no sentence is favored.
+  starts of examples differ between epochs. Example ``k`` begins with the first sentence that starts
+  at or after token ``k * target - shift`` of its document. In each epoch, a random ``shift`` is
+  drawn for each document, up to the number of tokens that the last example leaves free. The
+  examples of a document therefore still cover the document: each sentence is offered to one
+  example, and no sentence is favored.
 - An example has at least two sentences, so the second segment continues the first in half of the
   examples (in the original: in fewer).
 - Sentences that a random second segment displaces wait for another epoch; the original starts its
@@ -32,8 +32,8 @@ from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..tokenizers.frame import Frame, Layout
 
-# The last seed word of the shifts. The random numbers of an example have seeds that end
-# differently.
+# The last word of the seed that draws the shifts. Seeds for the random numbers of an example end in
+# other words.
 _SHIFTS = 1
 
 
@@ -44,8 +44,8 @@ class Example(NamedTuple):
       input_ids: A, and B in a pair, with the special tokens of a frame, int32 [n].
       token_type_ids: The token types of the frame, int32 [n].
       label: 0 if B continues A, 1 if it is from another document or before A, None without B.
-      segment_ids: The number of the text of each token, from 1, in a row of several texts, int32
-        [n]; None in other rows.
+      segment_ids: In a row of several texts, which text each token belongs to, counted from 1,
+        int32 [n]; None in other rows.
     """
 
     input_ids: np.ndarray
@@ -215,7 +215,7 @@ class Segments(PickledByFields):
         return self._sentence_from(max(token, start), document)
 
     def _sentence_from(self, token: int, document: int) -> int:
-        """Returns the first sentence that starts at a token or later.
+        """Returns the first sentence that starts at or after a given token.
 
         If that sentence is a full target away or in another document, returns the previous
         sentence.
@@ -245,7 +245,7 @@ def framed_example(frame: Frame, *segments: np.ndarray, label: int | None) -> Ex
 
 
 def sizes_of_pair(one: int, other: int, room: int) -> tuple[int, int]:
-    """Returns the numbers of tokens that two segments keep in a shared room.
+    """Returns how many tokens of each of two segments are kept, so that both fit together.
 
     The result equals removing one token at a time from the longer segment, or from the second if
     both are equally long, as the original code does.
@@ -255,7 +255,7 @@ def sizes_of_pair(one: int, other: int, room: int) -> tuple[int, int]:
 
 
 def _truncate(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Truncates to ``size``; removes each token from the front or the back with equal chance."""
+    """Truncates to ``size`` tokens; each removed token is the first or last with equal chance."""
     excess = len(tokens) - size
     if excess <= 0:
         return tokens
@@ -265,7 +265,7 @@ def _truncate(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.nda
 
 
 def _at_least_two(first: int, end: int, last: int) -> tuple[int, int]:
-    """Extends a single sentence by the next sentence, or by the previous sentence at the end."""
+    """Extends a single sentence by the next one; the last sentence, by the one before it."""
     if end - first > 1:
         return first, end
     return (first, end + 1) if end < last else (first - 1, end)

@@ -63,14 +63,15 @@ class SpanCorruption(Checked):
         noise = np.rint(np.float32(self.noise_density) * sizes.astype(np.float32))
         noise = np.clip(noise, 1, sizes - 1).astype(np.int64)
         spans = np.rint(noise.astype(np.float32) / np.float32(self.mean_span_length))
-        # Kept and dropped spans alternate, so each kind needs a token per span.
+        # Kept and dropped spans alternate, so there must be a kept and a dropped token for each
+        # span.
         spans = np.clip(spans, 1, np.minimum(noise, sizes - noise)).astype(np.int64)
         return noise, spans
 
     def pair_sizes(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of source and of target tokens of texts, including end tokens."""
         noise, spans = self.counts(sizes)
-        # Both sides have a sentinel for each span, and an end token.
+        # Source and target each have a sentinel for each span, and an end token.
         return sizes - noise + spans + 1, noise + spans + 1
 
     def longest_text(self, source_length: int, target_length: int | None = None) -> int:
@@ -80,7 +81,7 @@ class SpanCorruption(Checked):
           source_length: The maximum number of tokens of a source.
           target_length: The maximum number of tokens of a target. If None, any number fits.
         """
-        # The sizes of both sides grow with the text, so the largest fitting size is the answer.
+        # Source and target grow with the text, so search for the largest size at which both fit.
         sizes = np.arange(2, 3 + int((source_length + 1) / (1 - self.noise_density)))
         sources, targets = self.pair_sizes(sizes)
         fits = (sources <= source_length) & (targets <= (target_length or targets))

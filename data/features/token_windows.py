@@ -22,9 +22,9 @@ class Windows:
     """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
 
     Every example has exactly T tokens. The first half of a pair, A with the special tokens before
-    B, has T // 2 tokens; the second half has the other tokens. The number of examples of an epoch
-    is the number of sequences that the text fills. The positions of examples are drawn from the
-    whole text in every epoch, so an epoch may read some tokens twice and skip others.
+    B, has T // 2 tokens; the second half has the remaining tokens. The number of examples of an
+    epoch is the number of sequences that the text fills. The positions of examples are drawn from
+    the whole text in every epoch, so an epoch may read some tokens twice and skip others.
 
     Attributes:
       corpus: The text as tokens; windows cross the ends of sentences and documents.
@@ -45,7 +45,8 @@ class Windows:
             raise DataError(
                 f"length {self.length} leaves no room for tokens: choose at least {2 * added}"
             )
-        # With fewer tokens, an A from the middle would leave no room for a separate B.
+        # In a shorter text, an A from the middle would leave no room for a B that does not overlap
+        # A.
         needed = first + 2 * second
         require(
             len(self.corpus.tokens) >= needed,

@@ -52,8 +52,8 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     )
     pairs = _rounds(left, seed, epoch)
     count = batch_size // 2
-    # Fill the last batch with the first pairs that it lacks, pairs of other labels first, because a
-    # batch of a single label teaches nothing.
+    # Fill the last batch with the epoch's first pairs that are not yet in the batch. Prefer pairs
+    # of labels that the batch does not have, because a batch of a single label teaches nothing.
     last = pairs[len(pairs) // count * count :]
     if last:
         used = {index for pair in last for index in pair}

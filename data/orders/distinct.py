@@ -12,18 +12,19 @@ from ..common.errors import DataError
 from ..common.fields import require
 
 ABSENT = -1
-"""The number that marks a missing text of an example."""
+"""The value in place of the number of a text that an example lacks."""
 
 
 def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches without equal texts.
 
-    Examples are shuffled. Each example goes to the first batch with room after the last batch that
-    has one of its texts. The last batches are filled with the remaining examples, and then with
-    repeated examples.
+    Examples are shuffled. Each example goes to the first batch that has room and comes after all
+    batches that contain one of its texts. The last batches are filled with the remaining examples,
+    and then with repeated examples.
 
     Args:
-      keys: The number of each text of each example, or -1, int [n, K].
+      keys: For each example, the numbers of its texts, or -1 for a missing text, int [n, K]. Equal
+        texts have equal numbers.
       batch_size: The size of a batch, B.
       seed: The seed of the order, any integer.
       epoch: The epoch.
@@ -37,7 +38,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     texts = [tuple({*row} - {ABSENT}) for row in keys.tolist()]
     number = -(-len(texts) // batch_size)
     batches: list[list[int]] = [[] for _ in range(number)]
-    # The first batch that may contain each text, and the next batch with room from each batch on.
+    # For each text, the first batch that may contain it. For each batch, the next batch with room.
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(number + 1))
     # Give each example to the earliest possible batch; `late` collects examples without a batch.
@@ -49,18 +50,18 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
             late.append(index)
             continue
         batches[batch].append(index)
-        # Another example with one of these texts goes to a later batch.
+        # Later examples with one of these texts must go to later batches.
         for text in texts[index]:
             earliest[text] = batch + 1
         if len(batches[batch]) == batch_size:
             following[batch] = batch + 1
-    # Prefer examples that found no batch to repeated examples.
+    # Prefer examples that are not in any batch to examples that are already in one.
     _fill(batches, texts, [*late, *next_order], batch_size)
     return np.array(batches, np.int64)
 
 
 def _with_room(following: list[int], batch: int) -> int:
-    """Returns the first batch with room from a batch on, or the number of batches."""
+    """Returns the first batch with room from `batch` on, or the number of batches if none has."""
     while following[batch] != batch:
         # Skip one entry of the path, which shortens the path of later calls.
         following[batch] = following[following[batch]]
@@ -71,7 +72,7 @@ def _with_room(following: list[int], batch: int) -> int:
 def _fill(
     batches: list[list[int]], texts: list[tuple[int, ...]], spare: list[int], batch_size: int
 ) -> None:
-    """Fills each batch with the next spare examples whose texts it does not have yet."""
+    """Fills each batch with the next spare examples whose texts are not in the batch yet."""
     # All batches draw from the same cycle, so that each batch continues where the previous batch
     # stopped.
     candidates = itertools.cycle(spare)
@@ -95,7 +96,7 @@ def _fill(
 
 
 def shuffled(number: int, seed: int, epoch: int, turn: int) -> list[int]:
-    """Returns a permutation of `range(number)`, for a turn of an epoch."""
+    """Returns a random permutation of `range(number)`; each turn of an epoch gets another one."""
     # Seed sequences give the same numbers under every version of numpy.
     sequence = np.random.SeedSequence([seed % 2**64, epoch, turn])
     return np.argsort(sequence.generate_state(number, np.uint64), kind="stable").tolist()

@@ -12,7 +12,8 @@ Mixing: TypeAlias = Literal["proportional", "round_robin"]
 
 def _proportional(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
     whole = np.concatenate(orders)
-    # The order within a data set uses turns from 0; another turn gives an independent order.
+    # The orders within data sets use turns 0, 1, …; this turn is never one of them, so the order of
+    # the batches is independent.
     return whole[shuffled(len(whole), seed, epoch, -1 % 2**32)]
 
 

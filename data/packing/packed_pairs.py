@@ -29,20 +29,20 @@ def arrays_of_pairs(
 
     Args:
       pairs: The pairs. All sources together fit in S tokens, and all targets in T tokens.
-      length: The length of the example on the source side, S.
+      length: The number of source tokens in the example, S.
       start: The id that begins each target in the decoder.
-      target_length: The length of the example on the target side, T. Defaults to ``length``.
+      target_length: The number of target tokens in the example, T. Defaults to ``length``.
 
     Returns:
       Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
       ``decoder_input_ids`` (the labels shifted right, after the start token),
-      ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. A pair has the same
-      segment id on both sides, counted from 1; positions start at 0 in each pair. Padding is at the
-      end, and is 0 in all arrays.
+      ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. The source and the target of
+      a pair have the same segment id, counted from 1; positions start at 0 in each pair. Padding is
+      at the end, and is 0 in all arrays.
     """
     specs = pair_specs((length, target_length or length))
     arrays = zeros(specs)
-    # Fill both sides from the left, pair by pair.
+    # Fill the source and the target arrays from the left, pair by pair.
     positions = np.arange(max(length, target_length or length))
     first = first_of_target = 0
     for segment, (source, target) in enumerate(pairs, start=1):

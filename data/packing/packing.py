@@ -8,7 +8,7 @@ padding, and documents are split anywhere. *First-fit* keeps documents whole whe
 pads the sequences.
 
 For translation the unit is a sentence pair, which is never split. A sequence has room for ``T``
-tokens on each side; *best-fit* plans which pairs share a sequence.
+source tokens and ``T`` target tokens; *best-fit* plans which pairs share a sequence.
 """
 
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
             room.append(length)
         sequences[index].append((first, size))
         room[index] -= size
-        # A full sequence takes no further piece. Closing this sequence lets another sequence open.
+        # No piece fits into a full sequence. Close it, so that another sequence can be open.
         if room[index] == 0:
             closed.append(sequences.pop(index))
             room.pop(index)
@@ -143,19 +143,20 @@ def best_fit(
     *,
     target_length: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Plans sequences of whole sentence pairs; the two sides may have different lengths.
+    """Plans sequences of whole sentence pairs; sources and targets may have different lengths.
 
     The pairs are taken in an order drawn from the seed. Each pair goes to the fullest open sequence
-    that has room for both of its sides. If no sequence has room, a new sequence opens; if too many
-    are open, the sequence that has the smallest room on either side closes first. A pair with a
-    side longer than a sequence is left out. The plan is a pure function of its arguments.
+    that has room for both its source and its target. If no sequence has room, a new sequence opens;
+    if too many are open, the sequence that has the least room for sources or for targets closes
+    first. A pair whose source or target is longer than a sequence is left out. The plan is a pure
+    function of its arguments.
 
     Args:
       source_sizes: Tokens of each source, int64 [num_pairs].
       target_sizes: Tokens of each target, int64 [num_pairs].
-      length: Tokens in a sequence on each side.
+      length: The number of source tokens, and by default also of target tokens, in a sequence.
       seed: The seed of the order, any integer.
-      target_length: Tokens in a sequence on the target side. Defaults to ``length``.
+      target_length: The number of target tokens in a sequence. Defaults to ``length``.
 
     Returns:
       ``pairs`` int64 [num_fitting], grouped by sequence, and ``sequence_starts`` int64
@@ -168,19 +169,23 @@ def best_fit(
     np.random.default_rng(seed % 2**64).shuffle(order)
     sequences: list[list[int]] = [[] for _ in range(_OPEN_SEQUENCES)]
     closed: list[list[int]] = []
-    # Free tokens on each side of each open sequence, int64 [2, open]; the two rows are views.
+    # The room for source tokens (row 0) and for target tokens (row 1) in each open sequence, int64
+    # [2, open]; the names below are views of the rows.
     room = np.repeat(np.asarray(rooms)[:, None], _OPEN_SEQUENCES, axis=1)
     of_sources, of_targets = room
     unused = sum(rooms)
-    # Free tokens on both sides together. An entry that is never used stays an empty sequence.
+    # The room for source and target tokens together. An entry that is never used stays an empty
+    # sequence.
     in_all = np.full(_OPEN_SEQUENCES, unused)
     sizes = zip(source_sizes[order].tolist(), target_sizes[order].tolist(), strict=True)
     for pair, (source, target) in zip(order.tolist(), sizes, strict=True):
-        # The fullest sequence with room on both sides; an empty sequence is the last choice.
+        # The fullest sequence with room for source and target; an empty sequence is the last
+        # choice.
         fits = (of_sources >= source) & (of_targets >= target)
         index = int(np.where(fits, in_all, unused + 1).argmin())
         if not fits[index]:
-            # Close the sequence that has the smallest room on either side, and reuse its entry.
+            # Close the sequence with the least room for sources or for targets, and reuse its
+            # entry.
             index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(sequences[index])
             sequences[index], room[:, index], in_all[index] = [], rooms, unused

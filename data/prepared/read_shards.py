@@ -159,7 +159,7 @@ def prepared_split(
       source: ``prepared:FOLDER``, or several such sources.
       splits: The names in ``SPLITS`` to read, in order.
       tokenizer: The tokenizer of the run.
-      requested: Settings of the run's data that must equal the folder's settings, by name.
+      requested: The settings of the run's data, by name; they must equal those of the folder.
 
     Returns:
       The split; its examples are read from the files on access.
@@ -238,7 +238,8 @@ def _open(folder: Path) -> tuple[Settings, list[Shard]]:
 def _check_settings(
     folder: Path, settings: Settings, tokenizer: Tokenizer, requested: Mapping[str, object]
 ) -> None:
-    # Name the option of the run and of `prepare`, so that either can be changed.
+    # Name the option of the training run and the option of `prepare`, so that the user can change
+    # either.
     for name, value in requested.items():
         own, option = getattr(settings, name), name.replace("_", "-")
         require(

@@ -72,7 +72,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_value("length", self.length, PositiveInt)
         check_value("validation_fraction", self.validation_fraction, Rate)
-        # Refuse folders of other versions before reading their records.
+        # Refuse folders in the format of another version before reading their records.
         require_one_of("format", self.format, [FORMAT])
 
     def written(self) -> dict[str, object]:

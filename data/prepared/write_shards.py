@@ -184,7 +184,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
 
     def fill(temporary: Path) -> None:
         shard = _fill(temporary, part=part, digest=digest, settings=settings, tokenizer=tokenizer)
-        # The digest belongs to the shard only if the file did not change meanwhile.
+        # The digest describes the input of this shard only if the file did not change meanwhile.
         problem = f"{part.location} changed while it was read: start again"
         require(_input_digest(part) == digest, problem, DataError)
         (temporary / SUMMARY).write_bytes(to_json(dataclasses.asdict(shard)))

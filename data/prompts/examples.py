@@ -166,7 +166,7 @@ def _labeled(name: str, split: Split) -> Iterator[PromptExample]:
 def _questions(name: str) -> Iterator[PromptExample]:
     source = parse_labelled(name, {"squad": ""})
     for question in read_questions(source):
-        # A prompt shows one answer.
+        # A prompt shows only one of the correct answers.
         answer = question.answers[0].text if question.answers else NO_ANSWER
         fields = {"context": question.passage, "question": question.question, "answer": answer}
         yield PromptExample(fields)

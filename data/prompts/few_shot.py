@@ -75,7 +75,7 @@ class FewShot(Checked):
         return of_task
 
     def _balanced(self, indices: Sequence[int]) -> list[int]:
-        """Sorts examples into rounds, each with one example of every remaining answer."""
+        """Sorts examples into rounds: a round has one example of each answer that remains."""
         seen: Counter[str] = Counter()
         rounds = {}
         for index in indices:
@@ -87,7 +87,7 @@ class FewShot(Checked):
 
     @staticmethod
     def _text_of(fields: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
-        """Returns some fields, stripped of white space, to compare examples."""
+        """Returns the values of some fields, stripped of white space, to compare examples."""
         return tuple(fields.get(name, "").strip() for name in names)
 
     def shots(self, query: PromptExample | Mapping[str, str]) -> list[PromptExample]:
@@ -158,7 +158,8 @@ class FewShot(Checked):
         """
         # Count the tokens of the whole text, because tokens may span two examples.
         parts, size = self.parts(query), 0
-        # Try all examples, then all but the first, and so on; the query always remains.
+        # Try the prompt with all examples, then without the first, and so on; the query is always
+        # in it.
         for first in range(len(parts) if drop else 1):
             text = "".join(parts[first:])
             size = num_tokens(text)

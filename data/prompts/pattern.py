@@ -1,7 +1,7 @@
 """The pattern of a prompt: instance, label, instance, label, …, instance.
 
-A few-shot prompt repeats one pattern (Brown et al. 2020, section 2 and appendix G). The form of an
-example hardly matters, as long as all examples have the same form.
+A few-shot prompt repeats one pattern (Brown et al. 2020, section 2 and appendix G). It hardly
+matters which pattern is used, as long as all examples follow the same pattern.
 """
 
 import re

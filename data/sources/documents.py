@@ -158,11 +158,11 @@ class JoinedRecords:
     def __getitems__(self, indices: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several records at once, as TFDS's data sources do."""
         sizes = list(map(len, self.parts))
-        # The part of each index, and the index inside this part.
+        # The source that each index belongs to, and the index among the documents of this source.
         owners = np.searchsorted(np.cumsum(sizes), indices, "right")
         inside = np.asarray(indices) - (np.cumsum(sizes) - sizes)[owners]
         found: dict[int, str] = {}
-        # Read all records of a part in one call, and restore the order at the end.
+        # Read all records of a source in one call, and restore the order at the end.
         for owner in np.unique(owners).tolist():
             mine = np.flatnonzero(owners == owner)
             texts = self.parts[owner].read(inside[mine].tolist())
@@ -177,6 +177,6 @@ class JoinedRecords:
         hasher = hashlib.blake2b(digest_size=16)
         for part in parts:
             hasher.update(f"{part.fingerprint} {len(part)}\n".encode())
-        # Local parts share a note, which is logged once.
+        # All local sources have the same note, which must be logged only once.
         note = "; ".join(filter(None, dict.fromkeys(part.note for part in parts)))
         return Documents(cls(tuple(parts)), "text", hasher.hexdigest(), note=note)

@@ -17,7 +17,7 @@ _SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 def text_digest(text: str) -> bytes:
-    """Hashes the text of a document to 16 bytes, which are ordered like the hash values."""
+    """Hashes the text of a document; the order of the 16 bytes is the order of the hash values."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

@@ -1,8 +1,8 @@
 """Examples in memory, which can be used in place of a source name.
 
-A run's ``config.json`` records the number, a hash and the fields of the examples, but not the
-examples: ``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or to evaluate it on
-the same examples, pass the examples again; different examples have a different hash.
+A run's ``config.json`` records how many examples there were, their hash and their fields, but not
+the examples themselves: ``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or to
+evaluate it on the same examples, pass the examples again; different examples have a different hash.
 """
 
 import json
@@ -65,7 +65,7 @@ class Examples(str):
         require(is_list, problem, DataError)
         rows = tuple(_row(example, f"examples[{i}]") for i, example in enumerate(examples))
         require(rows, "the list of examples is empty: give at least one example", DataError)
-        # All examples must have the form of the first example.
+        # All examples must be of the same kind as the first example.
         kinds = [type(row).__name__ for row in rows]
         other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
         problem = f"examples[{other}] is a {kinds[other]}, examples[0] a {kinds[0]}"
@@ -88,7 +88,7 @@ class Examples(str):
         return self
 
     def with_fields(self, fields: Iterable[str]) -> "Examples":
-        """Returns the same examples with other fields to read."""
+        """Returns the same examples with other names of fields to read."""
         description, _, part = self.partition("#")
         _, mark, conditions = part.partition("?")
         name = f"{description}#{','.join(fields)}{mark}{conditions}"

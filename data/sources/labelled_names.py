@@ -15,7 +15,7 @@ r"""Names of sources of labeled examples, in the scheme of ``source_names``.
 ``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
 =============================  ======================================================
 
-Each kind of data defines the forms that it reads and the fields that it uses. Fields joined by
+Each kind of data defines which of these names it accepts and which fields it uses. Fields joined by
 ``+`` make up one list. ``#label,text?score>=3`` reads only the records that satisfy a condition,
 see ``conditions``.
 """
@@ -83,7 +83,7 @@ class Record:
     Attributes:
       location: The file and line, for messages: ``train.tsv line 7``.
       values: One value for each field of the source, in order.
-      first: Whether the record is the first line of a table, which might be a header.
+      first: Whether the record is from the first line of a table, which might be a header.
       part: The part of the source that the record belongs to, if the source has named parts.
     """
 
@@ -101,8 +101,9 @@ def parse_labelled(
     Args:
       name: For example ``tsv:cola.train.tsv#2,4``; or examples in memory.
       forms: The kinds that can be read, with the default fields of each.
-      like: A source of the same run. If it has the same kind, its fields are the default; fields of
-        a published data set count as the user's only for that data set.
+      like: A source of the same run. If both sources are of the same kind, the fields of ``like``
+        are the default. The fields of a published data set are the default only for the same data
+        set.
 
     Raises:
       DataError: The kind is not in ``forms``, or nothing follows it.
@@ -155,7 +156,8 @@ def named_parts(rest: str, problem: str) -> list[tuple[str, str]]:
     """Splits named sources: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
 
     Raises:
-      DataError: There are fewer than two, or one lacks its name or its source; with ``problem``.
+      DataError: There are fewer than two sources, or one lacks its name or its source; the message
+        begins with ``problem``.
     """
     parts = [part.partition("=")[::2] for part in _NEXT_CORPUS.split(rest)]
     named = [(name.strip(), source.strip()) for name, source in parts]

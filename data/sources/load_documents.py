@@ -65,7 +65,8 @@ def load_documents(
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     fraction = validation_fraction
     local = _load_local(sources, split=split, fraction=fraction, cache=cache, name=name)
-    # Local parts come from one iterator, because they are divided together.
+    # The documents of local sources come from one iterator, because these sources are divided
+    # together.
     parts: list[Documents] = []
     for one in sources:
         if one.kind == "tfds":
@@ -84,7 +85,7 @@ def load_documents(
 
 
 def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None = None) -> Documents:
-    """Loads all of a local source, or the validation split of a published source.
+    """Loads all documents of a local source, or the validation split of a published source.
 
     Args:
       source: A source name, or several joined, see ``source_names``; or the documents.
@@ -142,7 +143,7 @@ def _load_local(
     note = left_out_note(left_out)
     if split == "validation":
         note = _large_part(digests, division, fraction, local)
-    # With several sources the limit depends on all sources, so the key contains the limit.
+    # With several sources, the limit of the digests depends on all of them, so the key contains it.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for one in texts:
         if isinstance(one, NumberedTexts):
@@ -226,7 +227,7 @@ class _Reread:
     Attributes:
       source: The source.
       digests: The digests of the documents, with their counts.
-      changed: Whether a pass read other documents than the known digests.
+      changed: Whether the documents of a later pass had other digests.
     """
 
     def __init__(self, source: Source, digests: Counter[bytes]) -> None:

@@ -1,8 +1,8 @@
 """Texts of sources that are read in place, without a copy in the cache.
 
-Rows of columns are read by number. The files of an object store are read forward, so access in
-order reads each file once. The cache has only the number and the digest of each text, for the
-division into splits.
+Rows of tables are read by index. The files of an object store are read forward, so access in order
+reads each file once. The cache has only the index and the digest of each text, for the division
+into splits.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class StreamedRecords:
         return self._number
 
     def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
-        """Reads several documents at once; an earlier document needs a new start of the source."""
+        """Reads several documents at once; to go back, reads the source again from its start."""
         found: dict[int, str] = {}
         for key in sorted({*record_keys}):
             if key < self._next:
@@ -66,7 +66,7 @@ class NumberedTexts:
 
     Attributes:
       source: The source.
-      numbers: The number of each text among the records, int64 [n].
+      numbers: The index of each text among the records, int64 [n].
       digests: The hash of each text, uint8 [n, 16].
       left_out: The number of records that its conditions leave out.
       open_records: Opens the records.
@@ -146,7 +146,7 @@ def _cached(
     texts: Callable[[LeftOut], Iterator[tuple[int, str]]],
     cache: Path,
 ) -> tuple[np.ndarray, np.ndarray, LeftOut]:
-    """Reads the texts once; returns their numbers and digests, and counts of omitted records."""
+    """Reads the texts once; returns their indices and digests, and counts of omitted records."""
     known = (_FORMAT, source.kind, source.part, written(source.conditions), *metadata)
     key = hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
     path = cache / "divisions" / f"{key}.npz"
@@ -175,7 +175,7 @@ def _below(digests: np.ndarray, limit: bytes) -> np.ndarray:
     """Returns which digests are below a limit, bool [n]; none if the limit is empty."""
     if not limit:
         return np.zeros(len(digests), bool)
-    # A digest is a number of 16 bytes, the first byte being the most significant.
+    # Compare digests as numbers of 16 bytes, with the most significant byte first.
     high, low = np.ascontiguousarray(digests).view(">u8").T
     limit_high, limit_low = np.frombuffer(limit, ">u8")
     return (high < limit_high) | ((high == limit_high) & (low < limit_low))

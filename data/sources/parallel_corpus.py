@@ -15,8 +15,8 @@ r"""Sources of sentence pairs, named in the scheme of ``source_names``.
 
 To translate in the other direction, swap the two names. Files ending in ``.gz`` are
 decompressed while reading; ``common.files`` defines the end of a line. No line of ``pairs:`` is
-skipped, so the two files stay aligned. In kinds with both sides on one line, empty lines are
-skipped.
+skipped, so the two files stay aligned. In files with both sentences of a pair on one line, empty
+lines are skipped.
 """
 
 import itertools
@@ -89,7 +89,7 @@ class SplitView(PairSource):
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The pairs of a split as read, including pairs with an empty side.
+    """The pairs of a split as read, including pairs with an empty source or target.
 
     Attributes:
       parts: The pairs of each source, in order.
@@ -202,7 +202,7 @@ def _open_files(name: str) -> FilePairs:
     problem = f"source {name!r} must name two files: write {FORMS['pairs']}"
     require(len(patterns) == 2 and all(patterns), problem, DataError)
     files = [file for pattern in patterns for file in matching_files(pattern, name)]
-    # Several files for one side would not be aligned with the other side.
+    # If a glob matched several files for one language, the lines would not be aligned.
     require(len(files) == 2, problem, DataError)
     return FilePairs(name, *files)
 

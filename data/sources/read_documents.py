@@ -120,7 +120,7 @@ def rows_of(source: Source) -> Rows:
 def numbered_texts(
     source: Source, rows: Rows, left_out: LeftOut | None
 ) -> Iterator[tuple[int, str]]:
-    """Yields the number of each row that satisfies the conditions, and its text.
+    """Yields the index and the text of each row that satisfies the conditions.
 
     Raises:
       DataError: A file is damaged, or a text is not a string.

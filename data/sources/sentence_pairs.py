@@ -91,7 +91,7 @@ class FilePairs(PairSource):
 
 @dataclass(frozen=True)
 class FieldPairs(PairSource):
-    """Files with both sides of a pair in each line or record.
+    """Files with both sentences of a pair in each line or record.
 
     Attributes:
       fields: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``, with two fields.

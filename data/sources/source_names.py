@@ -62,7 +62,8 @@ _FORMS: dict[str, str] = {
 _DEFAULT_PART = {"text": "file", **dict.fromkeys(("jsonl", *FILE_KINDS, "tfds", "hf"), "text")}
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
-# The kinds of source that any kind of data reads. Such a name is not a misspelling of another kind.
+# All kinds of source, which some kind of data reads. A name of such a kind is never reported as a
+# misspelling of another kind.
 _ALL_KINDS = {*_FORMS, "tsv", "csv", "conll", "squad", "pairs", "corpora", "beir"}
 _KINDS = f"(?:{'|'.join([*sorted(_ALL_KINDS), 'instructions'])}):"
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
@@ -73,7 +74,7 @@ _NESTED = re.compile(r"[-+\w.]+\s*\*\s*\(")
 _NEXT_TERM = re.compile(rf"\s*\+\s*(?=[-+\w.]+\s*\*\s*{_KINDS})|\s\+\s+(?={_KINDS})")
 # The kinds whose records have fields to filter on.
 _FILTERED = ("tsv", "csv", "jsonl", *FILE_KINDS, "tfds", "hf")
-# The kinds whose location is all of the name after the colon; this location may contain a #.
+# The kinds whose location is everything after the colon, even if it contains a #.
 _WITHOUT_PART = ("prepared", "corpora")
 
 
@@ -260,8 +261,8 @@ def parse_source(name: str) -> Source:
       The parsed source.
 
     Raises:
-      DataError: The kind, the unit or the built-in text is unknown, or nothing
-        follows the kind. The message gives the nearest valid form.
+      DataError: The kind, the unit or the built-in text is unknown, or nothing follows the kind.
+        The message shows a similar valid name.
     """
     if name.startswith(f"{KIND}:"):
         fields = fields_of(name, "text")

@@ -45,7 +45,8 @@ class SpanExample:
       answers: The correct answers; empty without an answer, None if unknown (prediction).
       title: The title of the article that the passage is from; may be empty.
       location: The file and question, for messages.
-      group: A key; all questions with the same key are in the same split.
+      group: A key that several questions may share; all questions with the same key are in the same
+        split.
     """
 
     id: str

@@ -41,7 +41,7 @@ class ColumnRoles:
     Attributes:
       description: The roles of the columns, for messages.
       fields: The usual names of each field, in lower case; empty if any name is accepted.
-      further: Usual names of further columns that a field may be taken from.
+      further: Other usual names of columns, such as those of a field that is not read.
     """
 
     description: str
@@ -49,7 +49,7 @@ class ColumnRoles:
     further: frozenset[str] = frozenset()
 
     def without(self, index: int) -> "ColumnRoles":
-        """Returns the roles without one of the fields, which is not read."""
+        """Returns the roles without a field that is not read."""
         skipped = list(self.fields)[index]
         fields = {name: names for name, names in self.fields.items() if name != skipped}
         return replace(self, fields=fields, further=self.further | self.fields[skipped])
@@ -110,7 +110,7 @@ class _Columns:
     """The columns of the fields in one file.
 
     Attributes:
-      indices: The column indices of each field; several make a list.
+      indices: For each field, the indices of its columns; a field with several columns is a list.
       header: Whether the first line contains column names instead of values.
       note: A line for the log if the columns or the header were inferred.
     """
@@ -284,7 +284,7 @@ def _check_separator(first: _Row, source: LabelledSource) -> None:
 
 
 def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRoles) -> None:
-    """Rejects the default columns if the lines have further columns."""
+    """Rejects the default columns if the table has more columns than these."""
     width = len(first.cells)
     named = f" ({', '.join(first.cells)})" if first.has_names else ""
     require(
@@ -297,7 +297,7 @@ def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRol
 
 def _column(field: str, first: _Row) -> int:
     """Returns the index of the column of a field, from 0."""
-    # Digits always mean the number of a column, and other text is its name in the first line.
+    # Digits always mean the number of a column, from 1; any other text is a name in the first line.
     numbers = map(str, range(1, len(first.cells) + 1))
     columns = list(numbers) if field.isdecimal() else first.cells
     require_one_of(f"the column of {first.location}", field, columns, error=DataError)

@@ -31,7 +31,7 @@ else:
     SourceField = str
 
 EVALUATION_SEED = 0x5EED
-"""A fixed seed, so that every run evaluates on the same examples."""
+"""The fixed seed of evaluations, so that every run is evaluated on the same examples."""
 Target = Literal["single_label", "binary", "multi_label", "regression"]
 """The type of the labels of texts."""
 D = TypeVar("D", bound="DataConfig")
@@ -109,7 +109,7 @@ class DataConfig(Checked, ABC):
         return ()
 
     def assumed_labels(self) -> tuple[str, ...]:
-        """Returns placeholders for `labels`, for a plan made before any data are read."""
+        """Returns placeholder names of labels, for a plan that is made before any data are read."""
         return ()
 
     @property
@@ -123,7 +123,7 @@ class DataConfig(Checked, ABC):
         return False
 
     def of_imported_model(self: D, target: Target) -> D:
-        """Returns the data of a model that was trained elsewhere, from an unknown source.
+        """Returns the configuration of the data of an imported model, whose source is unknown.
 
         Args:
           target: The type of its labels, for a classifier of texts.
@@ -136,9 +136,8 @@ class DataConfig(Checked, ABC):
         """Describes the arrays of a batch before any data are read.
 
         Args:
-          num_labels: The number of labels, L, which the settings do not determine.
-          num_choices: The number of choices of a question, C, which the settings do not determine
-              either.
+          num_labels: The number of labels, L, which only the data determine.
+          num_choices: The number of choices of a question, C, which only the data determine.
 
         Returns:
           The shape of each array without the batch axis, its type and the range of its values.
@@ -146,7 +145,7 @@ class DataConfig(Checked, ABC):
 
     @abstractmethod
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the training examples: the source without its held-out examples."""
+        """Returns the training examples: all examples of the source that are not held out."""
 
     @abstractmethod
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
@@ -181,7 +180,7 @@ class DataConfig(Checked, ABC):
 
 
 def unknown_tokens(corpus: CorpusFolder) -> str:
-    """Returns the end of a summary, which counts unknown tokens; empty if there are none."""
+    """Returns the last words of a summary, which count unknown tokens; empty if there are none."""
     if not corpus.num_unknown:
         return ""
     found = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
@@ -232,7 +231,7 @@ class DocumentsData(MixableData):
         return load_documents(self.source, "train", validation_fraction=self.held_out_fraction)
 
     def validation_documents(self) -> Documents:
-        """Returns the documents of `validation`, or the held-out documents."""
+        """Returns the documents of the source `validation`; without one, the held-out documents."""
         if self.validation is not None:
             require_unmixed(as_source(self.validation), "a validation")
             return load_whole(self.validation)

@@ -2,8 +2,8 @@
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T];
 ``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and with next sentences
-``next_sentence_label`` [B], 0 if the second segment continues the first. Packed rows have
-``segment_ids`` [B, T], the number of the text of each token.
+``next_sentence_label`` [B], 0 if the second segment continues the first. Packed rows also have
+``segment_ids`` [B, T], which say to which text each token belongs.
 """
 
 from dataclasses import dataclass

@@ -165,8 +165,8 @@ def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[
     """
     special, lines = tokenizer.special_ids, episode.lines
     sizes = list(map(len, tokenizer.encode_batch(lines)))
-    # Estimate the number of lines from the size of each line, with room for EOS as the last target.
-    # Then reduce the number until the joined lines fit.
+    # Estimate how many lines fit from the number of tokens of each line, with room for EOS as the
+    # last target. Then remove lines until the joined lines fit.
     kept = int(np.searchsorted(np.cumsum(sizes), length, "left"))
     while kept > 1:
         # Subword vocabularies may tokenize joined lines differently than single lines.
@@ -223,7 +223,7 @@ class CausalLMData(DocumentsData):
         return super().train_split(tokenizer, labels, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns every validation token once."""
+        """Returns sequences that have every validation token once."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         if is_prepared(self.source_name):
@@ -237,7 +237,7 @@ class CausalLMData(DocumentsData):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns every token of a source once."""
+        """Returns sequences that have every token of a source once."""
         name = as_source(source)
         if is_prepared(name):
             return prepared_split(name, SPLITS, tokenizer, {"length": self.length})
@@ -289,7 +289,7 @@ class CausalLMData(DocumentsData):
         return replace(split, notes=("the tasks of these documents are held out from training",))
 
     def _corpus_of(self, episodes: list[Episode], tokenizer: Tokenizer) -> TokenCorpus:
-        # Decode the tokens that fit, so that the documents are exactly the examples.
+        # Decode the tokens that fit, so that the texts of the documents match the examples exactly.
         texts = [
             tokenizer.decode(episode_tokens(tokenizer, episode, self.length))
             for episode in episodes

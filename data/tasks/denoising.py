@@ -51,7 +51,7 @@ class DenoisingExamples(SpanCorruptionExamples):
 
     @cached_property
     def marks(self) -> tuple[int, ...]:
-        """The mask, which replaces each span."""
+        """The id of the mask, the only token that replaces spans."""
         return (mask_of(self.tokenizer),)
 
     @property
@@ -73,7 +73,8 @@ class DenoisingData(CorruptedData):
     examples_type: ClassVar[type[SpanCorruptionExamples]] = DenoisingExamples
 
     length: Annotated[int, Range(least=3)]
-    """Tokens in a sequence on each side, S = T; a sequence may contain several texts."""
+    """Tokens in a sequence of sources and in a sequence of targets, S = T; a sequence may contain
+    several texts."""
     mask_fraction: Fraction = 0.3
     """The fraction of masked tokens."""
     mean_span_length: SpanLength = 3.0

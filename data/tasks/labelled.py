@@ -2,8 +2,8 @@
 
 ``RecordData`` reads and divides any records; ``LabelledData`` adds labels and predictions. A
 subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and defines
-how a record becomes an example, and how examples become arrays. This file has all other code for
-splits.
+how a record becomes an example, and how examples become arrays. The code that reads and divides the
+records is in this file.
 """
 
 from abc import abstractmethod
@@ -38,8 +38,8 @@ from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, divide
 
-# These settings are not part of the fingerprint, because the fingerprint covers their effect: the
-# examples and the tokenizer.
+# These settings are not part of the fingerprint. They only determine the examples and the
+# tokenizer, which are part of it.
 _FOUND_AGAIN = (
     *("source", "validation", "validation_fraction", "tokenizer", "num_workers"),
     "label_names",
@@ -134,7 +134,7 @@ class RecordData(DataConfig, Generic[E]):
         return self._split(self._part("train"), tokenizer, labels, training=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the validation source, the published split, or the held-out examples."""
+        """Returns the validation source, else the published split, else the held-out examples."""
         return self._split(self._part("validation"), tokenizer, labels)
 
     def whole_source(
@@ -199,7 +199,8 @@ class RecordData(DataConfig, Generic[E]):
         training: bool = False,
     ) -> DataSplit:
         rows = self.encode(loaded.examples, tokenizer, labels, training=training)
-        # Everything that determines the arrays: settings, labels, tokenizer and examples.
+        # The fingerprint covers everything that determines the arrays: settings, labels, tokenizer
+        # and examples.
         decisive = (self.kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
         # `notes` are added to the summary; each of `lines` is a separate line of the log.
@@ -288,7 +289,7 @@ class LabelledData(RecordData[E]):
     def examples_of_source(self, name: str, unread: set[str]) -> list[E]:
         """Reads the examples of a labeled source for prediction, without the labels.
 
-        Has the arguments of ``examples_to_predict``.
+        The arguments are those of ``examples_to_predict``.
 
         Raises:
           DataError: The source does not name the fields of the model, with or without the label.
@@ -298,7 +299,8 @@ class LabelledData(RecordData[E]):
         # Drop the label, unless the fields already omit it.
         if len(given) + 1 != len(own):
             source = replace(source, fields=self.without_label(given))
-            # A model of CoNLL files has at most one field, the tag column: do not compare numbers.
+            # A model of CoNLL files has at most one field, the tag column, so the source need not
+            # name as many fields.
             require(
                 len(own) <= 1 or len(given) == len(own),
                 f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model "
@@ -318,7 +320,7 @@ class LabelledData(RecordData[E]):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of the source to read: names, or numbers of columns."""
+        """The fields that are read from the source: names, or numbers of columns."""
         return with_known_fields(self._own_source(), self.published_fields).fields
 
     def fields_to_predict(self, usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -365,7 +367,7 @@ class LabelledData(RecordData[E]):
         return self._split(ExampleSet(tuple(examples), notes=notes), tokenizer, labels)
 
     def examples_in_memory(self, name: Examples, unread: set[str]) -> list[E]:
-        """Reads dicts of fields, or texts; has the arguments of ``examples_to_predict``."""
+        """Reads dicts of fields, or texts; the arguments are those of ``examples_to_predict``."""
         source = parse_labelled(name, self.forms, self._own_source())
         source = replace(source, fields=self.without_label(source.fields))
         read = {part for field in source.fields for part in (field, *field.split("+"))}

@@ -30,7 +30,7 @@ class Example(Protocol):
 
     @property
     def group(self) -> str:
-        """A key; all examples with the same key are in the same split."""
+        """A key; all examples of a source that share a key are in the same split."""
         ...
 
     @property

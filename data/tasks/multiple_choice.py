@@ -147,7 +147,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
-    """C sequences for each of n examples; see ``dataset.ExampleSource``.
+    """The C sequences of each of n examples; see ``dataset.ExampleSource``.
 
     The values are the indices of the correct choices, int32 [n]. The sequences of an example are
     consecutive, so the arrays of an example are int32 [C, T].
@@ -213,7 +213,7 @@ def _from_record(record: Record, labelled: bool = True) -> ChoiceExample:
 
 
 def _equally_many(examples: Sequence[ChoiceExample]) -> tuple[ChoiceExample, ...]:
-    # A batch is an array [B, C, T], so C must be the same for all examples.
+    # The arrays of a batch are [B, C, T], so C must be the same for all examples.
     for example in examples:
         found, number = len(example.choices), len(examples[0].choices)
         require(

@@ -45,7 +45,7 @@ NO_ANSWER = "no answer"
 """The only label, present if some training questions have no answer."""
 _UNSURE = "no answer whose location is certain"
 _SPLIT = "an answer that does not fit in any window"
-# The number of questions that a summary names.
+# The maximum number of question ids that a summary lists.
 _NUM_NAMED = 3
 
 
@@ -156,7 +156,8 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
             for text in dict.fromkeys(example.passage for example in examples)
         }
-        # A question takes at most half of the room, so that a window has enough context.
+        # A question takes at most half of a row, so that a window of the passage has enough
+        # context.
         longest = min(self.max_question_length, template.room(2) // 2)
         encoded = tokenizer.encode_batch([example.question for example in examples])
         windowed = functools.partial(self._windowed, room=template.room(2), training=training)
@@ -219,7 +220,7 @@ class QuestionAnsweringExamples(LabelledExamples[SpanExample]):
     if unknown.
 
     Attributes:
-      decoding: The question of each window, and the range of its tokens in the passage.
+      decoding: Which question each window belongs to, and which passage tokens it contains.
       left_out: A line for each question or answer left out of training, with the reason.
     """
 
@@ -328,7 +329,7 @@ def _answer_tokens(
 def _answer_in(
     windows: Sequence[tuple[int, int]], span: tuple[int, int] | None, training: bool
 ) -> tuple[tuple[int, int] | None, str]:
-    """Returns the span of an answer if a window contains it, and the problem with the answer."""
+    """Returns an answer's span if a window contains it, and the reason if it cannot be used."""
     if span is None:
         return None, _UNSURE if training else ""
     first, last = span
@@ -341,7 +342,7 @@ def _answer_in(
 def _in_window(
     span: tuple[int, int] | None, start: int, end: int, *, before: int
 ) -> tuple[int, int]:
-    """Returns the positions of a passage span in a row, (0, 0) if the row lacks a part of it."""
+    """Returns a passage span's positions in a row, or (0, 0) if the row lacks some tokens."""
     if span is None:
         # The loss ignores -1.
         return (-1, -1)
@@ -382,7 +383,7 @@ def _left_out(questions: Sequence[_Question]) -> Iterator[str]:
 
 
 def _by_problem(questions: Sequence[_Question]) -> dict[str, list[SpanExample]]:
-    """Returns the questions with each problem; the problems keep their order."""
+    """Groups the questions that cannot be used by their problem, in a fixed order of problems."""
     found: dict[str, list[SpanExample]] = {_UNSURE: [], _SPLIT: [], "": []}
     for question in questions:
         found[question.problem].append(question.example)

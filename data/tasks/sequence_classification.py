@@ -33,7 +33,8 @@ from .labels.given_labels import NamedLabelData
 from .labels.label_targets import TARGETS, Label, LabelTarget, in_order, names_of
 from .texts_to_predict import IMPORTED, TextReader, are_pair
 
-# With more examples than this, mostly distinct labels suggest that the wrong column was named.
+# If a source has more examples than this and most labels differ, the wrong column was probably
+# named.
 _FEW = 20
 
 
@@ -159,7 +160,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         return self.unlabelled(self._reader(unread).of_examples(name))
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[ClassificationExample]:
-        """Reads a source; usual names of two texts do not mean label and text."""
+        """Reads a source; two fields with usual names of texts are not taken as label and text."""
         source, reader = parse_labelled(name, self.forms), self._reader(unread)
         if source.kind not in ("tsv", "csv", "jsonl"):
             return super().examples_of_source(name, unread)
@@ -169,7 +170,8 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
             return self.unlabelled(records)
         if not reader.imported and not are_pair(given):
             return super().examples_of_source(name, unread)
-        # An imported model reads one or two texts, so two unknown names are ambiguous.
+        # An imported model reads one or two texts, so two unknown names could mean two texts, or a
+        # label and a text.
         labels = self.columns.fields["label"]
         unclear = reader.imported and len(given) == 2 and not are_pair(given)
         require(
@@ -202,7 +204,8 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         """
         if self.target == "regression":
             return self._labels.assumed
-        # Use all examples, so that a label that only held-out examples have is also known.
+        # Collect the labels of all examples, so that a label that only held-out examples have is
+        # known.
         loaded, (fewest, most) = self._whole(), self._labels.num_labels
         found = in_order({x for example in loaded.examples for x in self.labels_in(example)})
         labels, number = loaded.class_names or tuple(found), len(loaded.examples)
@@ -266,7 +269,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         )
         if empty := sum(not "".join(example.texts).strip() for example in examples):
             notes = (*notes, f"{empty:,} of them without a text")
-        # Locations identify the example in an error about an unknown label.
+        # The locations say which example has an unknown label.
         located = [(e.label, e.location) for e in examples]
         # Examples to predict have no labels at all.
         known = all(label is not None for label, _ in located)

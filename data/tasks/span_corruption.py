@@ -107,7 +107,7 @@ class SpanCorruptionExamples(PickledByFields):
 
     @property
     def fill(self) -> str:
-        """Describes how the texts fill the sequences; the gaps do not change their sizes."""
+        """Describes how the texts fill the sequences, which is independent of the gaps."""
         return fill_note(self.num_tokens, self.lengths, self.num_examples)
 
     @property
@@ -149,8 +149,8 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
 
     Args:
       data: The config with the tokenizer and the texts.
-      number: The number of sentinels, which the size of the vocabulary includes. A single sentinel
-        serves as a mask, and is not added to a vocabulary with a mask token.
+      number: The number of sentinels. They are included in the requested size of the vocabulary. A
+        single sentinel serves as a mask, and is not added to a vocabulary with a mask token.
     """
     config = data.tokenizer
     has_mask = number == 1 and config.kind in ("wordpiece", "words")

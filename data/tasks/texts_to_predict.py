@@ -1,4 +1,4 @@
-"""Reads texts or pairs of texts to classify, from fields with names or from lines with tabs.
+"""Reads texts or pairs of texts to classify, from named fields or from lines separated by tabs.
 
 A model trained with flaxzoo reads as many texts as its source had. An imported model has no source:
 it reads one or two texts, like transformers.
@@ -163,7 +163,7 @@ class TextReader:
             f"fields that should not be read",
             error=DataError,
         )
-        # A model of single texts would silently ignore a second text.
+        # Refuse a second text, which a model of single texts would silently ignore.
         second = sorted((SECOND & names.keys()) - {*self.fields, *found})
         texts = (*found, *(second if len(found) == 1 else ()))
         require(
@@ -178,7 +178,7 @@ class TextReader:
         return found
 
     def _known(self, names: Mapping[str, object]) -> tuple[str, ...]:
-        """Returns the names of the run's source, the usual names, or an empty tuple."""
+        """Returns which names are the texts: those of the run's source, the usual names, or ()."""
         return self.fields if {*self.fields} <= names.keys() else _customary(names)
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:
@@ -196,7 +196,7 @@ _COLUMNS = ColumnRoles("the columns of texts", {})
 
 
 def _customary(names: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns the usual names of a pair of texts or of a single text that occur, or ()."""
+    """Returns those of the names that usually mean a pair of texts or a single text, or ()."""
     for pair in PAIRS:
         if {*pair} <= names.keys():
             return pair

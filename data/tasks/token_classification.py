@@ -123,7 +123,7 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         ]
 
     def examples_in_memory(self, name: Examples, unread: set[str]) -> list[TaggingExample]:
-        """Reads dicts of fields, or texts, whose words are separated by blanks."""
+        """Reads dicts of fields, or texts; blanks separate the words of a text."""
         texts = [row for row in name.rows if isinstance(row, str)]
         if len(texts) < len(name.rows):
             return super().examples_in_memory(name, unread)
@@ -306,11 +306,11 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
     # Start character of each word in the text, then the end, [num_words + 1].
     starts = np.array([0, *accumulate(len(word) + 1 for word in words)])
     pieces: list[tuple[list[int], int]] = [([], 0) for _ in words]
-    # Tokens of spaces, which are given to the next word.
+    # Which tokens are only a space; they are given to the next word.
     blanks: list[int] = []
     last = [max(start, end - 1) for start, end in offsets]  # last character of each token
     of_word = np.searchsorted(starts, last, "right") - 1  # the word of each token
-    behind = (starts[of_word + 1] - 1 == last).tolist()  # the space after the word
+    behind = (starts[of_word + 1] - 1 == last).tolist()  # the character after a word is a space
     for id, word, blank in zip(ids, of_word.tolist(), behind, strict=True):
         blanks.append(id)
         if not blank:
@@ -329,7 +329,7 @@ def fill_rows(
     used = 0
     for ids, mark in pieces:
         if len(ids) > room:
-            # Keep the token that predicts the word when truncating.
+            # Truncate around the token that predicts the word, so that this token is kept.
             first = max(0, min(mark, len(ids) - room))
             ids, mark = ids[first : first + room], mark - first
         if used + len(ids) > room:

@@ -1,9 +1,9 @@
 """Translation: from sentence pairs to packed examples with teacher forcing.
 
-Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, after a
-start token, and predicts each token of the target and the end; both sides share a vocabulary. The
-paper batches pairs of similar length. In flaxzoo, an example has several pairs with different
-segment ids, so that all steps have the same shape and almost no padding.
+Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, after a start
+token, and predicts each token of the target and the end token. Source and target share a
+vocabulary. The paper batches pairs of similar length. In flaxzoo, an example has several pairs with
+different segment ids, so that all steps have the same shape and almost no padding.
 
 The arrays of a batch are int32: ``input_ids``, ``segment_ids``, ``position_ids`` [B, S], and
 ``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T]; see
@@ -39,9 +39,9 @@ NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
 
 # Evaluation still translates and scores a pair that does not fit, but without a loss.
 _OF_THE_LOSS = "left out of the loss"
-# A sequence is full after this many numbers did not fit.
+# A sequence counts as full once this many numbers have not fitted into it.
 _MISSES = 3
-# Sequences that are made to measure the padding of an endless source.
+# The number of sequences that are made to measure the padding of an endless source.
 _NUM_MEASURED = 32
 
 
@@ -147,7 +147,7 @@ class TranslationExamples:
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of padding tokens in all sequences, over both sides."""
+        """The fraction of padding tokens in all sequences of sources and targets together."""
         return 1 - sum(self.num_tokens) / (sum(self.lengths) * self.num_examples)
 
 
@@ -187,7 +187,7 @@ class NumberExamples:
 
     @cached_property
     def padding_fraction(self) -> float:
-        """The fraction of padding tokens in a sample of sequences, over both sides."""
+        """The fraction of padding tokens in a sample of sequences, sources and targets together."""
         measured = [self.example(0, index) for index in range(_NUM_MEASURED)]
         names = "segment_ids", "decoder_segment_ids"
         sides = [arrays[name] for arrays in measured for name in names]
@@ -234,7 +234,7 @@ class VocabularyTexts:
         number = len(self.text)
         kept = min(number, VOCABULARY_PAIRS)
         for i, pair in enumerate(self.text):
-            # Keep `kept` of `number` pairs at even distances.
+            # Keep `kept` of the `number` pairs, spaced evenly.
             if i * kept // number != (i - 1) * kept // number:
                 yield from filter(str.strip, (pair.source, pair.target))
 
@@ -262,7 +262,7 @@ class TranslationData(DataConfig):
         return self.length, self.target_length or self.length
 
     def texts(self) -> VocabularyTexts:
-        """Returns both sides of the training pairs, for a shared vocabulary."""
+        """Returns the sources and targets of the training pairs, for a shared vocabulary."""
         numbers = NumberWords.parse(self.source_name)
         # An endless source has a fixed sample for the vocabulary.
         text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
@@ -283,7 +283,7 @@ class TranslationData(DataConfig):
         return self._endless(numbers, tokenizer, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the validation source, the published split, or the held-out pairs."""
+        """Returns the validation source, else the published split, else the held-out pairs."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         numbers = NumberWords.parse(self.source_name)
@@ -295,8 +295,8 @@ class TranslationData(DataConfig):
     ) -> DataSplit:
         """Returns all pairs of another source, or the validation split of a published source.
 
-        The content has every pair as read. The examples leave out pairs with an empty side and
-        pairs that are longer than a sequence.
+        The content has every pair as read. The examples leave out pairs with an empty source or
+        target, and pairs longer than a sequence.
         """
         numbers = NumberWords.parse(as_source(source))
         if numbers is not None:
@@ -335,7 +335,8 @@ class TranslationData(DataConfig):
         examples = NumberExamples(
             numbers.languages, tokenizer, self.length, seed, self.target_length
         )
-        # Check the lengths on the sample, so that training does not skip long numbers.
+        # Check that the numbers of the sample fit, because training would silently skip longer
+        # ones.
         for which, length in enumerate(self.lengths):
             longest = max(len(examples.side(number, which)) for number in sample.numbers)
             require(
@@ -345,7 +346,8 @@ class TranslationData(DataConfig):
                 "larger vocabulary",
                 DataError,
             )
-        # The examples are computed, so the sample and the tokenizer identify the data.
+        # The examples are computed from random numbers, so the sample and the tokenizer identify
+        # them.
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (
             f"numbers below {LIMIT:,} without those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
@@ -363,7 +365,7 @@ class TextToTextData(TranslationData):
 
 
 def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -> str:
-    """Describes the sequences, and the pairs that are left out, with the reason."""
+    """Describes the sequences, and says how many pairs are left out and why."""
     corpus = examples.corpus
     fill = fill_note(examples.num_tokens, examples.lengths, examples.num_examples)
     summary = [f"{counted(len(examples.pairs), 'pair')}, {fill}"]
@@ -373,7 +375,7 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
         location = pair_at(text, corpus.first_empty).location
         empty = f"{corpus.num_empty:,} of {counted(number, 'pair')}"
         summary.append(f"{empty} {left_out}: an empty side (first: {location})")
-    # Pairs that best-fit left out, because a side is longer than a sequence.
+    # Pairs that best-fit left out, because the source or the target is longer than a sequence.
     over_long = np.flatnonzero((sources > examples.lengths[0]) | (targets > examples.lengths[1]))
     if len(over_long):
         # Corpus indices omit empty pairs; `numbers` maps them to indices in the text.

@@ -29,7 +29,7 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
-"""The ids of a text, and for each id a half-open range of characters."""
+"""The ids of a text, and for each id the half-open range of characters that it stands for."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,11 @@ class Tokenizer(ABC):
       vocab_size: The number of ids; ids are in ``[0, vocab_size)``.
       special_ids: The ids of the special tokens.
       fingerprint: A stable hash of everything that determines the ids.
-      own_chat_template: The chat template of its folder, or None.
-      named_tokens: The special tokens of its folder by role, such as ``eos_token``. None if no
-        folder names special tokens.
-      batch_settings: How transformers batches texts with its folder, or None without a folder.
+      own_chat_template: The chat template in the tokenizer's folder, or None.
+      named_tokens: The special tokens by role, such as ``eos_token``, as the tokenizer's folder
+        names them. None if the tokenizer has no folder or the folder names none.
+      batch_settings: How transformers pads and truncates texts with the tokenizer's folder, or None
+        without a folder.
       joins_bytes: Whether the text of tokens is the joined bytes of the single tokens. Then tokens
         after the end of a character do not change the text up to this character.
       sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
@@ -107,7 +108,8 @@ class Tokenizer(ABC):
     def source_frame(self) -> Frame:
         """The frame of the input of an encoder-decoder.
 
-        This frame equals ``frame``, with an end token if no folder states how texts end.
+        This frame equals ``frame``. If the tokenizer has no folder that states how texts end, an
+        end token is added.
 
         Raises:
           DataError: The vocabulary has no end token.
@@ -129,7 +131,7 @@ class Tokenizer(ABC):
         return end
 
     def truncated(self, ids: list[int], length: int) -> list[int]:
-        """Returns at most ``length`` tokens of a text, truncated on the folder's side."""
+        """Returns at most ``length`` tokens, without the others at the folder's truncation side."""
         settings = self.batch_settings
         if settings is None or settings.truncation_side == "right":
             return ids[:length]
@@ -139,9 +141,9 @@ class Tokenizer(ABC):
     def begins_document(self) -> tuple[int, ...]:
         """The tokens before the first token of a document.
 
-        The result is the frame's tokens before a text. If the frame has no such tokens, the BOS
-        token is used, which also separates the documents of a corpus. A vocabulary without BOS has
-        no such tokens.
+        These are the tokens that the frame puts before a text. If the frame has none, this is the
+        BOS token, which also separates the documents of a corpus. It is empty if the vocabulary has
+        no BOS token.
         """
         bos = self.special_ids.bos
         return self.frame.before or (() if bos is None else (bos,))
@@ -204,7 +206,7 @@ class Tokenizer(ABC):
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The chat template of its folder; by default ``user: …`` and ``bot: …`` in turns."""
+        """The chat template of the folder; by default ``user: …`` and ``bot: …`` in turns."""
         own = self.own_chat_template or ChatTemplate(LECTURES)
         # A template may name any special token, even if no file of the folder names it.
         roles = self.special_ids.present.items()
@@ -239,7 +241,7 @@ class Tokenizer(ABC):
         edges = [0, *(edge for span in literal for edge in span), len(text)]
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        # Parts alternate, and the odd parts are the literal ranges.
+        # Every second part of the text is a literal range.
         for number, (start, end) in enumerate(pairwise(edges)):
             part = text[start:end]
             found = (
@@ -279,16 +281,16 @@ class Tokenizer(ABC):
         Args:
           folder: The folder of the files; created if it is missing.
           closing: Whether texts are the input of an encoder-decoder; see ``source_frame``.
-          padding_side: The side to pad, unless the tokenizer's folder states it. If None, the side
-            depends on the vocabulary.
+          padding_side: Whether to pad on the left or on the right, unless the tokenizer's folder
+            states it. If None, the vocabulary determines it.
           max_length: The model's maximum number of tokens. If None, the number is unlimited.
 
         Returns:
           A line for the log that names the files and the differences between the two libraries.
 
         Raises:
-          DataError: The tokenizer has no form for transformers, ``closing`` is given and the
-            vocabulary has no end token, or the folder cannot be written.
+          DataError: transformers has no equal tokenizer, ``closing`` is given and the vocabulary
+            has no end token, or the folder cannot be written.
         """
         raise DataError(f"a {self.kind} tokenizer cannot be written for transformers")
 
@@ -300,8 +302,8 @@ class Tokenizer(ABC):
         """Encodes a text and reads the string ``[MASK]`` as the mask token.
 
         Use this method to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as
-        ordinary characters. The mask absorbs spaces around it as its Hugging Face folder states.
-        Without a folder, the mask absorbs the spaces before it.
+        ordinary characters. The tokenizer's Hugging Face folder states whether the mask absorbs the
+        spaces before and after it. Without a folder, the mask absorbs the spaces before it.
 
         Args:
           text: For example ``The [MASK] pulled into the station.``
@@ -334,7 +336,7 @@ def encode_around(
     found: Iterable[tuple[int, int, int]],
     encode: Callable[[str], Encoded],
 ) -> Encoded:
-    """Encodes the text around tokens that have been found in it.
+    """Encodes a text in which some tokens have already been found.
 
     Args:
       text: The text.

@@ -13,8 +13,8 @@ Differences between the libraries are stated in ``tokenizer_config.json`` where 
 - Batches are padded with the padding token, or with the end token if the vocabulary has no padding
   token. Padding is on the left for language models, which continue texts on the right, and
   otherwise on the right.
-- ``tokenizer(texts)`` returns a model's inputs: token types only if the frame of two texts has
-  several (BERT).
+- ``tokenizer(texts)`` returns a model's inputs: token types only if the two texts of a pair have
+  different types (BERT).
 """
 
 import json
@@ -36,7 +36,7 @@ from .frame import CONFIG, BatchSettings, Frame, Layout, Side
 
 # Files that `save` writes; `tokenizer.json` is made from them.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
-# How the texts and ids of an exported tokenizer of a kind may differ.
+# For each kind of tokenizer, how the texts and ids of the exported tokenizer may differ.
 _DIFFERENCES = {
     "sentencepiece-unigram": "of two ways to split a text whose scores agree in seven digits (as "
     "in 'hahaha', or in lines of more than about 16,000 characters) it may choose the other"
@@ -122,7 +122,8 @@ class ExportedTokenizer(Tokenizer):
     def _usual_settings(self, closing: bool, padding_side: Side | None) -> BatchSettings:
         """Returns the settings of a vocabulary that flaxzoo trained."""
         special = self.special_ids
-        # Encoders have a mask or [CLS]; the other vocabularies belong to models that continue text.
+        # The vocabulary of an encoder has a mask token or [CLS]; other vocabularies are for models
+        # that continue text.
         continues_text = not closing and special.mask is None and special.cls is None
         return BatchSettings(
             padding_side=padding_side or ("left" if continues_text else "right"),
@@ -137,7 +138,7 @@ class ExportedTokenizer(Tokenizer):
     def _export_backend(
         self, frame: Frame, settings: BatchSettings, *, keeps_class: bool
     ) -> Export:
-        """Makes ``tokenizer.json`` with the template of a frame, and its older formats.
+        """Makes ``tokenizer.json`` with the template of a frame, and files of older formats.
 
         Args:
           frame: The special tokens around texts.
@@ -178,7 +179,7 @@ class ExportedTokenizer(Tokenizer):
 
 
 def frame_of(backend: tokenizers.Tokenizer) -> Frame:
-    """Reads the frame that the library's post-processor gives to one text and to two texts.
+    """Reads the special tokens that the library's post-processor adds to one text and to two.
 
     Raises:
       DataError: The post-processor fails, puts its texts in another order, or repeats a text.

@@ -2,8 +2,8 @@
 
 A transformers folder describes a tokenizer in up to eight files. The precedence of these files
 follows transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
-``tokenizer_config.json`` replaces ``special_tokens_map.json`` and ``added_tokens.json``; without it
-``special_tokens_map.json`` overrides ``tokenizer_config.json``, and the added tokens of
+``tokenizer_config.json`` replaces ``special_tokens_map.json`` and ``added_tokens.json``; if it is
+missing, ``special_tokens_map.json`` overrides ``tokenizer_config.json``, and the added tokens of
 ``tokenizer.json`` override ``added_tokens.json``.
 """
 
@@ -123,8 +123,8 @@ class Folder:
         because ``auto_map`` names another reader.
       is_stated: Whether a model or class is stated, so that the defaults of transformers apply.
       settings: The settings.
-      added: The added tokens by number. Only the order of the numbers matters: a token gets its id
-          in the vocabulary, or the next free id.
+      added: The added tokens, keyed by the id that the files state. Only the order of these ids
+        matters: a token gets its id in the vocabulary, or the next free id.
       content: The content of ``tokenizer.json``; empty if there is none.
     """
 
@@ -186,7 +186,7 @@ def read_folder(path: Path, file: Path | None) -> Folder:
         name: _with_tokens(value, config_file, name, is_token=name.endswith("_token"))
         for name, value in values.items()
     }
-    # A role takes over the properties that the added tokens state for its token.
+    # If a token with a role is also an added token, it has the properties that are stated there.
     by_name = {token.content: token for token in added.values()}
     for role in ROLES:
         token = settings.get(role)
@@ -212,7 +212,7 @@ def _check_supported(values: JsonObject, file: Path) -> None:
 
 
 def _check_extra(values: JsonObject, file: Path) -> None:
-    """Checks that special tokens without a role are a list, or an object of names and tokens."""
+    """Checks that extra special tokens are a list, or an object of role names and tokens."""
     for name in _EXTRA:
         extra = values.get(name) or []
         tokens = [*extra.values()] if isinstance(extra, dict) else extra
@@ -220,7 +220,7 @@ def _check_extra(values: JsonObject, file: Path) -> None:
 
 
 def _merge_special_tokens_map(values: JsonObject, file: Path) -> None:
-    """Overrides settings with the settings of ``special_tokens_map.json``, the older format."""
+    """Overrides settings by those of ``special_tokens_map.json``, the older format."""
     for name, value in optional_object(file).items():
         if name == "extra_special_tokens" and isinstance(value, list):
             before = values.get(name) or []
@@ -234,7 +234,10 @@ def _merge_special_tokens_map(values: JsonObject, file: Path) -> None:
 def _added_tokens(
     path: Path, values: JsonObject, content: JsonObject
 ) -> Iterator[tuple[Path, str, object, AddedToken]]:
-    """Yields file, name in it, id and token of added tokens; later items override earlier items."""
+    """Yields the file, the token's name in it, the id and the token, for each added token.
+
+    Later items override earlier items.
+    """
     # The newer format states all added tokens and replaces the older files.
     if "added_tokens_decoder" in values:
         file = path / CONFIG

@@ -6,7 +6,8 @@ A tokenizer has one frame, given by its template: ``[CLS] A [SEP] B [SEP]`` with
 that a model reads the same ids as with transformers.
 
 The tokens that separate the documents of a corpus are not part of the frame; see
-``Tokenizer.begins_document``. ``BatchSettings`` has a folder's other settings for batches.
+``Tokenizer.begins_document``. ``BatchSettings`` has the other settings of a folder that affect
+batches: padding and truncation.
 """
 
 from collections.abc import Sequence
@@ -97,7 +98,7 @@ class Layout:
         return sum(map(len, self.marks))
 
     def room(self, length: int) -> int:
-        """Returns the number of tokens that the texts of an example may have together.
+        """Returns how many tokens all texts of an example together may have.
 
         Args:
           length: The length of the example.
@@ -158,7 +159,7 @@ class Frame:
         return self.single.marks[1]
 
     def without_types(self) -> "Frame":
-        """Returns the frame of a tokenizer that returns no token types: all are 0."""
+        """Returns this frame with all token types 0, for a tokenizer without token types."""
         one, two = (
             replace(
                 layout,

@@ -114,7 +114,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     @cached_property
     def _without_named_pieces(self) -> tokenizers.Tokenizer:
-        """The same tokenizer with random names for these pieces, which no text contains."""
+        """The same tokenizer, where these pieces have random names that no text contains."""
         content: JsonObject = json.loads(self._backend.to_str())
         model = content["model"]
         names = {self._backend.id_to_token(id): id for id in self._named_pieces}
@@ -142,7 +142,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         return backend
 
     def control_tokens(self) -> dict[str, ControlToken]:
-        """See ``Tokenizer``; all added tokens except white space and the unknown token."""
+        """See ``Tokenizer``: all added tokens, except white space and the unknown token."""
         return self._controls
 
     @cached_property
@@ -275,7 +275,7 @@ def _hashed(text: str) -> str:
 
 
 def _stable(content: str, read: JsonObject) -> str:
-    """Returns the content of a tokenizer, with scores that stay equal after saving and loading.
+    """Returns a tokenizer's content, with scores that do not change when saved and loaded.
 
     The library reads the last digit of a unigram score inexactly, so scores are rounded.
     """

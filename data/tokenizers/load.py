@@ -118,7 +118,7 @@ def _file_in(folder: Path) -> Path:
 
 
 def _partner(path: Path) -> Path:
-    """Finds the other file of a byte-level BPE tokenizer; both may have a common prefix."""
+    """Finds the second file of a byte-level BPE tokenizer; both names may have a common prefix."""
     name = path.name
     ends = [*_PAIRS, *((merges, vocabulary) for vocabulary, merges in _PAIRS)]
     names = [name.removesuffix(one) + other for one, other in ends if name.endswith(one)]

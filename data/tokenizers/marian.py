@@ -6,8 +6,9 @@ with transformers' ``MarianTokenizer``, with these differences (neither class ca
 normalizer of ``sacremoses``, which transformers recommends):
 
 - Text never becomes special tokens, as with ``split_special_tokens`` in transformers.
-- The special tokens of the target side are looked up in the target's vocabulary. Transformers uses
-  the source's ids for both sides, which is wrong where the ids of the two vocabularies differ.
+- The special tokens of targets are looked up in the target's vocabulary. Transformers uses the
+  source's ids for sources and targets, which is wrong where the two vocabularies have different
+  ids.
 
 A text may begin with the language to translate to, ``>>fr<<``, which is one token.
 """
@@ -63,7 +64,7 @@ class MarianTokenizer(ExportedTokenizer):
           DataError: A file is missing or damaged, a special token has no id, or a setting of
             the configuration is not supported.
         """
-        # The settings, and the files of this side.
+        # The settings, and the files of the source or of the target language.
         content = read_folder(folder, None)
         settings = content.settings.over(_USUAL_NAMES)
         options = settings.values.get("sp_model_kwargs")
@@ -76,7 +77,8 @@ class MarianTokenizer(ExportedTokenizer):
             require(file.is_file(), problem, DataError)
         self._files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
         self._config: JsonObject = optional_object(folder / CONFIG)
-        # With a shared vocabulary transformers decodes both sides with the source's model.
+        # With a shared vocabulary, transformers decodes sources and targets with the source's
+        # model.
         self._processor, self._joiner = (
             load_processor(self._files[name], folder / name)
             for name in (MODELS[is_target], MODELS[own])
@@ -164,7 +166,7 @@ class MarianTokenizer(ExportedTokenizer):
         return printable(self._pieces.get(id, self._unknown))
 
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
-        """See ``Tokenizer``; writes the files of both sides as they were."""
+        """See ``Tokenizer``; writes the files of both languages as they were."""
         for name, content in self._files.items():
             write_file(Path(folder) / name, content)
 
@@ -196,7 +198,7 @@ def _language_and_text(text: str) -> tuple[str, str]:
 
 
 def _other_specials(values: Mapping[str, object]) -> set[str]:
-    """Returns the names of the special tokens without a role in Marian."""
+    """Returns the names of the special tokens to which Marian assigns no role."""
     extra: Any = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
     others = extra.values() if isinstance(extra, dict) else extra
     named = (value for name, value in values.items() if name.endswith("_token"))

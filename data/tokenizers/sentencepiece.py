@@ -61,7 +61,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         proto = parse_model(model)
         self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
         self._splits_lines = _splits_lines(proto)
-        # Control and user-defined pieces except white space.
+        # All control and user-defined pieces, except those that are white space.
         self._named = {
             piece.piece: ControlToken(id, piece.type == CONTROL)
             for id, piece in enumerate(proto.pieces)
@@ -182,14 +182,15 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
     named = {role: processor.piece_to_id(name) for role, name in _CONTROL_NAMES.items()}
     ids: dict[str, int] = {role: id for role, id in stated.items() if id >= 0}
     ids |= {role: id for role, id in named.items() if processor.is_control(id)}
-    # The library cannot give one piece two roles.
+    # A piece of a sentencepiece model cannot have two roles, so the begin token may also be the end
+    # token.
     if "eos" not in ids and "bos" in ids and processor.id_to_piece(ids["bos"]) == END_OF_TEXT:
         ids["eos"] = ids["bos"]
     return SpecialIds(**ids)
 
 
 def _splits_lines(proto: ModelProto) -> bool:
-    """Returns whether lines are encoded independently, as by the models that flaxzoo trains."""
+    """Returns whether each line is encoded independently, as by models that flaxzoo trains."""
     rules = proto.normalizer_spec
     with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
     return with_line_feed == [("\n", USER_DEFINED)] and not (

@@ -34,7 +34,7 @@ from .base import SPACE
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Types of pieces. Control pieces are never found in text, and user-defined pieces always are."""
-_UNIGRAM, _BPE = 1, 2  # types of models
+_UNIGRAM, _BPE = 1, 2  # the types of models, as numbered in the format
 T = TypeVar("T")
 # The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
 _NEVER = 100
@@ -245,7 +245,7 @@ def transformers_backend(
 
 
 def when(condition: object, *steps: T) -> tuple[T, ...]:
-    """Returns the steps of a tokenizer that apply under a condition."""
+    """Returns the steps of a tokenizer if the condition is true, and otherwise no steps."""
     return steps if condition else ()
 
 

@@ -44,7 +44,7 @@ class SentinelTokenizer(ExportedTokenizer):
       base: The tokenizer of the text between sentinels.
       number: The number of sentinels.
       adds_end: Whether the template adds the end token to each text, as T5's vocabularies do. If
-        not, blanks before a sentinel are part of the gap.
+        False, blanks before a sentinel are part of the gap.
     """
 
     def __init__(self, base: Tokenizer, number: int = NUMBER) -> None:
@@ -62,7 +62,7 @@ class SentinelTokenizer(ExportedTokenizer):
         self.kind = base.kind
         self.vocab_size = base.vocab_size + number
         self.sentinels = tuple(range(self.vocab_size - 1, base.vocab_size - 1, -1))
-        # A number that is too large or has leading zeros makes a name ordinary text.
+        # A name whose number is too large or has leading zeros is ordinary text.
         self._ids = {f"<extra_id_{i}>": id for i, id in enumerate(self.sentinels)}
         self.special_ids = started_by_padding(base.special_ids)
         self.adds_end = base.special_ids.bos is None and base.special_ids.eos is not None
@@ -173,7 +173,7 @@ class SentinelTokenizer(ExportedTokenizer):
 
 
 def started_by_padding(special: SpecialIds) -> SpecialIds:
-    """Returns special tokens with padding as begin token, if they have no begin token."""
+    """Returns the special tokens; if they have no begin token, padding is the begin token."""
     return special if special.bos is not None else dataclasses.replace(special, bos=special.pad)
 
 

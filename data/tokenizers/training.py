@@ -35,8 +35,8 @@ class TokenizerConfig(Checked):
     """The tokenizer of a run: an existing tokenizer, or one that is trained on the corpus."""
 
     kind: TokenizerKind = "byte-bpe"
-    """Kind to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece, characters, or whole
-    words."""
+    """Kind of vocabulary to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece,
+    characters, or whole words."""
 
     vocab_size: PositiveInt | None = None
     """Number of tokens, including special tokens. Required except for characters and words (by
@@ -257,7 +257,7 @@ def _train_sentencepiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
         )
     except RuntimeError as error:
         message = str(error)
-        # Two of the library's errors state a size that is possible.
+        # Two of the library's error messages state a possible size of the vocabulary.
         for pattern, check in _BOUNDS.items():
             for bound in re.findall(pattern, message):
                 check(corpus, int(bound))

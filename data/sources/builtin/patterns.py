@@ -45,9 +45,10 @@ ENDING_LENGTH = 2
 KINDS = ("map", "copy", "reverse", "count", "arithmetic")
 """The kinds of tasks."""
 TEMPLATE = "{query} > {answer}\n"
-"""An example as text, in the form of a prompt pattern."""
+"""How an example is written as text; see ``data.PromptPattern``."""
 NUM_DOCUMENTS = 2000
-"""The number of training documents, for readers of documents such as a vocabulary's training."""
+"""The number of training documents, for code that needs a finite number of them, such as the
+training of a vocabulary."""
 DOCUMENT_EXAMPLES = 24
 """The number of examples in each of the ``NUM_DOCUMENTS`` documents."""
 NUM_HELD_OUT = 200
@@ -56,7 +57,7 @@ NUM_HELD_OUT = 200
 _NAME = "builtin:patterns"
 # Tasks whose hash has a first byte below 26 are held out: 26 of 256 values, a tenth.
 _HELD_OUT_BELOW = 26
-# The first number of each seed, so that no two uses draw the same episodes.
+# The first number of each seed, so that no two of these purposes draw the same episodes.
 _TRAINING, _DOCUMENTS, _HELD_OUT = range(1, 4)
 
 
@@ -201,7 +202,7 @@ class Patterns:
 
     @cached_property
     def held_out(self) -> tuple[Episode, ...]:
-        """Held-out episodes without repeated queries: shots and queries for prompts."""
+        """Held-out episodes without repeated queries, for the shots and queries of prompts."""
         return tuple(self.held_out_episode(i, DOCUMENT_EXAMPLES) for i in range(NUM_HELD_OUT))
 
 

@@ -35,7 +35,7 @@ _DRAWN_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class SpelledNumbers(PairSource):
-    """Some numbers in two languages, as a part of a ``ParallelText``.
+    """Some numbers in two languages, as one of the sources of a ``ParallelText``.
 
     Attributes:
       numbers: The numbers, in order.

@@ -34,7 +34,7 @@ NAMES = ("sums", "words")
 _BUILTIN = "builtin:"
 # Prompts whose hash has a first byte below 26 are held out: 26 of 256 values, a tenth.
 _HELD_OUT_BELOW = 26
-# The first number of each seed, so that no two uses draw the same prompts.
+# The first number of each seed, so that no two of these purposes draw the same prompts.
 _TRAINING, _DOCUMENTS = 11, 12
 
 

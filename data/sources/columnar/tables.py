@@ -1,4 +1,4 @@
-"""Tables of named columns that are read in pieces, with access to rows by number.
+"""Tables of named columns that are read in pieces, with access to rows by index.
 
 A piece is a row group of a Parquet file, a batch of an Arrow file, or a range of rows of a Hugging
 Face data set. Only the columns in use are read, and only one piece of them is in memory at a time.
@@ -219,7 +219,7 @@ class Rows:
         conditions: tuple[Condition, ...] = (),
         left_out: LeftOut | None = None,
     ) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-        """Yields the location, the number and the columns of each row.
+        """Yields the location, the index and the columns of each row.
 
         Args:
           fields: The fields to read, each a column, several columns joined by a plus sign, or an
@@ -230,7 +230,8 @@ class Rows:
         Raises:
           DataError: A file is damaged or of another kind, or a column is missing.
         """
-        # `number` counts the rows of one table for messages, and `total` the rows of all tables.
+        # `number` counts the rows of this table, for messages; `total` counts the rows of all
+        # tables.
         total = 0
         for index in range(len(self.tables)):
             table, number = self.open_table(index), 0
@@ -259,7 +260,7 @@ class Rows:
         conditions: tuple[Condition, ...] = (),
         left_out: LeftOut | None = None,
     ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yields the location and the fields of each row; has the arguments of ``read``."""
+        """Yields the location and the fields of each row; the arguments are those of ``read``."""
         for location, _, row in self.read(fields, conditions, left_out):
             yield location, tuple(plain(pick(row, field, location)) for field in fields)
 
@@ -276,13 +277,13 @@ def _wanted(
         # Raise now if a column does not exist; the message has the names of all columns.
         pick(named, field, table.name)
     # A + joins columns, and a ? marks an optional column. The name of a column may also contain
-    # them, so the whole field is tested as well.
+    # these characters, so look for the whole field among the names as well.
     parts = {part for field in fields for part in (field, *field.rstrip("?").split("+"))}
     return [name for name in table.paths if {name, f"{name}?"} & {*parts, *tested}]
 
 
 def _fields_of(field: Any) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of the fields of a struct, and of the structs in it."""
+    """Yields the paths of the fields of a struct, including the fields of nested structs."""
     import pyarrow
 
     if pyarrow.types.is_struct(field.type):
@@ -328,7 +329,7 @@ class ColumnRecords:
         found: list[dict[str, bytes]] = []
         for key, owner in zip(record_keys, owners.tolist(), strict=True):
             column = self._read(owner)
-            # The end minus the length is the number of the first row of the piece.
+            # The end of a piece minus its length is the index of its first row.
             text = column[key - int(self._ends[owner]) + len(column)].as_py()
             problem = f"{self._rows.name} changed while it was read: start again"
             require(isinstance(text, str), problem, DataError)

@@ -149,7 +149,8 @@ def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
 
     Args:
       file: The file.
-      numbered: Whether an object without ``_id`` has its number in the file, from 1, as identifier.
+      numbered: Whether the identifier of an object without ``_id`` is its index in the file, from
+        1.
 
     Raises:
       DataError: A line is not a JSON object, lacks a field, or has the identifier of another line.

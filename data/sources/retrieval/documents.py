@@ -21,8 +21,8 @@ def read_named_texts(name: str) -> dict[str, str]:
         text such as ``text:book.txt#block`` or ``builtin:python-docs``.
 
     Returns:
-      Identifier → text, without blank documents. The identifier is ``_id``, or the file (in a
-      folder or a source) and the number of the document in it, from 1.
+      Identifier → text, without blank documents. The identifier is ``_id``; without it, the index
+      of the document in its file, from 1, after the name of the file (in a folder or a source).
 
     Raises:
       DataError: A file is missing or not in its format, or all texts are blank.

@@ -49,7 +49,7 @@ class NamedLabelData(LabelledData[E]):
 
 
 def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int]:
-    """Returns the number of a label, or the numbers of several labels.
+    """Returns the id of a label, or the ids of several labels.
 
     Args:
       value: A whole number, also as text; one of the names; or several numbers or names, as a list
@@ -58,7 +58,7 @@ def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int
       location: The location of the example, for messages.
 
     Raises:
-      DataError: The value is neither a number of a name nor a name.
+      DataError: The value is neither a name nor the index of one.
     """
     # A name may contain a comma, so look for the whole value among the names first.
     several = value.split(",") if isinstance(value, str) and value not in names else value
@@ -68,14 +68,14 @@ def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int
 
 
 def id_of(value: object, names: Sequence[str], location: str) -> int:
-    """Returns the number of a label; has the arguments of ``ids_of``.
+    """Returns the id of a label; the arguments are those of ``ids_of``.
 
     Raises:
-      DataError: The value is neither a number of a name nor a name.
+      DataError: The value is neither a name nor the index of one.
     """
     text = str(value).strip()
     known = {name: id for id, name in enumerate(names)}
-    # A name that is itself a number takes precedence over the number of a label.
+    # A whole number may itself be the name of a label; then it means this label.
     known |= {str(id): id for id in range(len(names)) if str(id) not in known}
     if text not in known:
         raise DataError(

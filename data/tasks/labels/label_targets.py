@@ -27,10 +27,10 @@ class LabelTarget:
     Attributes:
       read: Converts a value in a file to a label. Its arguments are the value, the names of the
         labels if they are numbers, as in published data sets, and the location of the example.
-      spec: Describes the labels of an example, from the number of labels.
-      encode: Converts n labels to numbers, with the names of the L outputs of the model.
+      spec: Describes the array of an example's labels, given the number of label names.
+      encode: Converts the labels of n examples to an array, given the names of the L outputs.
       decode: Converts logits, float [n, L], to a prediction for each example.
-      num_labels: The minimum and the maximum number of labels of a source.
+      num_labels: The minimum and the maximum number of different labels that a source may have.
       assumed: Placeholders for the names of the outputs, for a plan made before data are read.
     """
 
@@ -146,7 +146,7 @@ TARGETS: dict[Target, LabelTarget] = {
     "binary": LabelTarget(
         read=_read_one,
         spec=_flag_spec,
-        # Every label except the second is the negation of the second label.
+        # Every label except the second means "not the second label".
         encode=lambda labels, names: np.array([[x == names[0]] for x, _ in labels], np.float32),
         decode=_applies_or_not,
         num_labels=(2, 2),

@@ -1,1 +1,1 @@
-"""The tokenizers of families, as transformers 5 makes them from a folder."""
+"""The tokenizers of the model families, as transformers 5 makes them from a folder."""

@@ -81,7 +81,7 @@ def load_folder(path: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | N
     if len(files) == 1 and files[0].suffix == ".json":
         return _load_json(read_folder(path, files[0]), files[0])
     folder = read_folder(path, None)
-    # The classes of `_ANY_CLASS` read no older format.
+    # The classes in `_ANY_CLASS` read only `tokenizer.json`, and no older format.
     if folder.class_name in _ANY_CLASS:
         is_stated = folder.model_type is not None
         folder = dataclasses.replace(folder, class_name=None, is_stated=is_stated)
@@ -181,7 +181,7 @@ def _one_step(step: JsonObject) -> tokenizers.normalizers.Normalizer:
 def _vocabulary_of_json(file: Path, content: JsonObject, family: Family) -> Vocabulary:
     model = content["model"]
     pieces = model.get("vocab")
-    # Older files state no type, so infer it from the fields.
+    # Older files state no type of model, so infer the type from the fields.
     untyped = "BPE" if "merges" in model else "WordPiece"
     kind = model.get("type") or ("Unigram" if isinstance(pieces, list) else untyped)
     require(
@@ -254,7 +254,7 @@ def _generic(folder: Folder, proto: ModelProto, controls: list[AddedToken]) -> H
             proto, {id: token.content for id, token in folder.added.items()}, legacy=legacy
         )
     if proto.normalizer_spec.add_dummy_prefix:
-        # Find added tokens in a text before the normalizer puts a space in front of it.
+        # Find added tokens in a text before the normalizer puts a space in front of the text.
         plain = {id: _with_flags(token, normalized=False) for id, token in folder.added.items()}
         folder = dataclasses.replace(folder, added=plain)
     special = [token for token in controls if token.special]
@@ -311,7 +311,7 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
 
 
 def _check_files(folder: Folder, family: Family, files: tuple[Path, ...]) -> None:
-    """Checks that the files are of the kind that a family has."""
+    """Checks that the files contain the kind of vocabulary that a family needs."""
     kinds = [[Path(file).suffix in (".model", ".spm") for file in x] for x in (files, family.files)]
     given, read = " and ".join(file.name for file in files), " and ".join(family.files)
     problem = f"{folder.path}: a {family.classes[0]} has no {given}: give {read}, or"
@@ -382,7 +382,7 @@ def _special_ids(
     backend: tokenizers.Tokenizer, folder: Folder, names: Mapping[str, str]
 ) -> SpecialIds:
     roles = {role: names[role] for role in ROLES if role in names}
-    # Without a config, further roles are found by the usual names of tokens.
+    # Without a config, find the tokens of the remaining roles by their usual names.
     if not folder.is_stated:
         usual = _usual_names(backend.get_vocab(with_added_tokens=True))
         unstated = usual.keys() - folder.settings.stated.keys()
@@ -409,7 +409,7 @@ def _named_tokens(values: Mapping[str, Any]) -> dict[str, Token]:
         {name: value for name, value in stated.items() if isinstance(value, kind)}
         for kind in (AddedToken, str)
     )
-    # An object names further roles; a list names only tokens.
+    # An object names roles with their tokens; a list names only tokens.
     objects = ("extra_special_tokens", "model_specific_special_tokens")
     others, more = (x if isinstance(x := values.get(name), dict) else {} for name in objects)
     return {**tokens, **strings, **(others if strings or others else more)}

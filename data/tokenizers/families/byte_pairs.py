@@ -51,7 +51,7 @@ def bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 def byte_level(
     normalizer: normalizers.Normalizer | None = None, words: str | None = None
 ) -> Callable[[Vocabulary, Settings], tokenizers.Tokenizer]:
-    """Returns a backend; ``words`` is the pattern of words, GPT-2's if None."""
+    """Returns a backend; ``words`` is the pattern that splits text into words, GPT-2's if None."""
 
     def backend(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
         prefix = settings.flag("add_prefix_space", False)

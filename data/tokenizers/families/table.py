@@ -30,19 +30,20 @@ class Family:
     classes: tuple[str, ...] = ()
     """The names of the class in transformers, without ``Fast``."""
     model_types: tuple[str, ...] = ()
-    """The model types that use this class unless their files state another."""
+    """The model types that use this class if their files state no other class."""
     model: Literal["BPE", "Unigram", "WordPiece"] = "BPE"
     """The kind of vocabulary."""
     files: tuple[str, ...] = ()
     """The files of a vocabulary without ``tokenizer.json``."""
     tokens: Mapping[str, Token | None] = field(default_factory=dict)
-    """The special tokens of roles that the files do not state."""
+    """The default special token of each role, used if the files do not state one."""
     backend: Callable[[Vocabulary, Settings], tokenizers.Tokenizer]
     """Makes the tokenizer without its added tokens and its template."""
     rearranged: Callable[[Vocabulary, Settings], Vocabulary] = _as_stated
     """Assigns ids to the pieces of a sentencepiece file as the family does."""
     extra: Callable[[Vocabulary, Settings], list[Token]] = controls
-    """Returns the special tokens without a role, if no ``extra_special_tokens`` are stated."""
+    """Returns the special tokens to which no role is assigned, if the files state no
+    ``extra_special_tokens``."""
     template: templates.Template = templates.stated_template
     """Makes the template."""
     plain_specials: bool = False

@@ -50,7 +50,7 @@ BERT_LAYOUT = layout(
 def stated_template(
     backend: tokenizers.Tokenizer, settings: Settings
 ) -> processors.PostProcessor | None:
-    """Returns the template of ``tokenizer.json`` unless begin and end tokens are requested."""
+    """Returns the template of ``tokenizer.json``, unless settings request begin and end tokens."""
     if {"add_bos_token", "add_eos_token"}.isdisjoint(settings.values):
         return backend.post_processor
     return plain_template(backend, settings)
@@ -73,7 +73,7 @@ def plain_template(
 def albert_template(
     backend: tokenizers.Tokenizer, settings: Settings
 ) -> processors.PostProcessor | None:
-    """Makes BERT's template unless begin and end tokens are requested."""
+    """Makes BERT's template, unless settings request begin and end tokens."""
     stated = {"add_bos_token", "add_eos_token"} & settings.values.keys()
     return (plain_template if stated else BERT_LAYOUT)(backend, settings)
 

@@ -36,7 +36,7 @@ def _unigrams(
     splits_words: bool = False,
     scheme: Literal["always", "never"] = "always",
 ) -> tokenizers.Tokenizer:
-    """Makes a unigram tokenizer that, with the scheme "always", puts a space before each text."""
+    """Makes a unigram tokenizer; the scheme "always" puts a space before each text."""
     metaspace = {"replacement": SPACE, "prepend_scheme": scheme, "split": True}
     splitting: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace(**metaspace)
     if splits_words:
@@ -75,7 +75,7 @@ def albert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 
 def _scheme(settings: Settings) -> Literal["always", "never"]:
-    """Returns where a space is put before words, as a setting says."""
+    """Returns the scheme that says where a space is put before words, as the settings state it."""
     return "always" if settings.flag("add_prefix_space", True) else "never"
 
 
@@ -116,7 +116,7 @@ def with_sentinels(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 def t5_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
     """Returns the stated special tokens of T5, and its sentinels."""
     stated, sentinels = controls(vocabulary, settings), _sentinels(settings)
-    # If the files also list the sentinels, their number must agree.
+    # If the files also list the sentinels, there must be as many as the setting says.
     known = [token for token in stated if "<extra_id_" in name_of(token)]
     require(
         not known or not sentinels or len(known) == len(sentinels),
@@ -206,7 +206,7 @@ def as_camembert(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 
 
 def camembert_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the stated special tokens of CamemBERT, or its unused tokens."""
+    """Returns the special tokens that CamemBERT's files state, or else its unused tokens."""
     del vocabulary
     return settings.tokens("additional_special_tokens") or list(_UNUSED)
 
@@ -226,10 +226,10 @@ def as_fairseq(
 
 
 def mbart_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the languages of mBART, and the stated special tokens."""
+    """Returns mBART's tokens of languages, then the special tokens that the files state."""
     return [*LANGUAGES_25, *controls(vocabulary, settings)]
 
 
 def mbart50_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the stated special tokens of mBART-50, and its languages."""
+    """Returns the special tokens that mBART-50's files state, then its tokens of languages."""
     return [*controls(vocabulary, settings), *LANGUAGES_50]

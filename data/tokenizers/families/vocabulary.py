@@ -31,7 +31,7 @@ class Vocabulary:
 
 
 def controls(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the special tokens without a role that the files state."""
+    """Returns the special tokens to which the files assign no role."""
     if vocabulary.controls is not None:
         return list(vocabulary.controls)
     return settings.tokens("additional_special_tokens")
