@@ -1,1 +1,1 @@
-"""Ensembles, word vectors, and answers in turn, as the lectures describe them."""
+"""Methods that the lectures describe: ensembles, word vectors, and prompts that grow by answers."""

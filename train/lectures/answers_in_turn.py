@@ -1,4 +1,5 @@
-"""A prompt that grows: each answer is an example for the next query (Brown et al. 2020, 3.9.5)."""
+"""A growing prompt: each answer becomes an example for the next query (Brown et al. 2020,
+3.9.5)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,12 +27,12 @@ def answer_in_turn(
 
     Args:
         answer: returns the model's answer to a prompt.
-        pattern: the text of an example.
+        pattern: the template of the text of an example, with fields.
         examples: the fields of the examples before the first query.
-        queries: the fields of the queries, without the answer.
+        queries: the fields of each query, without the field of the answer.
 
     Returns:
-        The queries with their answers, in order.
+        The fields of each query with its answer, in the order of `queries`.
 
     Raises:
         UserError: a field of the pattern is missing.

@@ -21,7 +21,7 @@ from ..evaluation.predict import Predictor, token_length
 class Ensemble:
     """Several models whose joint prediction is the mean of their probabilities.
 
-    Unlike a mixture of experts, every model computes every answer.
+    Unlike the experts of a mixture, every model of an ensemble computes every prediction.
 
     Example::
 
@@ -44,7 +44,7 @@ class Ensemble:
     def predict(self, path: SourceLike, *, log: LogFn = print) -> list[Any]:
         """Classifies texts by the mean of the models' probabilities.
 
-        Every model reads the texts with its tokenizer.
+        Every model encodes the texts with its own tokenizer.
 
         Args:
             path: a file or a list of examples, as for `train.predict`.
@@ -125,7 +125,7 @@ class Ensemble:
 
 
 def _probabilities(member: Predictor, split: Any) -> np.ndarray:
-    """Returns the probabilities of each label for encoded texts, float64 `[N, labels]`."""
+    """Returns the probability of each label for N encoded texts, float64 `[N, labels]`."""
     rows = [split.examples.example(0, i) for i in range(split.examples.num_examples)]
     return softmax(member.outputs(rows.__getitem__, [*map(token_length, rows)])["logits"])
 
@@ -133,7 +133,7 @@ def _probabilities(member: Predictor, split: Any) -> np.ndarray:
 def mean_probabilities(
     members: Sequence[tuple[Any, Params]], input_ids: Int[Array, "B T"]
 ) -> Float[Array, "B T V"]:
-    """Returns the mean of the probabilities of each next token, over models of one vocabulary.
+    """Returns each next token's probability, averaged over models with the same vocabulary.
 
     Args:
         members: models and their parameters.
@@ -158,7 +158,7 @@ def _tokens(
 
     params, key = [params for _, params in members], jax.random.key(seed)
     while True:
-        # The last tokens that all models read, and padding, which no earlier token sees.
+        # The last tokens of the text, as many as every model can read, and padding after them.
         row = ids[-longest:]
         padded = np.pad(np.asarray(row, np.int32), (0, longest - len(row)))
         scores = jnp.log(following(params, padded, len(row) - 1))

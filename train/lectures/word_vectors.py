@@ -1,4 +1,4 @@
-"""Embeddings that begin as published word vectors (word2vec, GloVe, fastText), from text files."""
+"""Sets embeddings to published word vectors (word2vec, GloVe, fastText), read from text files."""
 
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.nn.typing import Params
 
 MARKS = "Ġ▁"
-"""The marks of a blank before a token, in byte-level BPE and in sentencepiece."""
+"""The characters that mark a space before a token, in byte-level BPE and in sentencepiece."""
 
 
 def read_word_vectors(
     path: str | Path, words: Container[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Reads word vectors from a text file: a word and its numbers in each line.
+    """Reads word vectors from a text file, each line of which has a word and its vector.
 
     Args:
         path: the file, also compressed by gzip. A file of word2vec has a first line with the
@@ -41,7 +41,7 @@ def read_word_vectors(
             width = int(parts[1]) if parts[1].isdecimal() else None
             continue
         width = width or len(parts) - 1
-        # A word of GloVe may contain blanks, so count its numbers from the end.
+        # A word of GloVe may contain spaces, so take the numbers from the end of the line.
         word = " ".join(parts[:-width])
         if words is not None and word not in words:
             continue
@@ -61,24 +61,25 @@ def read_word_vectors(
 
 
 class WithVectors(NamedTuple):
-    """Parameters whose token embeddings begin as word vectors."""
+    """Parameters whose token embeddings were set to word vectors."""
 
     params: Params
     num_found: int
-    """The number of tokens that have a vector."""
+    """The number of tokens whose embedding was set."""
 
 
 def with_word_vectors(
     params: Params, tokenizer: Tokenizer, vectors: Mapping[str, np.ndarray]
 ) -> WithVectors:
-    """Replaces the embeddings of all tokens that have a word vector, and keeps other embeddings.
+    """Sets the embedding of every token that has a word vector; other embeddings stay unchanged.
 
     Save the result with `train.save_run` and train it with `--init-from`;
     `--optimizer.frozen token_embedding` keeps the vectors.
 
     Args:
         params: the parameters of a model, which is as wide as the vectors.
-        tokenizer: its tokenizer. A mark of a blank before a token is not a part of the word.
+        tokenizer: its tokenizer. A character that marks a space before a token does not belong to
+          the word.
         vectors: the vector of each word, from `read_word_vectors`.
 
     Raises:

@@ -1,1 +1,1 @@
-"""The parts of objectives: the `Objective` record, losses, metrics and the evaluation step."""
+"""What objectives are made of: the record `Objective`, losses, metrics and the evaluation step."""

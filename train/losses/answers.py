@@ -17,8 +17,8 @@ CLIPPED = tuple(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
 
 
 def answer_mask(batch: Batch) -> Bool[Array, "B *T"]:
-    """Returns the mask of labels that belong to an answer, for rows or for pairs of rows."""
-    # The loss mask of filler rows is arbitrary.
+    """Returns the mask of labels that belong to an answer, `[B, T]`, or `[B, 2, T]` for pairs."""
+    # The loss mask of filler rows may have any values, so the attention mask hides these rows.
     return (batch["loss_mask"] != 0) & (batch["attention_mask"] != 0)
 
 
@@ -28,17 +28,17 @@ def real_rows(batch: Batch) -> Float[Array, " B"]:
 
 
 def label_log_probs(outputs: Outputs, batch: Batch, temperature: float) -> TokenLogProbs:
-    """Returns the log-probabilities of the labels at the sampling temperature."""
+    """Returns the log-probability of each label, with the logits divided by `temperature`."""
     return token_log_probs(outputs.projection, batch["labels"], temperature=temperature)
 
 
 def masked_sums(values: Mapping[str, Array], mask: Array) -> Terms:
-    """Returns the masked sum of each value; masked-out values may be NaN."""
+    """Returns the sum of each array over the mask; values outside the mask may be NaN."""
     return {name: jnp.sum(jnp.where(mask, value, 0.0)) for name, value in values.items()}
 
 
 def sum_over_answers(values: Float[Array, "B T"], mask: Array) -> Float[Array, " B"]:
-    """Returns the sum of values over the tokens of each answer."""
+    """Returns, for each answer, the sum of `values` over its tokens."""
     return jnp.sum(jnp.where(mask != 0, values, 0.0), axis=1)
 
 
@@ -46,13 +46,14 @@ def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> di
     """Returns -min(ρ A, clip(ρ, 1 - low, 1 + high) A), and where clipping zeroes the gradient.
 
     Args:
-        ratio: ρ, of tokens or of answers.
+        ratio: ρ, the probability ratio of each token or of each answer.
         advantages: A, an array with as many axes as `ratio`.
         low: the largest relative decrease of ρ without clipping.
         high: the largest relative increase of ρ without clipping.
     """
     clipped = jnp.clip(ratio, 1 - low, 1 + high)
-    # The clipped product is the minimum only if the ratio has moved in the rewarded direction.
+    # The gradient is 0 only if the ratio has left the range in the direction that the advantage
+    # rewards.
     below = (ratio < 1 - low) & (advantages < 0)
     above = (ratio > 1 + high) & (advantages > 0)
     return {
@@ -62,7 +63,7 @@ def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> di
 
 
 def in_groups(rewards: Float[Array, " N"], group_size: int) -> Float[Array, "G S"]:
-    """Returns the rewards grouped by prompt.
+    """Reshapes rewards to one row for each prompt.
 
     Raises:
         UserError: N is not a multiple of the group size, or the group size is below 2.

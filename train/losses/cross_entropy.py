@@ -1,7 +1,8 @@
-"""Losses as sums over weighted items, in float32, with the number of correct items.
+"""Losses as sums over weighted items, and the number of correct items, in float32.
 
 `cross_entropy` computes logits over a vocabulary and their gradient for one chunk of positions at a
-time (`models/token_log_probs.py`). Other heads have few logits, and compute all of them at once.
+time (`models/token_log_probs.py`). The other functions are for heads with few logits, and take all
+of them at once.
 """
 
 import functools
@@ -22,7 +23,7 @@ class CrossEntropy(NamedTuple):
     loss: Float[Array, ""]
     """Σ weight · -log softmax(logits)[label], in nats; the KL form with label smoothing."""
     correct: Float[Array, ""]
-    """Σ weight of the items whose label has the highest logit. No gradient."""
+    """The sum of the weights of the items whose label has the highest logit. No gradient."""
     nll: Float[Array, ""]
     """The loss without label smoothing. No gradient."""
 
@@ -33,10 +34,11 @@ def softmax_cross_entropy(
     """Sums weight · -log softmax(logits)[label] over items, and counts correct labels.
 
     Args:
-        logits: scores of the L labels: `[B, L]` of rows or choices, `[B, T, L]` of
-          tokens, `[B, T]` of the positions where a span may begin.
+        logits: scores of L labels or choices for each row, `[B, L]`; of L labels for each token,
+          `[B, T, L]`; or of the T positions where a span may begin, `[B, T]`.
         labels: the correct label of each item.
-        weights: 0 at items without a prediction; their labels, for example -100, are ignored.
+        weights: the weight of each item; 0 for an item whose label, for example -100, must be
+          ignored.
     """
     sums, _ = _sums(logits.astype(jnp.float32), labels, weights, 0.0)
     return CrossEntropy(sums.loss, *map(jax.lax.stop_gradient, (sums.correct, sums.nll)))
@@ -79,7 +81,7 @@ def _sums(
     labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
     # The logit of each label, [..., L] to [...].
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    # Comparing with the maximum needs no argmax over the vocabulary.
+    # A label is correct if its logit is the maximum, so no argmax over the vocabulary is needed.
     correct = jnp.sum(weights * (label_logit >= highest))
     each = log_normalizer - label_logit
     nll = jnp.sum(weights * each)
@@ -113,7 +115,7 @@ def cross_entropy(
         projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its
           bias, if any. T is the number of predicted positions.
         labels: the correct token at each position.
-        weights: 0 at positions without a prediction; their labels are ignored. Not differentiated.
+        weights: the weight of each position; 0 if the label must be ignored. Not differentiated.
         label_smoothing: ε, at least 0 and below 1.
     """
     return _cross_entropy(label_smoothing, projection, labels, weights)
@@ -133,7 +135,7 @@ def _cross_entropy(
 def _forward(
     smoothing: float, projection: Projection, labels: Array, weights: Array
 ) -> tuple[CrossEntropy, Projection]:
-    """Returns the sums, and the gradient of the loss with respect to the projection."""
+    """Returns the sums, and the gradient of the loss with respect to the projection's arrays."""
     vocabulary = projection.kernel.shape[0]
 
     def chunk(part: Projection, label: Array, weight: Array) -> tuple[Sums, Array]:
@@ -157,7 +159,7 @@ def _forward(
 def _backward(
     smoothing: float, gradient: Projection, cotangent: CrossEntropy
 ) -> tuple[Projection, None, None]:
-    del smoothing  # the gradient already includes the smoothing
+    del smoothing  # the gradient already includes the label smoothing
     # `correct` and `nll` have no gradient, so the gradient depends only on the cotangent of the
     # loss.
     scaled = jax.tree.map(lambda g: (cotangent.loss * g).astype(g.dtype), gradient)

@@ -14,23 +14,23 @@ from .objective import ApplyFn, Batch, Objective, Outputs, Predictions, Terms
 
 State = TypeVar("State")
 EvaluatedBatch = tuple[Terms, Terms, Predictions]
-"""Sums, counts, and predictions."""
+"""The sum of each term over a batch, the count of its items, and the predictions."""
 EvaluateFn = Callable[[State, dict[str, np.ndarray]], EvaluatedBatch]
 """`evaluate_fn(model_state, batch) -> (sums, counts, predictions)`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The results of a model on all rows of a split."""
+    """The results of a model on all rows of a data split."""
 
     loss: float
     """Σ coefficient · mean over the objective's terms, without regularizers."""
     means: dict[str, float]
-    """The mean of each sum of `terms`, with or without a coefficient."""
+    """The mean of each of the objective's `terms`, including terms without a coefficient."""
     counts: dict[str, float]
-    """The number of items that each mean averages over."""
+    """The number of items that each of the means averages over."""
     predictions: dict[str, np.ndarray]
-    """The predictions that the objective keeps, arrays `[num_rows, …]`."""
+    """What the objective's `predictions` returned, arrays `[num_rows, …]`."""
 
 
 def make_evaluate_fn(
@@ -43,7 +43,8 @@ def make_evaluate_fn(
 
     The caller compiles it. `frozen` is the reference of the objective or the base of the adapter;
     `adapter` is as in `make_train_step`. If the objective needs the whole batch, the model runs on
-    `num_micro_batches` parts of the batch one by one. Other objectives ignore `num_micro_batches`.
+    `num_micro_batches` equal parts of the batch, one after another. For other objectives,
+    `num_micro_batches` has no effect.
     """
     parts = num_micro_batches if objective.whole_batch else 1
     if adapter is not None:
@@ -80,10 +81,10 @@ def evaluate(
     """Runs the model over all batches.
 
     Args:
-        evaluate_fn: sums, counts and predictions of a batch, on the devices.
-        model_state: its first argument.
-        batches: batches with every row once, possibly with filler at the end.
-        objective: combines the terms into the loss.
+        evaluate_fn: computes the sums, the counts and the predictions of a batch on the devices.
+        model_state: the first argument of `evaluate_fn`.
+        batches: the batches, which together have every row once, possibly with filler at the end.
+        objective: the objective, which combines the terms into the loss.
         num_rows: the number of rows that are not filler.
     """
     sums: dict[str, float] = {}
@@ -126,7 +127,7 @@ def evaluated_at_once(objective: Objective, batch_size: int, micro_batches: int)
 
 
 def rows_at_once(length: int, *limits: int) -> int:
-    """Returns the number of rows of `length` tokens per device and batch, at most `limits`."""
+    """Returns how many rows of `length` tokens a device gets per batch; `limits` are maxima."""
     return min(*limits, max(1, TOKENS_AT_ONCE // length))
 
 
@@ -134,7 +135,7 @@ def unigram_entropy(counts: np.ndarray) -> float:
     """Returns the entropy of single tokens in nats: the minimal loss of a model without context.
 
     Args:
-        counts: the frequency of each token, int [tokens]; may be 0.
+        counts: how often each token occurs, int [tokens]; some may be 0.
     """
     # Tokens that do not occur contribute 0 · log 0 = 0.
     p = counts[counts > 0] / counts.sum()

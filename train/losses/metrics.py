@@ -1,8 +1,8 @@
 """Scores of predictions, as defined by their benchmarks.
 
-Pure functions of labels, numbers and texts. Every score is a plain float: a fraction from 0 to 1,
-or a correlation from -1 to 1, even if papers print percent. BLEU and chrF are numbers from 0 to
-100, as in their reference implementation. An undefined score (the correlation of constant
+The scores are pure functions of labels, numbers and texts. Every score is a plain float: a fraction
+from 0 to 1, or a correlation from -1 to 1, even if papers print percent. BLEU and chrF are numbers
+from 0 to 100, as in their reference implementation. An undefined score (the correlation of constant
 predictions, the F1 of a label that does not occur) is 0, without a warning.
 """
 
@@ -62,10 +62,10 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
 
 
 def _f1(gold: np.ndarray, predicted: np.ndarray, *, average: str) -> float:
-    """Returns F1 over the labels in `gold` or `predicted`, or F1 of label 1 for "binary"."""
+    """Returns F1 over all labels that occur, or F1 of label 1 if `average` is "binary"."""
     from sklearn.metrics import f1_score
 
-    # A label that never occurs would add 0 to a macro mean.
+    # Leave out labels that never occur, because each would add 0 to a macro mean.
     labels = np.flatnonzero((gold + predicted).any(axis=0)) if gold.ndim == 2 else None
     if labels is not None and not len(labels):
         return 0.0
@@ -110,8 +110,8 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         predicted: as `gold`.
 
     Returns:
-        `precision`, `recall` and `f1` over all entities, `f1_TYPE` for each type
-        on either side, and `token_accuracy`.
+        `precision`, `recall` and `f1` over all entities, `f1_TYPE` for each entity type in `gold`
+        or `predicted`, and `token_accuracy`.
 
     Raises:
         UserError: no example is given, a word has no predicted tag, or a tag is not BIO.
@@ -121,7 +121,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 
     _check_tags(gold, predicted)
     tags, predicted_tags = list(map(list, gold)), list(map(list, predicted))
-    # Parse the entities once for both averages.
+    # Find the entities once, and use them for both averages.
     entities, found = (Entities(side, IOB2, False) for side in (tags, predicted_tags))
 
     def score(average: str | None) -> tuple:
@@ -202,7 +202,7 @@ def _word_f1(gold: list[str], predicted: list[str]) -> float:
 
 
 def _paired(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both sides as arrays of numbers."""
+    """Returns `gold` and `predicted` as arrays of numbers."""
     sides = np.asarray(gold), np.asarray(predicted)
     shapes = [list(side.shape) for side in sides]
     require(

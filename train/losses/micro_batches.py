@@ -1,4 +1,4 @@
-"""A batch in equal parts that run sequentially, to save memory."""
+"""Splits a batch into equal parts that run one after another, to save memory."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,17 +16,18 @@ U = TypeVar("U")
 def micro_batches(tree: T, number: int) -> T:
     """Splits arrays `[B, …]` into `[number, B / number, …]`.
 
-    Example i goes to part i mod `number`, so that each part has examples of every device.
+    Example i goes to micro-batch i mod `number`, so that each micro-batch has examples of every
+    device.
     """
     # [B, …] to [B / number, number, …] to [number, B / number, …].
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, number, *x.shape[1:]), 1, 0), tree)
 
 
 def in_parts(function: Callable[[T], U], tree: T, number: int) -> U:
-    """Applies a function of rows `[B, …]` to equal parts of them, sequentially.
+    """Applies a function to equal parts of arrays `[B, …]`, one after another.
 
     Args:
-        function: returns arrays with the rows of the part.
+        function: maps a part of the arrays to arrays with the same number of rows.
         tree: arrays `[B, …]`.
         number: the number of parts.
 
@@ -41,12 +42,12 @@ def in_parts(function: Callable[[T], U], tree: T, number: int) -> U:
 
 
 def accumulate(function: Callable[[T], tuple[Params, Terms]], parts: T) -> tuple[Params, Terms]:
-    """Sums `function(part)` over the leading axis of `parts`, sequentially."""
+    """Sums `function(part)` over the leading axis of `parts`, one part after another."""
 
     def body(total: tuple[Params, Terms], part: T) -> tuple[tuple[Params, Terms], None]:
         return jax.tree.map(jnp.add, total, function(part)), None
 
-    # Start the sum with zeros of the shapes of a part's results.
+    # Start the sum with zeros, which have the shapes of the results for one part.
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return jax.lax.scan(body, zeros, parts)[0]

@@ -2,8 +2,8 @@
 
 The loss of an objective is Σ coefficient · sum / count over its terms, where each term has a count.
 Counts are computed from the whole batch, before it is split into micro-batches or over devices, so
-whole, accumulated and sharded steps give the same loss. The mean of the parts' means would be
-another number.
+whole, accumulated and sharded steps give the same loss. The mean of the means of micro-batches
+would be another number.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ Batch = Mapping[str, Array]
 Terms = dict[str, Float[Array, ""]]
 Predictions = dict[str, Array]
 Outputs = Any
-"""A model's outputs, a dataclass defined by its head."""
+"""The outputs of a model, a dataclass that the model's head defines."""
 ApplyFn = Callable[..., Outputs]
-"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; with `rng`, with dropout."""
+"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; `rng` turns dropout on."""
 
 
 Inputs = dict[str, Array]
@@ -34,18 +34,18 @@ Inputs = dict[str, Array]
 
 
 FURTHER = "further"
-"""The key of the further models' parameters in the tree that `joined` returns."""
+"""The key of the additional models' parameters in the tree that `joined` returns."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FurtherModel:
-    """A second model of an objective, such as a discriminator's generator or a teacher."""
+    """An additional model of an objective, such as a discriminator's generator or a teacher."""
 
     apply_fn: ApplyFn
     init: Callable[[Array], Params]
-    """Makes the initial parameters from a key; a teacher returns its trained parameters."""
+    """Makes the initial parameters from a key; for a teacher, returns its trained parameters."""
     trained: bool = False
-    """Whether the optimizer trains it. A frozen model has neither gradient nor dropout."""
+    """Whether the optimizer trains this model. A frozen model has neither gradient nor dropout."""
     shared: tuple[str, ...] = ()
     """The top-level names of the parameters that this model shares with the model of the run, such
     as `token_embedding`. `init` leaves these parameters out, and the gradients of both models add
@@ -58,7 +58,7 @@ class FurtherModel:
 
 
 RunModel = Callable[..., Outputs]
-"""`run(**inputs)` returns a model's outputs; parameters and dropout keys are bound."""
+"""`run(**inputs)` returns a model's outputs, for fixed parameters and dropout keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,44 +66,46 @@ class Objective:
     """The functions that define the loss of a batch."""
 
     coefficients: Mapping[str, float]
-    """The weight of each term in the loss."""
+    """The weight, in the loss, of each term that is trained."""
     inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
-    """The model's keyword arguments. If `inputs` returns a tuple, the model runs once for each
-    entry, with different dropout, and the outputs are a tuple. An example may have several
-    consecutive rows, such as the texts of a pair; dropout differs between rows."""
+    """Returns the model's keyword arguments for a batch. If it returns a tuple, the model runs once
+    for each entry, each time with different dropout, and the outputs are a tuple. An example may
+    have several consecutive rows, such as the texts of a pair; dropout differs between rows."""
     counts: Callable[[Batch], Terms]
     """The number of items that each sum of `terms` is averaged over. Sums without a coefficient are
-    further measures, which are reported but not trained."""
+    measures, which are reported but not trained."""
     terms: Callable[..., Terms]
-    """`terms(outputs, batch)` returns the sum of each term over its items; with `reference`,
-    `terms(outputs, batch, reference_outputs)`."""
+    """`terms(outputs, batch)` returns the sum of each term over its items; if `reference` is true,
+    it is called as `terms(outputs, batch, reference_outputs)`."""
     ramps: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """For terms whose weight grows: the number of steps n until the weight equals the coefficient.
-    In step t, counted from 0, the weight is min(1, t / n)² times the coefficient."""
+    """For each term whose weight grows: the number of steps n after which the weight equals the
+    coefficient. In step t, counted from 0, the weight is min(1, t / n)² times the coefficient."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
-    """The arrays `[B, …]` that an evaluation keeps from the outputs for a batch."""
+    """Returns the arrays `[B, …]` that an evaluation collects from the outputs for a batch."""
     reference: bool = False
-    """Whether `terms` also gets the outputs of frozen parameters for the batch, such as a reference
-    policy. The outputs of frozen parameters are computed without dropout and without gradient."""
+    """Whether `terms` also gets the outputs of the model with frozen parameters, such as a
+    reference policy. These outputs are computed without dropout and without gradient."""
     keeps_initial: bool = False
-    """Whether the state keeps a frozen copy of the initial parameters for other uses than `terms`:
-    a rollout computes log-probabilities of this reference policy once."""
+    """Whether the state has a frozen copy of the initial parameters although `terms` does not use
+    it: a rollout computes the log-probabilities under this reference policy once for all
+    updates."""
     regularizers: tuple[str, ...] = ()
-    """The terms that the training loss includes but the loss of an evaluation does not."""
+    """The terms that are part of the training loss, but not of the loss of an evaluation."""
     models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
-    """Further models by name. The state keeps trained models in `further` and frozen models in
-    `frozen`. Only `params`, the model of the run, is loaded and exported."""
+    """Additional models by name. The train state has the parameters of trained ones in `further`,
+    and those of frozen ones in `frozen`. Only `params`, the model of the run, is loaded and
+    exported."""
     forward: Callable[..., Outputs] | None = None
     """`forward(run, batch)` computes the outputs: `run["model"](**inputs)` runs the model, and
-    `run[name](**inputs)` runs a further model. Dropout differs between the calls. If None, the
+    `run[name](**inputs)` runs an additional model. Each call has different dropout. If None, the
     model alone runs on `inputs`."""
     samples: bool = False
-    """Whether `forward` also gets keys `[B]`, to sample from a model: `forward(run, batch, keys)`.
-    An evaluation has the same keys for every batch."""
+    """Whether `forward` samples from a model, and is called as `forward(run, batch, keys)` with
+    keys `[B]`. An evaluation passes the same keys for every batch."""
     whole_batch: bool = False
     """Whether the terms of an example depend on other examples of the batch, as with in-batch
-    negatives. Such a batch cannot run under pmap. In micro-batches the model runs twice, and its
-    outputs must be floats with a row for each example; see `engine.grad_cache`."""
+    negatives. Such an objective does not support pmap. With micro-batches the model runs twice, and
+    its outputs must be floats with a row for each example; see `engine.grad_cache`."""
 
     def weights(self, step: Array) -> Terms:
         """Returns the weight of each term in the loss of a training step."""
@@ -125,7 +127,7 @@ class Objective:
         return self._add_followed(params, -1)
 
     def followed(self, updates: Params) -> Params:
-        """Adds the updates of the followed models to the updates of the model."""
+        """Adds the updates of `followed` parameters to the updates of the run's model."""
         return self._add_followed(updates, 1)
 
     def _add_followed(self, tree: Params, sign: int) -> Params:
@@ -139,27 +141,28 @@ class Objective:
     def initial_models(
         self, rng: Array, params: Params | None = None
     ) -> tuple[Params | None, Params | None]:
-        """Returns the initial parameters of the trained and of the frozen further models.
+        """Returns the initial parameters of the trained and of the frozen additional models.
 
-        A result is None if the objective has no such models. The results become `further` of the
-        state and a part of its `frozen`: `init_state(params, tx, frozen, further)`.
+        A result is None if the objective has no such models. Pass the results on as the train
+        state's `further`, and as a part of its `frozen`: `init_state(params, tx, frozen, further)`.
 
         Args:
             rng: the key.
-            params: the initial parameters of the model of the run, if this model follows a further
-              model.
+            params: the initial parameters of the model of the run, to which `followed` parameters
+              are set.
         """
         trained, frozen = {}, {}
         for number, (name, model) in enumerate(self.models.items()):
             made = trained if model.trained else frozen
             made[name] = model.init(jax.random.fold_in(rng, number))
         if params is not None:
-            # Both models start with equal followed parameters, so their difference is 0.
+            # `followed` parameters start equal in both models, so that the learned difference
+            # starts at 0.
             trained = self.with_followed(trained, params)
         return trained or None, {FURTHER: frozen} if frozen else None
 
     def with_followed(self, further: Params, params: Params) -> Params:
-        """Returns the trained further models, with the parameters that the run's model follows."""
+        """Sets the `followed` parameters of the trained additional models to those in `params`."""
         found = {}
         for name, own in further.items():
             followed = {part: params[part] for part in self.models[name].followed}
@@ -179,15 +182,16 @@ class Objective:
 
         Args:
             apply_fn: the `apply` of the model.
-            params: the parameters of the model and of trained further models; see `joined`.
-            batch: the batch, or a part of it.
-            frozen: the frozen parameters of the state, for frozen further models.
+            params: the parameters of the model and of trained additional models; see `joined`.
+            batch: a batch or a micro-batch.
+            frozen: the frozen parameters of the train state, which include those of frozen
+              additional models.
             rng: keys `[B]` for dropout, or None.
         """
         own, trained = split(params)
         if self.forward is None:
             return self._model_outputs(apply_fn, own, batch, rng)
-        # `forward` determines the order and the inputs of the models.
+        # `forward` decides in which order and on which inputs the models run.
         run = {"model": _bound_each(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for name, model in self.models.items():
@@ -231,8 +235,8 @@ class Objective:
         Args:
             apply_fn: the `apply` of the model.
             params: the parameters of the model.
-            batch: the batch, or a part of it.
-            frozen: the parameters of the reference.
+            batch: a batch or a micro-batch.
+            frozen: the frozen parameters of the train state, if the objective has a `reference`.
             rng: keys `[B]` for dropout, or None.
 
         Raises:
@@ -263,13 +267,13 @@ class Objective:
                 "the objective has a reference, but the state has no frozen parameters: give these "
                 "parameters to init_state(params, tx, frozen=…)"
             )
-        # The frozen tree may also contain further models.
+        # `frozen` may also have the parameters of additional models; leave these out.
         first = jax.lax.stop_gradient(split(frozen)[0])
         reference = self._model_outputs(apply_fn, first, batch, None)
         return outputs, jax.lax.stop_gradient(reference)
 
     def sums(self, outputs: tuple[Outputs, ...], batch: Batch) -> Terms:
-        """Returns the terms, given the results of `all_outputs`."""
+        """Computes the terms from the results of `all_outputs`."""
         own, *reference = outputs
         return self.checked(self.terms(own, batch, *reference), "terms")
 
@@ -321,17 +325,17 @@ class Objective:
 
 
 def joined(params: Params, further: Params | None) -> Params:
-    """Returns one tree of the model's and the trained further models' parameters."""
+    """Joins the parameters of the model and of the trained additional models into one tree."""
     return params if further is None else {**params, FURTHER: further}
 
 
 def split(params: Params) -> tuple[Params, Params]:
-    """Returns the model's and the further models' parameters, the inverse of `joined`."""
+    """Splits the model's from the additional models' parameters; the inverse of `joined`."""
     return {name: x for name, x in params.items() if name != FURTHER}, params.get(FURTHER, {})
 
 
 def _bound(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
-    """Binds a model's parameters and dropout keys."""
+    """Returns a function that runs a model with the given parameters and dropout keys."""
 
     def run(**inputs: Array) -> Outputs:
         dropout = {} if rng is None else {"rng": _keys_of_rows(rng, inputs)}
@@ -341,7 +345,7 @@ def _bound(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
 
 
 def _bound_each(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
-    """Binds parameters and keys as `_bound` does, with different keys for each run of the model."""
+    """Does the same as `_bound`, but with different dropout keys for each run of the model."""
     runs = itertools.count()
 
     def run(**inputs: Array) -> Outputs:
@@ -354,18 +358,18 @@ def _bound_each(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunMode
 
 
 def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
-    """Returns a key for each row of the inputs, given a key for each example `[B]`."""
+    """Derives a key for each row of the inputs from the key of its example, `[B]`."""
     rows = next(iter(inputs.values())).shape[0]
     if rows == keys.shape[0]:
         return keys
-    # An example has several consecutive rows, each with another key.
+    # Each example has several consecutive rows, which get different keys.
     of_each = [fold_in(keys, number) for number in range(rows // keys.shape[0])]
     # [B, rows of an example] to [B · rows of an example].
     return jnp.stack(of_each, axis=1).reshape(rows)
 
 
 def select_inputs(*names: str) -> Callable[[Batch], Inputs]:
-    """Returns a function that selects the inputs among `names` that a batch has."""
+    """Returns a function that selects, from a batch, the arrays whose names are in `names`."""
     return lambda batch: {name: batch[name] for name in names if name in batch}
 
 
@@ -376,10 +380,10 @@ def packed_weights(segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
 
 def row_weights(batch: Batch) -> Float[Array, " B"]:
     """Returns 1 for each row (in multiple choice each question) that is not filler, else 0."""
-    # [B, T], or [B, choices, T]; the first token of a row that is not filler is real.
+    # [B, T], or [B, choices, T]; the first token of a row is real unless the row is filler.
     mask = batch["attention_mask"]
     return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)
 
 
 ENCODER_INPUTS = select_inputs("input_ids", "attention_mask", "token_type_ids")
-"""The inputs of an encoder's classifiers."""
+"""The inputs of a classifier on an encoder."""

@@ -1,4 +1,4 @@
-"""Shared functions of preference losses, for pairs of texts `[B, 2, T]`, the chosen text first.
+"""Functions that preference losses share, for pairs of texts `[B, 2, T]`, the chosen text first.
 
 A pair is one example, so that it is never split over micro-batches or devices.
 """
@@ -14,7 +14,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def rows_of_pairs(x: Array) -> Array:
-    """Reshapes `[B, 2, …]` to `[2B, …]`, the chosen row of each pair before its rejected row."""
+    """Reshapes `[B, 2, …]` to `[2B, …]`; each chosen text comes right before its rejected text."""
     return x.reshape(-1, *x.shape[2:])
 
 
@@ -24,8 +24,8 @@ def pair_inputs(batch: Batch) -> Inputs:
 
 
 def pair_weights(batch: Batch) -> Float[Array, " B"]:
-    """Returns the weight of each pair, by default 1; 0 for filler, which is all padding."""
-    # A pair is filler if both of its texts are all padding.
+    """Returns the weight of each pair: by default 1, and 0 for filler pairs."""
+    # A pair is filler if both of its texts consist of padding.
     real = jnp.any(batch["attention_mask"] != 0, axis=(1, 2)).astype(jnp.float32)
     return real * batch["pair_weights"] if "pair_weights" in batch else real
 

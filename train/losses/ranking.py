@@ -1,4 +1,4 @@
-"""Losses and measures of the scores that a model gives to the documents of a query.
+"""Losses and measures for the scores that a model gives to the documents of a query.
 
 All arrays are `[B, C]`: C documents for each of B queries. Missing documents have no effect.
 """
@@ -23,12 +23,12 @@ CUTOFF = 10
 def contrast(
     scores: Float[Array, "B C"], real: Bool[Array, "B C"], *, scale: float = 10.0
 ) -> Float[Array, " B"]:
-    """Returns the cross-entropy of the first of all documents, with logits scale · σ(score).
+    """Returns the cross-entropy of the first document among all, with logits scale · σ(score).
 
     Args:
-        scores: the score of the positive, then the scores of the negatives.
-        real: missing documents are not candidates.
-        scale: the factor of σ(score), which is between 0 and 1.
+        scores: the scores of the documents: first of the positive, then of the negatives.
+        real: a mask of the real documents; only these are candidates.
+        scale: the factor that multiplies σ(score), because σ(score) lies between 0 and 1.
     """
     logits = scale * jax.nn.sigmoid(scores)
     return jax.nn.logsumexp(jnp.where(real, logits, MASKED), axis=1) - logits[:, 0]
@@ -45,7 +45,7 @@ def list_net(
 
 
 def ordered_pairs(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, "B C C"]:
-    """Returns whether the first of two documents has the larger label."""
+    """Returns, for each pair of documents, whether the first has the larger label."""
     # [B, C, 1] and [B, 1, C] to [B, C, C]: the first document is along axis 1.
     return (labels[:, :, None] > labels[:, None]) & real[:, :, None] & real[:, None]
 
@@ -72,12 +72,12 @@ def lambda_loss(
     Args:
         scores: the score of each document.
         labels: the relevance of each document, at least 0.
-        real: missing documents have no pairs.
-        weighting: the weighting of the pairs.
-        sigma: the factor of the difference of scores.
+        real: a mask of the real documents; missing documents form no pairs.
+        weighting: the formula for the weights of pairs.
+        sigma: the factor that multiplies differences of scores.
 
     Returns:
-        The sum over the pairs of each query. `ordered_pairs` counts the pairs.
+        For each query, the sum over its pairs. `ordered_pairs` returns a mask of these pairs.
     """
     number = scores.shape[1]
     # Sort the documents by their scores, with missing documents last.
@@ -111,7 +111,8 @@ def _lambda_rank(gains: Array, inverse_discount: Array) -> Array:
     return _differences(inverse_discount) * _differences(gains)
 
 
-# Each function maps gains [B, C] by rank, and the inverse discounts [C], to weights [B, C, C].
+# Each function takes the gains in the order of the ranks, [B, C], and the inverse discounts, [C],
+# and returns the weights, [B, C, C].
 WEIGHTINGS: Mapping[Weighting, Callable[[Array, Array], Array]] = {
     "none": lambda gains, inverse_discount: jnp.ones_like(_differences(gains)),
     "lambda_rank": _lambda_rank,
@@ -134,7 +135,7 @@ def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Fl
 
 
 def can_be_ranked(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, " B"]:
-    """Returns whether a query has a document with a label above 0 and a document without."""
+    """Returns whether each query has both a document with a label above 0 and one without."""
     relevant = (labels > 0) & real
     return jnp.any(relevant, axis=1) & jnp.any(real & ~relevant, axis=1)
 
@@ -144,9 +145,9 @@ def ranking_measures(
 ) -> dict[str, Float[Array, " B"]]:
     """Returns `ndcg@10` and `mrr@10` of each query; a document with a label above 0 is relevant.
 
-    A relevant document comes after other documents with the same score, because the data list it
-    first: equal scores of all documents must not be a perfect ranking. `can_be_ranked` is a mask of
-    the queries that these measures are defined for.
+    Among documents with the same score, relevant documents are ranked last. The data list relevant
+    documents first, and a model that scores all documents equally must not get a perfect ranking.
+    The measures are defined for the queries that `can_be_ranked` selects.
     """
     relevant = (labels > 0) & real
     order = jnp.lexsort((relevant, jnp.where(real, -scores, -MASKED)), axis=1)

@@ -1,8 +1,8 @@
-"""Router losses of a mixture of experts, added to any objective.
+"""Router losses of a mixture of experts, which can be added to any objective.
 
-Fedus et al. 2022, "Switch transformers", section 2.2: the balance of the experts. Zoph et al. 2022,
-"ST-MoE", section 3.2: small logits of the router. Both losses are means over the sequences of a
-batch.
+Fedus et al. 2022, "Switch transformers", section 2.2: a loss that balances the experts. Zoph et al.
+2022, "ST-MoE", section 3.2: a loss that keeps the logits of the router small. Both losses are means
+over the sequences of a batch.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ BALANCE, Z = "router_balance", "router_z"
 
 
 def with_router(objective: Objective, model: TransformerConfig) -> Objective:
-    """Returns an objective that also balances the experts of a model.
+    """Returns the objective with additional losses that balance the experts of a model.
 
     The model's configuration has the coefficients of the terms `router_balance` and `router_z`, in
     fields of these names. The loss of an evaluation does not include these terms. The objective of
@@ -40,7 +40,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
           batch, and does not support micro-batches.
 
     Raises:
-        UserError: the model has experts, and the objective runs further models (`forward`).
+        UserError: the model has experts, and the objective runs additional models (`forward`).
     """
     if not model.num_experts:
         return objective
@@ -55,8 +55,8 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         given = objective.inputs(batch)
         inputs = given if isinstance(given, tuple) else (given,)
         rows = sum(map(_num_sequences, inputs), jnp.float32(0))
-        # The balance over the batch is one value per run of the model. The balance over a sequence
-        # is one value per sequence.
+        # The balance over a batch gives one value per run of the model; the balance over sequences
+        # gives one value per sequence.
         balanced = jnp.float32(len(inputs)) if over_batch else rows
         return {**objective.counts(batch), BALANCE: balanced, Z: rows}
 
@@ -84,7 +84,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
 
 
 def _num_sequences(inputs: Inputs) -> Float[Array, ""]:
-    """Returns the number of sequences that have any tokens."""
+    """Returns the number of sequences that have at least one token."""
     tokens = inputs.get("segment_ids", inputs.get("attention_mask"))
     # Without a mask, every row has tokens.
     if tokens is None:

@@ -1,4 +1,4 @@
-"""An index of texts that finds the texts whose vectors are nearest to the vector of a query."""
+"""An index of texts, which finds the texts whose vectors are nearest to the vector of a query."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ from ..evaluation.vectors.retrieval import embedded
 CONFIG, VECTORS, TEXTS, STARTS = "config.json", "vectors.npy", "texts.jsonl", "starts.npy"
 FORM = "flaxzoo search index"
 PROBE = "The quick brown fox jumps over the lazy dog."
-"""A text whose vector is the fingerprint of a model with its tokenizer, pooling and prompts.
-"""
+"""A text whose vector serves as the fingerprint of a model, its tokenizer, pooling and prompts."""
 SAME = 0.999
-"""The smallest cosine of two fingerprints of one model, computed on different devices."""
+"""Two fingerprints whose cosine is at least this belong to the same model; fingerprints that were
+computed on different devices are not quite equal."""
 CANDIDATES = 50
-"""The number of documents that are scored again by default."""
+"""By default, the number of documents per query that a reranker scores again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,8 @@ class SearchIndex:
         index = train.SearchIndex.open("pets")
         (hits,) = index.search(["Where is the cat?"], top_k=3)
 
-    Every search compares all vectors, in blocks on the device, so that results are exact.
+    Every search compares the query with all vectors, in blocks on the device, so its results are
+    exact.
 
     Attributes:
         vectors: float32 `[N, D]`, each of length 1, in the order of the documents.
@@ -61,7 +62,8 @@ class SearchIndex:
         self._texts, self._embedder = folder / TEXTS, embedder
         try:
             self.vectors: np.ndarray = np.load(folder / VECTORS, mmap_mode="r")
-            # [N + 1], the first byte of each line of the texts, and the end of the last line.
+            # [N + 1]: the offset of the first byte of each line of the texts, and the end of the
+            # last line.
             self._starts: np.ndarray = np.load(folder / STARTS, mmap_mode="r")
         except (OSError, ValueError) as error:
             raise RunError(f"{folder} is damaged ({error}): build the index again") from None
@@ -96,12 +98,12 @@ class SearchIndex:
         """Embeds documents and writes an index.
 
         Args:
-            documents: the texts by identifier, or a list, whose identifiers are the numbers from 0.
-              A text that is longer than the model reads is truncated.
+            documents: a dict of texts by identifier, or a list of texts, whose identifiers are
+              their indices. A text that is longer than the model reads is truncated.
             folder: the folder of the index, which does not exist or is empty.
             run: a run folder, a folder of sentence-transformers, or a name on the hub.
             step: the checkpoint. Defaults to the newest checkpoint.
-            log: called with the numbers of texts that were truncated.
+            log: called with a line about how many texts were truncated.
 
         Raises:
             FileNotFoundError: `run` is not a model, or does not have the checkpoint.
@@ -111,7 +113,8 @@ class SearchIndex:
         named = documents if isinstance(documents, Mapping) else _numbered(documents)
         require(named, "documents must not be empty: give at least one text")
         folder, ids, texts = Path(folder), [*named.keys()], [*named.values()]
-        # A search must use this checkpoint, even if the run has a newer checkpoint by then.
+        # Store the step of the checkpoint, because a search must use this checkpoint even if the
+        # run has a newer checkpoint by then.
         stored = steps(local_folder(run))
         step = stored[-1] if step is None and stored else step
         embedder = TextEmbedder.of_run(run, step=step, log=log)
@@ -128,7 +131,8 @@ class SearchIndex:
         def fill(made: Path) -> None:
             blocks = embedded(embedder, texts, log)
             _write_blocks(made / VECTORS, blocks, len(ids))
-            # A document is found by its first byte: the cumulative sum of the sizes before it.
+            # The offset of a document's first byte is the sum of the sizes of the documents before
+            # it.
             sizes = [0]
             with (made / TEXTS).open("wb") as file:
                 sizes += map(file.write, rows)
@@ -170,7 +174,8 @@ class SearchIndex:
         is_index = config.get("form") == FORM and {"model", "step", "fingerprint"} <= config.keys()
         problem = f"{folder} is not an index ({CONFIG} is not the configuration of an index)"
         require(is_index, f"{problem}: build it with flaxzoo index", RunError)
-        # The stored step belongs to the stored model, so another model has its newest checkpoint.
+        # The stored step applies only to the stored model; of another model, take the newest
+        # checkpoint.
         stored = config["step"] if run is None and step is None else step
         step = stored if isinstance(stored, int) else None
         name = config["model"] if run is None else run
@@ -210,10 +215,11 @@ class SearchIndex:
             reranker: a cross-encoder that scores the first `candidates` documents again. If None,
               documents are ordered by cosine.
             candidates: the number of documents to score again, at least `top_k`.
-            log: called with the number of queries that were truncated.
+            log: called with a line about how many queries were truncated.
 
         Returns:
-            For each query the best documents, best first. Equal scores are ordered by index.
+            For each query, a list of its best documents, best first. Documents with equal scores
+            are in the order of their indices.
 
         Raises:
             UserError: `queries` is empty, `top_k` is below 1, or the reranker has several labels.
@@ -229,7 +235,7 @@ class SearchIndex:
         ]
         if reranker is None:
             return hits
-        # Order the candidates of each query by the scores of the reranker.
+        # Sort the candidates of each query by the scores of the reranker.
         return [
             [
                 dataclasses.replace(of_one[ranked.index], score=ranked.score)
@@ -255,12 +261,12 @@ def _numbered(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _fingerprint(embedder: TextEmbedder) -> np.ndarray:
-    """Returns the vector of a fixed text as a document, of length 1: float32 `[D]`."""
+    """Returns the vector of `PROBE` as a document, scaled to length 1: float32 `[D]`."""
     return normalized(embedder([PROBE], prompt_name=embedder.settings.document_prompt))[0]
 
 
 def _write_blocks(file: Path, blocks: Iterator[np.ndarray], number: int) -> None:
-    """Writes arrays `[n, D]` with `number` rows in all to one file in numpy's format."""
+    """Writes arrays `[n, D]`, `number` rows in total, into one file in numpy's format."""
     first = next(blocks)
     shape = number, first.shape[1]
     array = np.lib.format.open_memmap(file, "w+", first.dtype, shape)

@@ -1,4 +1,4 @@
-"""A tool that retrieves texts from a search index, for a conversation."""
+"""A tool with which a model retrieves texts from a search index during a conversation."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def search_index(folder: str | Path, number: int = 3, *, log: LogFn = print) -> 
 
     Args:
         folder: the folder that `flaxzoo index` has written.
-        number: the number of texts in an answer.
+        number: the number of texts that each call returns.
         log: called with a line if a query is truncated.
 
     Raises:

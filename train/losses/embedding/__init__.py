@@ -1,1 +1,1 @@
-"""Losses of text vectors: pure functions of `Vectors`."""
+"""Losses on vectors of texts, as pure functions of `Vectors`."""

@@ -50,11 +50,11 @@ def multiple_negatives(
 
     Args:
         vectors: the vectors of the batch.
-        real: missing texts are not candidates.
+        real: masks of the real texts; only these are candidates.
         scale: s, the inverse of the temperature.
         similarity: cosine, or the scalar product.
-        directions: the texts that are candidates.
-        partition: whether one softmax or several softmaxes contain the directions.
+        directions: which texts are candidates for which.
+        partition: whether all directions share one softmax, or each direction has its own.
         hardness: the negatives whose logits are raised: from other examples, from the same example,
             or both.
         hardness_strength: α.
@@ -69,7 +69,8 @@ def multiple_negatives(
     real_documents = real.documents.reshape(1, -1)
     same = jnp.eye(batch, dtype=bool)
     same_example = jnp.repeat(same, num_documents, axis=1)  # [B, B · C]
-    # For each direction: the compared texts, the candidates, and a mask of the real candidates.
+    # For each direction: the texts to classify, their candidates, and a mask of the real
+    # candidates.
     pools: dict[Direction, tuple[Array, Array, Bool[Array, "_ N"]]] = {
         "query_to_doc": (anchors, documents, real_documents),
         "query_to_query": (anchors, anchors, real.anchors[None] & ~same),
@@ -114,19 +115,20 @@ def gist(
 ) -> Float[Array, " B"]:
     """Returns the loss of each pair among the texts that a guide considers to be negatives.
 
-    The candidates of anchor q_i are all documents with the similarity sim(q_i, d), the other
-    anchors with sim(q_i, q_j), and the other positives with sim(d_i, d_j). All similarities are
-    cosines divided by the temperature.
-    A candidate is left out if the guide's similarity exceeds the guide's sim(q_i, d_i) - margin,
-    because it is probably another positive (Solatorio 2024, "GISTEmbed", section 3).
+    The candidates for the pair of anchor q_i and positive d_i are all documents d, with the
+    similarity sim(q_i, d); all other anchors q_j, with sim(q_i, q_j); and all other positives d_j,
+    with sim(d_i, d_j). All similarities are cosines divided by the temperature. A candidate is left
+    out if the guide's similarity for it exceeds the guide's sim(q_i, d_i) - margin, because the
+    candidate is then probably another positive (Solatorio 2024, "GISTEmbed", section 3).
 
     Args:
         vectors: the vectors of the batch, and the guide's vectors of the same texts.
-        real: missing texts are not candidates.
+        real: masks of the real texts; only these are candidates.
         temperature: divides the similarities.
-        margin: the smallest difference between the guide's similarities of the pair and of a
-          candidate.
-        margin_strategy: whether `margin` is a difference, or relative to the pair's similarity.
+        margin: the smallest difference, by the guide, between the similarity of the pair and the
+          similarity of a candidate.
+        margin_strategy: whether `margin` is an absolute difference, or a fraction of the pair's
+          similarity.
         contrast_anchors: whether other anchors are candidates.
         contrast_positives: whether other positives are candidates.
 
@@ -140,11 +142,11 @@ def gist(
     is_positive = jnp.arange(batch * num_documents) % num_documents == 0
     # Whether a document is the positive of an anchor, [B, B · C].
     is_same = jnp.repeat(same, num_documents, axis=1) & is_positive
-    # The largest similarity that the guide may find between an anchor and its negative.
+    # The largest similarity, by the guide, that a negative may have.
     pair = to_own(guide, "cosine")[:, :1]
     largest = pair - margin * (1.0 if margin_strategy == "absolute" else jnp.abs(pair))
-    # For each pool: the compared texts, the real candidates, and the candidates that the guide
-    # cannot exclude.
+    # For each pool of candidates: a function that returns the two compared arrays of vectors, a
+    # mask of the real candidates, and a mask of the candidates that the guide cannot exclude.
     pools: list[tuple[Callable[[Vectors], tuple[Array, Array]], Array, Array | bool]] = [
         (
             lambda x: (x.anchors, x.documents.reshape(batch * num_documents, -1)),
@@ -163,7 +165,7 @@ def gist(
         similar, guided = (each_to_each(*texts(x), "cosine") for x in (vectors, guide))
         kept = always | (counted & (guided <= largest))
         logits.append(jnp.where(kept, similar / temperature, MASKED))
-    # One softmax over the candidates of all pools.
+    # A single softmax over the candidates of all pools.
     normalizer = jax.nn.logsumexp(jnp.concatenate(logits, axis=1), axis=1)
     return normalizer - to_own(vectors, "cosine")[:, 0] / temperature
 

@@ -1,4 +1,4 @@
-"""Losses of texts with labels, which move texts with the same label close together."""
+"""Losses on texts with labels, which make the vectors of texts with the same label similar."""
 
 from collections.abc import Callable, Mapping
 
@@ -28,20 +28,20 @@ def batch_all_triplet(
     Args:
         distances: the distance between each pair of texts, [B, B].
         labels: the label of each text.
-        real: whether each text is real; other texts form no triplets.
-        margin: the smallest difference between the distances of a negative and of the positive.
+        real: whether each text is real; texts that are not real form no triplets.
+        margin: how much farther from the anchor a negative must be than the positive.
     """
     positive, negative = _relations(labels, real)
 
-    @jax.checkpoint  # else the backward pass would keep [B, B, B]
+    @jax.checkpoint  # else the backward pass would store an array [B, B, B]
     def of_anchor(row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         d, is_positive, is_negative = row
-        # [B, B]: positives along the rows, negatives along the columns.
+        # For one anchor, [B, B]: the positive is the row, the negative is the column.
         losses = d[:, None] - d[None] + margin
         counted = is_positive[:, None] & is_negative[None] & (losses > 0)
         return jnp.sum(jnp.where(counted, losses, 0.0)), jnp.sum(counted, dtype=jnp.float32)
 
-    # One anchor at a time, so that only [B, B] numbers are in memory.
+    # Process one anchor at a time, so that memory holds arrays [B, B] only.
     sums, numbers = jax.lax.map(of_anchor, (distances, positive, negative))
     return jnp.sum(sums) / jnp.maximum(jnp.sum(numbers), 1)
 
@@ -67,7 +67,7 @@ def batch_hard_soft_margin(
 
 
 def _relations(labels: Array, real: Array) -> tuple[Bool[Array, "B B"], Bool[Array, "B B"]]:
-    """Returns masks of all pairs: whether the second text is a positive, or a negative."""
+    """Returns two masks [B, B]: which texts are positives of each text, and which negatives."""
     both, same = real[:, None] & real, labels[:, None] == labels
     return both & same & ~jnp.eye(len(labels), dtype=bool), both & ~same
 
@@ -76,7 +76,7 @@ def _euclidean(x: Float[Array, "B D"]) -> Distances:
     # The formula |a - b|² = |a|² + |b|² - 2 a · b needs no array [B, B, D].
     norms = jnp.sum(jnp.square(x), axis=-1)
     squared = norms[:, None] + norms - 2 * each_to_each(x, x, "dot")
-    # Avoid 0, the squared distance of equal texts, where the root has no gradient.
+    # Equal texts have the squared distance 0, where the root has no gradient, so avoid 0.
     nonzero = (squared > 0) & ~jnp.eye(len(x), dtype=bool)
     return jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
 
@@ -91,4 +91,4 @@ TO_EACH: Mapping[Distance, Callable[[Float[Array, "B D"]], Distances]] = {
     "euclidean": _euclidean,
     "manhattan": _manhattan,
 }
-"""Functions from vectors to the distance of each vector to every vector."""
+"""Each function returns the distances between all pairs of the given vectors."""

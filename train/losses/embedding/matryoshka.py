@@ -1,4 +1,4 @@
-"""Matryoshka: a loss of the first dimensions of vectors, for several numbers of dimensions."""
+"""Matryoshka: a loss on the first d dimensions of vectors, summed over several d."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from .vectors import Vectors
 def matryoshka(
     loss: Callable[[Vectors], Array], dims: Sequence[int], weights: Sequence[float] = ()
 ) -> Callable[[Vectors], Array]:
-    """Returns Σ w_d · loss, where the loss gets the first d dimensions of the vectors, with norm 1.
+    """Returns Σ_d w_d · loss(first d dimensions of the vectors, scaled to norm 1).
 
     Kusupati et al. 2022, "Matryoshka representation learning", equation 1.
 
@@ -22,7 +22,7 @@ def matryoshka(
         weights: w, a weight for each number of dimensions. Defaults to 1 each.
 
     Raises:
-        UserError: when the loss is computed: the vectors have fewer dimensions.
+        UserError: raised when the loss is computed, if the vectors have fewer dimensions.
     """
     weights = weights or [1.0] * len(dims)
 

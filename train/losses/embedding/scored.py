@@ -1,4 +1,4 @@
-"""Losses of pairs of texts with a score or a label, and of triplets."""
+"""Losses on pairs of texts with a score or a label, and on triplets."""
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,12 @@ def cosent(
     depends only on the order of the scores.
 
     Args:
-        similarity: of both texts of each pair, such as `cosine`.
+        similarity: the similarity of the two texts of each pair, for example from `cosine`.
         scores: the score of each pair.
         real: a mask of the real pairs.
         scale: s.
     """
-    # [B, B], where i is the row.
+    # [B, B]: pair i is the row, pair k is the column.
     wrong = scale * (similarity[None] - similarity[:, None])
     counted = (scores[:, None] > scores[None]) & real[:, None] & real[None]
     # exp(0) is the 1 of the formula.
@@ -77,7 +77,7 @@ def contrastive(
         vectors: the vectors of the batch.
         labels: y.
         distance: d, of the anchor and the first document.
-        margin: texts that are not similar have no loss at this distance or farther.
+        margin: the distance from which on texts that are not similar have the loss 0.
     """
     d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])
     near = jnp.square(jax.nn.relu(margin - d))
@@ -94,7 +94,7 @@ def triplet(
     Args:
         vectors: the vectors of the batch.
         distance: d.
-        margin: the smallest difference between the distances of a negative and of the positive p.
+        margin: how much farther from the anchor a negative must be than the positive p.
     """
     # [B, 1, D] and [B, C, D] to [B, C].
     d = DISTANCES[distance](vectors.anchors[:, None], vectors.documents)
@@ -140,7 +140,7 @@ def distillation(
     Args:
         vectors: the vectors of the batch.
         scores: y, a teacher's scores of the documents.
-        real: missing documents have no probability.
+        real: masks of the real texts; missing documents get the probability 0.
         similarity: sim.
         temperature: τ.
 

@@ -6,7 +6,7 @@ from ....models.nn.typing import Array, Bool, Float
 
 
 def flops(vectors: Float[Array, "N V"], real: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Returns Σ_v (mean_n w_nv)², an estimate of the products that compare two texts.
+    """Returns Σ_v (mean_n w_nv)², which estimates the products needed to compare two texts.
 
     Paria et al. 2020, "Minimizing FLOPs to learn efficient sparse representations", equation 4. The
     sum is small if texts have few weights above 0, and if different texts have weights for

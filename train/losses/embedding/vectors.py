@@ -1,4 +1,4 @@
-"""The vectors of a batch of texts, which of the texts are real, and similarities."""
+"""The vectors of a batch of texts, masks of the real texts, and similarities of vectors."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
@@ -16,31 +16,31 @@ Distance: TypeAlias = Literal["cosine", "euclidean", "manhattan"]
 
 @flax.struct.dataclass
 class Vectors:
-    """The vectors of a batch, float32: the outputs of an objective on vectors."""
+    """The vectors of a batch, float32, which are the outputs of an objective on vectors."""
 
     anchors: Float[Array, "B D"]
     """The vector of the first text of each example."""
     documents: Float[Array, "B C D"]
-    """The vectors of the other texts, the positive first."""
+    """The vectors of the other texts of each example; the first is the positive."""
     guide: "Vectors | None" = None
     """The vectors of a second, frozen model for the same texts, if the objective has one."""
 
     def first(self, num_dimensions: int) -> "Vectors":
-        """Returns the first dimensions, as vectors of norm 1, and the unchanged guide."""
+        """Returns the first dimensions of the vectors, scaled to norm 1, and the whole guide."""
         anchors, documents = (unit(x[..., :num_dimensions]) for x in (self.anchors, self.documents))
         return Vectors(anchors, documents, self.guide)
 
 
 @flax.struct.dataclass
 class Real:
-    """Masks of the real texts of a batch. The other texts are missing negatives, or filler."""
+    """Masks of the real texts of a batch. All other texts are missing negatives or filler."""
 
     anchors: Bool[Array, " B"]
     documents: Bool[Array, "B C"]
 
     @classmethod
     def of(cls, batch: Batch) -> "Real":
-        """Returns masks of the texts with a token, from `anchor_mask` and `attention_mask`."""
+        """Returns masks of the texts that have a token by `anchor_mask` or `attention_mask`."""
         anchors = batch["anchor_mask"]
         # Texts with labels have no documents: an empty mask [B, 0, 1] gives [B, 0].
         masks = anchors, batch.get("attention_mask", jnp.zeros((len(anchors), 0, 1), jnp.int32))
@@ -48,12 +48,12 @@ class Real:
 
     @property
     def pairs(self) -> Bool[Array, " B"]:
-        """Whether an example has an anchor and a positive."""
+        """Whether each example has both an anchor and a positive."""
         return self.anchors & self.documents[:, 0]
 
     @property
     def negatives(self) -> Bool[Array, "B N"]:
-        """A mask of the real negatives of the pairs."""
+        """A mask of the real negatives of examples that have an anchor and a positive."""
         return self.pairs[:, None] & self.documents[:, 1:]
 
 
@@ -64,11 +64,11 @@ def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
 
 
 _BEFORE_DOT: Mapping[Similarity, Callable[[Array], Array]] = {"cosine": unit, "dot": lambda x: x}
-"""The functions that map both vectors before their scalar product."""
+"""The function that is applied to both vectors before their scalar product, by similarity."""
 
 
 def each_to_each(a: Array, b: Array, similarity: Similarity) -> Float[Array, "N M"]:
-    """Returns the similarity of each of `a` `[N, D]` to each of `b` `[M, D]`."""
+    """Returns the similarity of each vector in `a` `[N, D]` to each in `b` `[M, D]`: `[N, M]`."""
     a, b = map(_BEFORE_DOT[similarity], (a, b))
     return jnp.dot(a, b.T, precision="highest")
 
@@ -82,7 +82,7 @@ def to_own(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"]:
 
 def _euclidean(a: Array, b: Array) -> Array:
     squared = jnp.sum(jnp.square(a - b), axis=-1)
-    # Avoid 0, where the root has no gradient.
+    # Avoid 0, because the root has no gradient there.
     nonzero = squared > 0
     return jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
 
