@@ -14,10 +14,12 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration that `train.config.to_dict` wrote.
 
     Raises:
-        UserError: A field is missing or unknown. `naming_writer` of models/run_files.py adds the
-          name of the file, and the version of flaxzoo that wrote the file, to the message.
+        UserError: A field is missing or unknown. To add the name of the file and the version of
+          flaxzoo that wrote it to the message, call this function within `naming_writer` of
+          models/run_files.py.
     """
-    # The class of these sections depends on their content; `make_record` reads all other sections.
+    # The content of these sections determines their classes; `make_record` reads all other
+    # sections.
     sections = {
         "model": config_from_dict(_section(fields, "model")),
         "data": _of_kind(fields, "data", data_class),
@@ -27,7 +29,7 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
 
 
 def _of_kind(fields: Mapping[str, Any], name: str, class_of: Callable[[str], type]) -> Any:
-    """Returns a section as a record of the class that the field `kind` of the section names."""
+    """Makes the record of a section; the section's field `kind` determines the class."""
     section = dict(_section(fields, name))
     kind = str(section.pop("kind", None))
     if kind == "replaced_token_detection" and "share_embeddings" in section:

@@ -18,12 +18,12 @@ from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction, reward_name
 
 MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]
-"""Maps the tokenizer of a run to its training and validation examples."""
+"""Makes the training and the validation examples, in this order, given the run's tokenizer."""
 
 CUSTOM = "custom"
 """Key in a run's `config.json`: the names of its custom objective, examples and rewards."""
 HASHED = 64
-"""The number of examples that the fingerprint of custom examples covers."""
+"""The fingerprint of custom examples is a hash of this number of examples."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,22 +38,23 @@ class RunningModel:
     model: Model
     tokenizer: Tokenizer
     read: Callable[[bool], tuple[int, Params]]
-    """Returns the step and the sharded parameters, or their moving average."""
+    """`read(ema)` returns the step number and the parameters, still sharded, or their moving
+    average."""
 
     def params(self, *, ema: bool = False) -> tuple[int, Params]:
-        """Gathers the current parameters on the host, with adapters merged.
+        """Copies the current parameters to the host, with adapters merged into their base model.
 
         Args:
             ema: Whether to gather the moving average instead, which a run with
               `optimizer.ema_decay` keeps.
 
         Returns:
-            The number of steps of the training so far, and a nested dict of numpy arrays. In
-            `on_step` the next step has already begun, and the parameters are the parameters after
-            this next step.
+            The number of steps taken so far, and the parameters as a nested dict of numpy arrays.
+            When `on_step` is called, the next step has already begun; the parameters are then those
+            after this next step.
 
         Raises:
-            UserError: Other processes have parts of the parameters, or the run keeps no moving
+            UserError: The parameters are sharded over several processes, or the run keeps no moving
               average.
         """
         step, params = self.read(ema)
@@ -66,13 +67,13 @@ class RunningModel:
 
 
 class Callback:
-    """Receives events of a run. Subclasses override the methods that they need.
+    """Gets called at events of a run. Subclasses override the methods for some of the events.
 
     Callbacks run only on the primary process, in the thread of the training loop, which waits for
-    them. Callbacks get numbers, files and copies of the parameters, and cannot change the run: a
-    run without callbacks is bitwise identical. If a callback raises an exception, the run finishes
-    the current step, saves a checkpoint, and raises the exception. The same call resumes from this
-    checkpoint.
+    them. Callbacks get numbers, files and copies of the parameters, so they cannot change the run:
+    the same run without callbacks has bitwise identical results. If a callback raises an exception,
+    the run finishes the current step, saves a checkpoint, and raises the exception. The same call
+    resumes from this checkpoint.
 
     Example::
 
@@ -84,7 +85,7 @@ class Callback:
     """
 
     def on_start(self, running: RunningModel) -> None:
-        """Receives the model before the first step of this call, to read its parameters later."""
+        """Receives the model before the call's first step; its parameters can be read later."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receives the metrics of a step: `loss`, its terms, and `gradient_norm`.
@@ -101,7 +102,7 @@ class Callback:
 
 @dataclasses.dataclass(frozen=True)
 class Custom:
-    """The custom objective, examples and rewards of a run; the configuration lacks them."""
+    """The custom objective, examples and rewards of a run, which are not in its configuration."""
 
     objective: Objective | None = None
     examples: MakeExamples | None = None
@@ -109,7 +110,7 @@ class Custom:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names for `config.json`: the names of the Python functions.
+        """The names of the Python functions, to store in `config.json`.
 
         An objective's coefficients follow its name. The code of the functions is not compared.
         """
@@ -124,10 +125,10 @@ class Custom:
         return names
 
     def check_same(self, stored: object, folder: Path) -> None:
-        """Checks that a run resumes with the custom parts that it started with.
+        """Checks that a run resumes with the same custom objective, examples and rewards.
 
         Args:
-            stored: The entry `CUSTOM` of its `config.json`, if any.
+            stored: The entry `CUSTOM` of the run's `config.json`, if any.
             folder: The run folder, for messages.
 
         Raises:
@@ -145,7 +146,7 @@ class Custom:
             )
 
     def splits(self, tokenizer: Tokenizer) -> tuple[DataSplit, DataSplit] | None:
-        """Returns the training and validation splits, or None without custom examples.
+        """Returns the training and the validation split, or None if there are no custom examples.
 
         Raises:
             RunError: The examples violate the contract of `ExampleSource`.
@@ -166,9 +167,9 @@ def _split(examples: ExampleSource, name: str) -> DataSplit:
     require(number > 0, f"{name}: num_examples must be at least 1, got {number}", error=RunError)
     first = examples.example(0, 0)
     arrays = {key: (np.shape(x), np.asarray(x).dtype) for key, x in first.items()}
-    # The fingerprint identifies the examples when the run is resumed.
+    # When the run is resumed, the fingerprint shows whether the examples are the same.
     digest = hashlib.sha256(repr((number, sorted(arrays))).encode())
-    # Check and hash examples that are spread evenly over the source.
+    # Check and hash some examples, spaced evenly over the source.
     for index in sorted({i * number // HASHED for i in range(HASHED)}):
         example, repeated = examples.example(0, index), examples.example(0, index)
         for key, (shape, dtype) in arrays.items():

@@ -1,4 +1,4 @@
-"""Initializes a run from another run's parameters: the body and the shared parts of the heads."""
+"""Initializes a run with another run's parameters, of the body and of head layers in both runs."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ HEAD = "head/"
 """Prefix of the parameters of the head. All other parameters belong to the body."""
 
 SHOWN = 3
-"""Number of parameters that a message names. For further parameters, a message has only their
-number."""
+"""The number of parameters that an error message lists by name. The message only counts all
+others."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
-"""The fields that most often cause different shapes of the body."""
+"""The configuration fields that most often explain why the shapes of two bodies differ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class InitFromPlan:
 
     folder: Path
     step: int | None
-    """None if the folder is in the Hugging Face format."""
+    """The step of the checkpoint; None if the folder is in the Hugging Face format."""
     source: TransformerConfig
     """The configuration of the model in the folder."""
     source_shapes: Params
@@ -41,7 +41,7 @@ class InitFromPlan:
     """Names of the parameters to copy."""
 
     def new(self, model: TransformerConfig) -> list[str]:
-        """Returns the names of a model's parameters that are not copied from the checkpoint."""
+        """Returns the names of a model's parameters that the checkpoint does not supply."""
         shapes = parameter_shapes(create(model))
         return [name for name, _ in named(shapes) if name not in self.copied]
 
@@ -58,7 +58,7 @@ def plan_init_from(
         model: The configuration of the model to initialize.
 
     Raises:
-        RunError: A parameter of the body has a different shape.
+        RunError: A parameter of the body has different shapes in the two models.
     """
     source_shapes = parameter_shapes(create(source))
     wanted = dict(named(parameter_shapes(create(model))))
@@ -71,7 +71,7 @@ def plan_init_from(
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)
-        # A head of another shape is initialized randomly, but the body must match.
+        # Head parameters with another shape stay random, but the shapes of the body must match.
         elif not name.startswith(HEAD):
             other.append(f"{name} {x.shape}, but this run has {wanted[name].shape}")
     if other:
@@ -84,14 +84,14 @@ def plan_init_from(
 
 
 def head_parameters(model: TransformerConfig) -> list[str]:
-    """Returns the names of the parameters that only the same head and labels can use."""
+    """Returns the names of the head's parameters that fit only the same head and labels."""
     own = tuple(f"{HEAD}{part}/" for part in HEADS[model.head].own_params)
     shapes = parameter_shapes(create(model)) if own else {}
     return [name for name, _ in named(shapes) if name.startswith(own)]
 
 
 def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
-    """Returns the differing fields that explain different shapes, for a message."""
+    """Lists the fields that differ and so explain the different shapes, for an error message."""
     theirs, ours = map(dataclasses.asdict, (source, model))
     wrong = [
         f"model.{field} is {theirs[field]} in its configuration and {ours[field]} in this run"
@@ -102,19 +102,20 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
 
 
 def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn) -> Params:
-    """Returns the initial parameters: copied from another run, or random if not copied.
+    """Returns the initial parameters, those in `plan` copied from another run, the others random.
 
     Args:
-        plan: The parameters to copy and their source.
-        initial: The run's random initial parameters. For copied parameters, shapes suffice.
+        plan: Which parameters to copy, and from where.
+        initial: The run's random initial parameters. Parameters that are copied may be shapes
+          instead of arrays.
         shardings: The sharding of each parameter, a tree like `initial`.
-        log: Called with a line about copied, a line about new, and a line about unused parameters.
+        log: Called with up to three lines: about copied, about new, and about unused parameters.
     """
     sharding_of, own = dict(named(shardings)), dict(named(initial))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # The whole checkpoint is read, so put the unused parameters on a single device.
+        # The whole checkpoint is read, including unused parameters; put these on a single device.
         if name not in plan.copied:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first_device)
         return jax.ShapeDtypeStruct(x.shape, own[name].dtype, sharding=sharding_of[name])
@@ -135,7 +136,7 @@ def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn
 
 
 def _summary(names: Iterable[str], params: Params) -> str:
-    """Returns the first part of each name (two for a head) and the number of parameters."""
+    """Lists the modules of the named parameters, and counts the scalar parameters."""
     names = list(names)
     parts = sorted({"/".join(n.split("/")[: 2 if n.startswith(HEAD) else 1]) for n in names})
     return f"{', '.join(parts)} ({sum(params[n].size for n in names):,} parameters)"

@@ -14,21 +14,22 @@ from ...models.run_files import CHECKPOINTS, CONFIG_FILE, numbered
 
 @dataclasses.dataclass(frozen=True)
 class KeptFolder:
-    """A run folder with the content of its `config.json`, which identifies it."""
+    """A run folder, and the content of its `config.json`, by which the folder is recognized."""
 
     folder: Path
     content: bytes
 
     @classmethod
     def of(cls, folder: Path) -> "KeptFolder":
-        """Records the current state of a folder."""
+        """Records a folder with its current `config.json`."""
         return cls(folder, (folder / CONFIG_FILE).read_bytes())
 
     def check(self, saved: int | None = None) -> None:
-        """Checks that the folder is unchanged and contains what was saved.
+        """Checks that the folder is still the same, and contains the checkpoint that was saved.
 
         Args:
-            saved: a step. The folder must have the checkpoint of this step or of a later step.
+            saved: the step of a saved checkpoint, if any. The folder must have the checkpoint of
+              this step or of a later step.
 
         Raises:
             RunError: the folder was deleted or replaced, or the checkpoint is missing.
@@ -38,7 +39,7 @@ class KeptFolder:
         except OSError:
             found = None
         is_saved = saved is None or any(step >= saved for step in numbered(self.folder))
-        # The error names the first path in this list that is missing or different.
+        # The error message names the first of these paths that is missing or was replaced.
         checks = (
             (self.folder, self.folder.is_dir()),
             (self.folder / CONFIG_FILE, found == self.content),

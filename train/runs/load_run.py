@@ -32,13 +32,14 @@ TARGETS: Mapping[str, Target] = {
     "regression": "regression",
     "multi_label_classification": "multi_label",
 }
-"""`problem_type` of a classifier → kind of labels. Any other type is single_label."""
+"""The field `problem_type` of a classifier in transformers → our kind of labels. Any other type is
+single_label."""
 MOST_TOKENS = 512
-"""The largest default length of texts for models of vectors."""
+"""The maximum length, in tokens, that a model of vectors gets by default."""
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
-    """Returns the configuration and tokenizer of a folder with a model.
+    """Returns the configuration and the tokenizer of the model in a folder.
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub. For a
@@ -58,7 +59,7 @@ def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
 
 
 def config_of_run(folder: Path) -> TrainConfig:
-    """Returns the configuration in the `config.json` of a run.
+    """Reads the configuration of a run from its `config.json`.
 
     Raises:
         UserError: The file is broken, or does not describe a run.
@@ -75,24 +76,25 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
 
     Args:
         model: The configuration of the model.
-        problem_type: The kind of a classifier's labels in transformers' terms. By default a single
-          label is a regression, and several labels are mutually exclusive.
+        problem_type: The field `problem_type` of a classifier in transformers. Without this field,
+          a classifier with a single label is a regression, and several labels are mutually
+          exclusive.
     """
     config = recipe(HEADS[model.head].default_recipe)
     data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
-    # If the type is missing, transformers treats a single label as a regression.
+    # Without a problem type, transformers treats a classifier with a single label as a regression.
     by_count = "regression" if len(model.labels) == 1 else None
     data = data.of_imported_model(TARGETS.get(str(problem_type or by_count), "single_label"))
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
 
 
 def begin_with(name: str, folder: Path) -> TrainConfig:
-    """Returns the configuration of a recipe for a run that begins with the model of a folder.
+    """Returns the configuration of a recipe, adapted to the model that the run starts from.
 
-    A published model has the settings of a preset of its size, whether the folder is in the Hugging
-    Face format or an imported run. Vectors have the length of texts that the folder states, up to
-    `MOST_TOKENS`. A run that flaxzoo trained has the settings of the recipe, except the precision
-    and the rematerialization, which the folder determines.
+    For a published model, in the Hugging Face format or imported as a run, the settings are those
+    of a preset of its size. If the run trains vectors, the maximum length of texts is the length
+    that the folder states, up to `MOST_TOKENS`. For a model that flaxzoo trained, the settings are
+    those of the recipe, but precision and rematerialization are those of the folder.
 
     Args:
         name: A recipe that trains models of any family.
@@ -112,20 +114,21 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
 
 
 def _with_stated_length(config: TrainConfig, folder: Path) -> TrainConfig:
-    """Returns a recipe whose texts have the length that a folder of a model of vectors states."""
+    """Sets the length of texts to the length that the folder of a model of vectors states."""
     if not isinstance(config.data, EmbeddingData):
         return config
     settings = read_vector_settings(folder)
     stated = None if settings is None else settings.texts.max_length
     if stated is None:
         return config
-    # A tokenizer may state thousands of tokens, which a batch of 64 pairs has no memory for.
+    # A folder may state thousands of tokens, but a batch of 64 such pairs would not fit into
+    # memory.
     length = min(stated, config.model.max_length, MOST_TOKENS)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, length=length))
 
 
 def check_sample_prompt(model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None) -> None:
-    """Raises RunError if the trained model cannot use the prompt."""
+    """Raises RunError if the trained model could not write a sample for the prompt."""
     if prompt is None:
         return
     head = model.head

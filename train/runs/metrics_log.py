@@ -21,14 +21,14 @@ from ...models.run_files import CONFIG_FILE
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 SECONDS_BETWEEN_FLUSHES = 30.0
-"""The minimum time between two flushes of TensorBoard's file."""
+"""The minimum number of seconds between two flushes of TensorBoard's file."""
 
 
 class MetricsLog:
     """Writes one line of metrics per logged step.
 
-    A run that resumes at step n removes later lines, so that its file equals the file of an
-    uninterrupted run.
+    A run that resumes at step n first removes the lines after step n, so that its file equals the
+    file of an uninterrupted run.
     """
 
     def __init__(self, run: Path, *, first_step: int, wandb_project: str | None) -> None:
@@ -68,7 +68,7 @@ class MetricsLog:
             RunError: the numbers cannot be written.
         """
         named = {f"{group}/{name}": value for name, value in numbers.items()}
-        # A deleted file that is still open would accept lines, but they would be lost.
+        # If the open file was deleted, it would still accept lines, but these would be lost.
         require(
             self._file.is_file(),
             f"{self._file} was deleted during training: restore it; the same command resumes "
@@ -114,12 +114,13 @@ class _Board:
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        # tensorboardX imports torch only for the name of a type, which takes two seconds.
+        # tensorboardX imports torch, only for the name of a type, and this import takes two
+        # seconds.
         with _absent("torch"):
             from tensorboardX.proto import event_pb2
             from tensorboardX.record_writer import RecordWriter
 
-        # The names of this module are created at run time, which a type checker cannot see.
+        # A type checker cannot see the names in this module, because they are created at run time.
         protocol: Any = event_pb2
         self._event = protocol.Event
         folder.mkdir(exist_ok=True)
@@ -149,7 +150,7 @@ class _Board:
 
 
 def read_metrics(run: Path, group: str) -> list[dict[str, Any]]:
-    """Returns the logged lines of a group, in order."""
+    """Returns the logged lines of a group ("train" or "validation"), in order."""
     file = run / METRICS_FILE
     lines = file.read_text().split("\n") if file.is_file() else []
     return [row for row in map(json.loads, filter(None, lines)) if row["split"] == group]

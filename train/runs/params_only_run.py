@@ -1,4 +1,4 @@
-"""Creates run folders without an optimizer state: imported, averaged or saved models."""
+"""Creates run folders without an optimizer state, for imported, averaged or saved models."""
 
 import importlib.metadata
 from collections.abc import Callable
@@ -50,13 +50,13 @@ def make_params_only_run(
     step: int,
     params: Params,
 ) -> None:
-    """Creates a folder with one checkpoint, completely or not at all.
+    """Creates a run folder with a single checkpoint, completely or not at all.
 
     Args:
         output: The folder to create. The folder may exist if it is empty.
         fields: The content of its `config.json`, including the origin of the model.
         save_tokenizer: Writes the tokenizer into a folder.
-        save_more: Writes further files into the run folder.
+        save_more: Writes other files into the run folder, if any.
         step: The step of the checkpoint.
         params: The parameters of the model.
 
@@ -73,7 +73,8 @@ def make_params_only_run(
         content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
         text = to_json(content, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-        # The end of the block waits until all files are written, and checksums need whole files.
+        # Compute the checksums after the block, which ends only when all files are written
+        # completely.
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.resolve() / CHECKPOINTS / str(step) / PARAMS, params)
         write_checksums(folder / CHECKPOINTS / str(step))

@@ -26,8 +26,8 @@ from ..losses.eval_step import rows_at_once, whole_rows
 from .load_run import open_run
 
 GOOD = "good"
-"""The label of documents to keep. A classifier without this label keeps the documents with the
-second of its two labels."""
+"""The label of documents to keep. For a classifier without this label, the documents with the
+second of its two labels are kept."""
 THRESHOLD = 0.5
 """The default minimum probability of the good label."""
 _ROWS_AT_ONCE = 64
@@ -58,7 +58,7 @@ class QualityClassifier(PickledByFields):
 
     @property
     def name(self) -> str:
-        """The reason for dropping documents, for the log."""
+        """Why documents are dropped, for the log."""
         return f"the classifier {self.folder} below {self.threshold}"
 
     @property
@@ -82,11 +82,11 @@ class QualityClassifier(PickledByFields):
         return whole.hexdigest()
 
     def __call__(self, texts: Sequence[str], /) -> list[bool]:
-        """Returns for each text whether it is kept."""
+        """Returns whether to keep each text."""
         return (self.probabilities(texts) >= self.threshold).tolist()
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """Returns the probability that each text is good, float64 [n].
+        """Returns the probability of the label to keep for each text, float64 [n].
 
         Texts are truncated to the classifier's sequence length.
 
@@ -118,7 +118,8 @@ class QualityClassifier(PickledByFields):
             "crawl=text:crawl/*.txt'",
             error=RunError,
         )
-        # The label to keep is known only if it has the name GOOD, or if it is the second of two.
+        # Only a label with the name GOOD, or the second of two labels, is known to be the label to
+        # keep.
         require(
             GOOD in labels or (len(labels) == 2 and data.label_target != "binary"),
             f"{self.folder} has the labels {', '.join(labels)}, none of which is {GOOD!r}: train "

@@ -28,7 +28,7 @@ from ..objectives.dpo import answer_log_probs
 from .load_run import open_run
 
 FOLDER = "reference"
-"""The cache subfolder for computed log-probabilities."""
+"""The subfolder of the cache that stores computed log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ReferenceModel(PickledByFields):
             np.asarray(log_probs(params, batch))
             for batch in evaluation_batches(pairs, batch_size=rows)
         ]
-        # The last batch is padded with further rows.
+        # The last batch is padded with filler rows; drop their results.
         result = np.concatenate(found)[: pairs.num_examples]
         stored = io.BytesIO()
         np.save(stored, result)
@@ -95,7 +95,7 @@ class ReferenceModel(PickledByFields):
 
 
 def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) -> str:
-    """Returns a hash of the model and of the tokens, which depend on tokenizer and template.
+    """Returns a hash of the model and of the tokens, which depend on tokenizer and chat template.
 
     The hash covers the configuration too, because equal parameters with a different configuration
     are a different model.
@@ -110,11 +110,11 @@ def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) ->
 
 
 def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
-    """Returns the data of a run with the additions of its objective, such as an opened reference.
+    """Returns the data of a run with what its objective adds to them, such as a reference model.
 
     Raises:
-        RunError: The objective needs an initial model and the run has none, or adapters are
-            trained on a rounded copy of it.
+        RunError: The objective needs an initial model, but the run has none, or the run trains
+            adapters on a rounded copy of this model.
     """
     source, lora = config.init_from, config.lora
     require(
@@ -138,7 +138,7 @@ def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
 
 
 def check_second_model(folder: str | None, tokenizer: Tokenizer) -> None:
-    """Checks that the frozen model of an objective has the tokenizer of the run.
+    """Checks that the frozen additional model of an objective has the tokenizer of the run.
 
     Raises:
         RunError: The tokenizers differ.

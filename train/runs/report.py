@@ -22,13 +22,13 @@ def write_report(
 
     Args:
         folder: the run folder, whose `metrics.jsonl` is plotted.
-        facts: rows of the table at the top.
+        facts: the names and the values in the first rows of the report's table.
         validation: loss and metrics of the last evaluation.
         sample: the model's output for a prompt.
         samples: completions of a policy with their rewards, from `read_samples`. The report shows
           the first and the last evaluation.
     """
-    # A table of facts and scores, the loss curve, and samples.
+    # The report has a table of facts and scores, the loss curve, and samples.
     draw_curve(folder, folder / CURVE_FILE)
     scores = {f"validation {name}": _shown(value) for name, value in validation.items()}
     rows = {**facts, **scores}
@@ -36,7 +36,8 @@ def write_report(
     text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
     if sample is not None:
         text += f"\n## A sample\n\n```text\n{sample}\n```\n"
-    # Write a section for the first evaluation, and another section if the last evaluation differs.
+    # Write a section for the first and for the last evaluation, or one section if they are the
+    # same.
     for step in sorted({row["step"] for row in (*samples[:1], *samples[-1:])}):
         text += f"\n## Answers after {step:,} steps\n\n"
         text += "| prompt | answer | reward |\n| --- | --- | --- |\n"
@@ -48,7 +49,7 @@ def write_report(
 
 
 def _cell(value: object) -> str:
-    """Returns a value for a table cell, with pipes and line feeds escaped."""
+    """Formats a value as a table cell, with pipes escaped and line feeds replaced."""
     return str(value).replace("|", "\\|").replace("\n", "⏎")
 
 

@@ -47,19 +47,18 @@ from .reference import check_second_model, prepared_data
 from .stages import add_stage, check_extension, last_trained, next_stage
 
 SHOWN_CHANGES = 3
-"""Number of differences that a message names. For further differences, a message has only their
-number."""
+"""The number of differences that an error message lists. The message only counts all others."""
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
-"""The fields whose effect on the training examples is part of the fingerprint of the data."""
+"""The fields that change the fingerprint of the data whenever they change the training texts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The data and the folder that a training loop needs."""
+    """The folder, configuration, tokenizer and data of a run, as the training loop needs them."""
 
     folder: Path
     stated: TrainConfig
-    """The requested configuration, as stored in the folder."""
+    """The configuration as requested, which the folder stores."""
     tokenizer: Tokenizer
     train: DataSplit
     validation: DataSplit
@@ -68,7 +67,7 @@ class Run:
     custom: Custom = Custom()
     """The caller's custom objective, examples and rewards."""
     extends: bool = False
-    """Whether a stage begins that the folder does not record yet."""
+    """Whether the run begins a new stage that is not in the folder's `config.json` yet."""
 
     @property
     def base(self) -> Base | None:
@@ -99,11 +98,11 @@ def prepare_run(
     Args:
         config: The configuration from the recipe and the command line.
         folder: The run folder. The folder may exist if it contains the same run.
-        log: Called with a line for each completed part.
+        log: Called with lines about the tokenizer, the data and the initial model.
         custom: The caller's custom objective, examples and rewards. With custom examples, the
-            configured source is read only for a new vocabulary, and the model keeps its head and
-            labels.
-        extend: Whether another configuration adds a stage to an existing run.
+            source in the configuration is read only to train a new vocabulary, and the model keeps
+            its configured head and labels.
+        extend: Whether to add a stage to an existing run if the configuration differs from its own.
 
     Raises:
         DataError: The data cannot be downloaded, read or split into examples.
@@ -114,7 +113,7 @@ def prepare_run(
     existing = (folder / CONFIG_FILE).is_file()
     problem = f"{folder} has no run to extend: give the folder of a run"
     require(existing or not extend, problem, RunError)
-    # A run in the folder must match the configuration. A folder without a run must be empty.
+    # If the folder has a run, the configuration must match it; if not, the folder must be empty.
     if existing:
         config, tokenizer, plan = _continued(config, folder, custom, log, extend=extend)
     else:
@@ -125,19 +124,19 @@ def prepare_run(
     check_length(config)
     check_second_model(config.objective.second_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    # Do not put these data into `config`, which is stored, because the data may contain an open
+    # Do not put these data into `config`: the folder stores `config`, and the data may hold an open
     # model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     own = custom.splits(tokenizer)
-    # Make the smaller split first, so that wrong data fail before a reference scores the larger
-    # split.
+    # Make the validation split, which is smaller, first: an error in the data then shows before a
+    # reference model scores the training split.
     validation = data.validation_split(tokenizer, labels) if own is None else own[1]
     train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
     _log_split("training data", train, log)
     _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
-    # A new stage may have other data. Without a new stage, the run continues with the same data.
+    # Only a new stage may have other data; otherwise the run must continue with the same data.
     if existing:
         run = _with_stage(run) if extend else run
     if existing and not run.extends:
@@ -158,7 +157,7 @@ def _continued(
     if writer not in (None, own):
         log(f"{folder} was made by flaxzoo {writer} (this is {own})")
     config, tokenizer = _existing_run(config, folder, custom, extend=extend)
-    # Checkpoints of adapters do not contain the base, so such a run reads it at every start.
+    # Checkpoints of adapters do not contain the base model, so such a run reads it at every start.
     begins = not steps(folder) or config.lora is not None
     return config, tokenizer, _init_from_plan(config) if begins else None
 
@@ -169,10 +168,11 @@ def _begun(
     """Returns the configuration, the tokenizer and the initial parameters of a new run."""
     _check_empty(folder)
     given = config.model.vocab_size
-    # The settings may be copied from another run, whose last stage does not apply to this run.
+    # The configuration may be copied from another run; the last stage of that run does not apply
+    # here.
     config = dataclasses.replace(config, stage=None)
-    # The vocabulary determines the shapes of the parameters, so plan the source of the parameters
-    # after the vocabulary.
+    # The vocabulary determines the shapes of parameters, so make the tokenizer before planning
+    # which parameters to copy.
     config, tokenizer = _new_run(config, own_examples=custom.examples is not None)
     plan = _init_from_plan(config)
     config = _with_new_parameters(config, plan)
@@ -191,14 +191,15 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
 
 
 def _with_stage(run: Run) -> Run:
-    """Returns the run, with a further stage if its configuration differs from the stored one."""
+    """Returns the run, with a new stage if its configuration differs from the stored one."""
     old, new = open_run(run.folder)[0], run.stated
     if not differences(old, new):
         return run
-    # The stored stage may have ended before its first checkpoint: compare with the stage before.
+    # If the stored stage has no checkpoint of its own, compare with the stage before it.
     old, fingerprints = last_trained(run.folder, old)
     changed = differences(old, new)
-    # A fingerprint need not cover the settings that make examples of texts, such as their length.
+    # A fingerprint may cover only the texts, not the settings that turn texts into examples, such
+    # as the length.
     resized = any(name.startswith("data.") and name not in COVERED for name in changed)
     same_texts = fingerprints.get("train") == run.train.fingerprint
     stage = next_stage(
@@ -216,18 +217,19 @@ def _existing_run(
 ) -> tuple[TrainConfig, Tokenizer]:
     """Returns the run in `folder` after checking that `config` requests the same run.
 
-    If `extend`, `config` may differ in the fields that a further stage may change.
+    If `extend`, `config` may differ in the fields that a new stage may change.
     """
     check_trainable(read_config(folder), folder)
     custom.check_same(read_config(folder).get(CUSTOM), folder)
     old, tokenizer = open_run(folder)
     config = dataclasses.replace(config, stage=old.stage)
-    # The folder may have newer checkpoints by now; the run keeps the checkpoint that it started
-    # from.
+    # The folder of `init_from` may have newer checkpoints by now, but the run keeps the checkpoint
+    # that it started from.
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
-    # Compare the configurations after the adjustments that the stored configuration received.
+    # Adjust the configuration as the stored configuration was adjusted before it was stored, and
+    # only then compare both.
     config = _initialized_from(config, folder, own_examples=custom.examples is not None)
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     if config.lora is not None and old.lora is not None:
@@ -252,7 +254,7 @@ def _existing_run(
 def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
     """Returns a new run with a new vocabulary, or with the vocabulary of its initial model."""
     model = tokenizer = None
-    # Open the initial model first, to fail fast, because opening the data may take long.
+    # Open the initial model before the data, which may take long, so that an error shows early.
     if config.init_from is not None:
         source, tokenizer = open_run(config.init_from)
         model = source.model
@@ -269,18 +271,18 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
 def _initialized_from(
     config: TrainConfig, folder: str | Path | None, *, own_examples: bool
 ) -> TrainConfig:
-    """Returns a run with the vectors of its folder, or of the initial model."""
+    """Completes the settings of vectors by those in the run folder, or of the initial model."""
     found = None if folder is None else read_vector_settings(local_folder(folder))
     is_default = config.objective.is_default
     objective, data = config.objective.initialized_from(config.data, found or EmbeddingSettings())
     if not own_examples:
         objective = objective.of_data(data, is_default=is_default)
-    # Change objective and data together, because a default objective is chosen for its data.
+    # Replace objective and data together, because a default objective is chosen by the data.
     return dataclasses.replace(config, objective=objective, data=data)
 
 
 def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
-    """Returns the source of a run's initial parameters, or None if they are random."""
+    """Plans which parameters to copy from `init_from`; None if all parameters start random."""
     if config.init_from is None:
         return None
     folder = local_folder(config.init_from)
@@ -289,13 +291,13 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
 
 
 def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
-    """Adds classifiers and new parameters to the parameters that an adapter run trains fully."""
+    """Makes a run of adapters also train classifiers and new parameters, without adapters."""
     if plan is None or config.lora is None:
         return config
     new = (*plan.new(config.model), *head_parameters(config.model))
     also = dict.fromkeys((*config.lora.also_trained, *new))
     lora = dataclasses.replace(config.lora, also_trained=tuple(also))
-    # Reject patterns that match no parameters before the data are read.
+    # Raise errors about patterns that match no parameter here, before the data are read.
     make_lora(lora, create(config.model))
     return dataclasses.replace(config, lora=lora)
 
@@ -320,7 +322,8 @@ def fit_model(
     model = config.model
     if config.init_from is not None and initial_model is not None:
         model = dataclasses.replace(initial_model, dropout_rate=model.dropout_rate)
-    # A model may have more rows than the vocabulary, for example a padded embedding table.
+    # The embedding table may have more rows than the vocabulary has tokens, for example for
+    # padding.
     size = max(model.vocab_size, vocab_size)
     heads = [config.model.head]
     if labels is None:
@@ -379,7 +382,8 @@ def create_folder(run: Run) -> None:
         model, source = run.stated.model, run.stated.init_from
         found = None if source is None else read_vector_settings(local_folder(source))
         vectors = run.stated.objective.vector_settings(run.stated.data, found)
-        # Only the head of a masked language model has sparse vectors.
+        # Sparse vectors need the head of a masked language model; with another head, drop their
+        # settings.
         is_lost = isinstance(vectors, SparseSettings) and not HEADS[model.head].predicts_masked
         if vectors is not None and not is_lost:
             write_vector_settings(
@@ -387,16 +391,17 @@ def create_folder(run: Run) -> None:
             )
         if run.stated.objective.scores_pairs:
             known = None if source is None else read_pair_scoring(local_folder(source))
-            # The tokenizer alone lowercases the texts in training.
+            # In training nothing but the tokenizer lowercases texts, so a cross-encoder must not do
+            # it either.
             scoring = dataclasses.replace(known or PairScoring(), lowercase=False)
             write_pair_scoring(folder / IN_RUN, scoring, max_length=model.max_length)
         if (base := run.base) is not None:
             content[BASE] = dataclasses.asdict(base)
         (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
-    # `prepare_run` has rejected any folder that is neither a run nor empty.
+    # `prepare_run` has already raised an error for a folder that is neither a run nor empty.
     build_folder(run.folder, fill)
-    # Another process may have created the folder since `prepare_run` looked for it.
+    # Another process may have created the folder after `prepare_run` checked it.
     made, _ = open_run(run.folder)
     require(
         not differences(made, run.stated),
@@ -411,7 +416,8 @@ def create_folder(run: Run) -> None:
 def _check_same_data(run: Run) -> None:
     """Raises RunError if the data differ from the data that the run started with."""
     source = run.custom.names.get("examples", run.stated.data.source_name)
-    # Built-in data depend on Python, which ships the texts of `builtin:python-docs`.
+    # `builtin:python-docs` reads texts of the Python installation, so it depends on Python's
+    # version.
     builtin = source.startswith("builtin:")
     require(
         read_config(run.folder).get("data_fingerprints") == _fingerprints(run),

@@ -1,8 +1,8 @@
 """Locks a run folder, so that only one process at a time trains in it.
 
-The training process has a record lock of the operating system on the file `lock.json` in the
+The training process holds a record lock of the operating system on the file `lock.json` in the
 folder. The system releases the lock when the process ends, even after `kill -9`, and NFS shares it
-between machines. The file names the holder, for messages of other processes.
+between machines. The file says which process holds the lock, for error messages of other processes.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from ...data.common.progress import LogFn
 LOCK_FILE = "lock.json"
 
 _HELD: dict[Path, str] = {}
-"""Path → entry of each file that this process has locked. The system would grant the same process a
-second lock; this table prevents a second lock.
+"""The path of each file that this process has locked → the content of the file. The system would
+grant the same process a second lock on a file, which this table prevents.
 """
 
 
@@ -52,7 +52,8 @@ class RunLock:
         """Releases the lock if this object holds it."""
         if self._file is None:
             return
-        # Unlink before unlocking: a waiting process checks that its file is still there.
+        # Remove the file before the lock is released; a waiting process checks that its file still
+        # exists.
         with contextlib.suppress(OSError):
             if _is_at(self._path, self._file):
                 self._path.unlink()
@@ -70,7 +71,7 @@ class RunLock:
         if self._file is not None:
             return
         if self._path in _HELD:
-            # Do not read the file: closing it would release the lock of this process.
+            # Do not open and read the file: closing it would release the lock of this process.
             raise self._refusal(_HELD[self._path])
         started = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"process": os.getpid(), "host": socket.gethostname(), "started": started}
@@ -80,7 +81,7 @@ class RunLock:
                 file = opened.enter_context(self._open())
                 file.truncate()
                 file.write(entry.encode())
-                # Keep the file open, which keeps the lock.
+                # Do not close the file, because closing it would release the lock.
                 opened.pop_all()
         except OSError as error:
             raise DataError(

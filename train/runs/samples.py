@@ -25,7 +25,7 @@ def write_samples(
     predictions: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,
 ) -> None:
-    """Adds the completions of the first prompts of an evaluation, and removes later samples.
+    """Adds completions of an evaluation's first prompts, and removes samples from later steps.
 
     Args:
         folder: the run folder.
@@ -34,7 +34,7 @@ def write_samples(
         predictions: `labels`, `answer_mask` and `reward` of each prompt, from the evaluation.
         tokenizer: the tokenizer of the policy.
     """
-    # A resumed run repeats steps, so samples from this step on are replaced.
+    # A resumed run repeats steps, so replace the samples from this step on.
     earlier = [sample for sample in read_samples(folder) if sample["step"] < step]
     new = [
         {

@@ -51,15 +51,17 @@ def save_run(
         model: The model, from `models.create` or `models.load`.
         params: The parameters, a nested dict of arrays of any floating type, with stacked layers.
             The parameters are stored as float32.
-        tokenizer: The tokenizer. A translation model with two vocabularies needs a tokenizer with
-          two sides.
-        data: The data of the model. By default, `flaxzoo evaluate` validates on these data, and
-            `predict` reads its input in their format. Defaults to the data of a recipe for this
-            kind of model. A classifier with several labels per text, or a regression, requires this
-            argument, for example `SequenceClassificationData(…, target="multi_label")`.
+        tokenizer: The tokenizer. A translation model with two vocabularies needs a tokenizer with a
+          source and a target vocabulary.
+        data: The configuration of the model's data. By default, `flaxzoo evaluate` validates on
+            these data, and `predict` reads its input in their format. Defaults to the data of a
+            recipe for this kind of model. A classifier with several labels per text, or a
+            regression, requires this argument, for example `SequenceClassificationData(…,
+            target="multi_label")`.
         embedding: How `embed` and an export compute the vector of a text, as in `models.save`.
             Defaults to the mean of the hidden states.
-        step: The number of steps taken, which names the checkpoint.
+        step: The number of steps that the model was trained, which becomes the name of the
+          checkpoint.
 
     Raises:
         UserError: The folder is not empty, a parameter does not fit the model (the message names
@@ -77,7 +79,7 @@ def save_run(
     params = fitting_params(model, params)
     check_finite(params, "the model", "save the parameters of an earlier step")
     check_vocabulary(tokenizer, model.config)
-    # Describe the folder as a run that could have trained this model.
+    # The folder gets the configuration of a run that could have trained this model.
     config = config_of_model(model.config)
     if data is not None:
         objective = default_objective(data)

@@ -1,7 +1,7 @@
 """Stages of a run: `train(…, extend=True)` adds steps, with settings that may differ.
 
 The file `config.json` has the configuration of the last stage. The entry `stages` of this file
-lists the earlier stages: their steps, their configurations and the fingerprints of their data.
+lists all earlier stages, each with its steps, its configuration and the fingerprints of its data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,16 +37,17 @@ FIXED = ("data.kind", "data.tokenizer.")
 def check_extension(
     old: TrainConfig, changed: Mapping[str, tuple[object, object]], folder: Path, new_steps: int
 ) -> None:
-    """Checks that a run can get a further stage.
+    """Checks that a new stage can be added to a run.
 
     Args:
         old: The stored configuration.
-        changed: The fields that differ, with both values.
+        changed: The fields that differ, each with its old and its new value.
         folder: The run folder.
         new_steps: The last step of the new stage; 0 if the stage is given in epochs.
 
     Raises:
-        RunError: A field cannot change, the run has no checkpoint, or the stage has no step.
+        RunError: A field that differs must not change, the run has no checkpoint, or the stage
+          would have no step.
     """
     for name, (before, after) in changed.items():
         require(
@@ -55,7 +56,7 @@ def check_extension(
             f"begin a new run with --init-from {folder}",
             error=RunError,
         )
-    # A stage begins at a checkpoint, and must have at least one step after it.
+    # A new stage begins at the newest checkpoint, and must have at least one step after it.
     kept = steps(folder)
     require(
         kept,
@@ -77,23 +78,25 @@ def next_stage(
     """Returns the stage that begins at the newest checkpoint of a run.
 
     Args:
-        old: The stored configuration, of the stage before.
+        old: The stored configuration, which is that of the stage before.
         new: The configuration of the new stage.
         folder: The run folder.
         num_examples: The number of training examples.
         same_data: Whether the training examples are the same, so that their order continues.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
-    # With the same data, the order of examples continues after the examples that were already read.
+    # With the same data, the new stage continues after the examples that the run has already read.
     examples = before.examples + (start - before.start) * old.batch_size if same_data else 0
     changed = [x for x in SCHEDULE if getattr(old.optimizer, x) != getattr(new.optimizer, x)]
     if not changed and old.optimizer.schedule in ENDLESS:
-        # Continue the schedule, so that the run equals a run that had more steps from the start.
+        # Continue the schedule: the run then equals a run that was configured with more steps from
+        # the start.
         warmup = in_steps(old, num_examples).optimizer.warmup_steps
         return Stage(
             start=start, examples=examples, schedule_start=before.schedule_start, warmup=warmup
         )
-    # Another schedule begins at the peak learning rate, unless the new stage states a warm-up.
+    # Any other schedule starts anew, at the peak learning rate unless the new stage changes the
+    # warm-up.
     rewarmed = not {"warmup_steps", "warmup_fraction"}.isdisjoint(changed)
     warmup = warmup_of(new.optimizer, new.steps - start) if rewarmed else 0
     return Stage(start=start, examples=examples, schedule_start=start, warmup=warmup)
@@ -109,7 +112,7 @@ def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mappin
 
     Args:
         folder: The run folder.
-        stored: The stored configuration, whose stage may have ended before its first checkpoint.
+        stored: The stored configuration, whose stage may not have a checkpoint of its own yet.
     """
     fields, earlier = read_config(folder), earlier_stages(folder)
     kept = steps(folder)
@@ -140,7 +143,7 @@ def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]
 
 
 def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
-    """Returns a row of the report for each stage, or nothing for a run of one stage."""
+    """Returns a row of the report for each stage, or no rows if the run has a single stage."""
     finished = earlier_stages(folder)
     last = to_dict(config)
     del last["model"]
@@ -156,7 +159,7 @@ def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
 
 
 def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """Yields the changed settings of a stage, without its length and position."""
+    """Yields the settings that a stage changes, except those about its length and its position."""
     for name in now:
         hidden = name in ("steps", "epochs") or name.startswith("stage")
         if not hidden and before.get(name) != now[name]:
