@@ -1,4 +1,4 @@
-"""The part that the rotary decoders share, in addition to `causal_lm.py`.
+"""What all decoders with rotary positions share, in addition to `causal_lm.py`.
 
 A rotary decoder consists of a token embedding, layers with rotary positions, a final RMSNorm, and a
 head. A family derives its configuration from `CausalDecoderConfig` and its module from
@@ -52,11 +52,11 @@ class CausalDecoderConfig(CausalLMConfig):
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
     use no dropout."""
     classifier_dropout: Rate | None = None
-    """Dropout rate of the hidden states before token classification. Defaults to 0.1."""
+    """Dropout rate of the hidden states that token classification reads. Defaults to 0.1."""
     num_kv_heads: Size | None = None
     """Number of key/value heads, K. Defaults to `num_heads`."""
     d_head: Size | None = None
-    """Size of one head, H. Defaults to D / N."""
+    """Size of each head, H. Defaults to D / N."""
     rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta)."""
     rope_fraction: RotatedFraction = 1.0
@@ -66,7 +66,7 @@ class CausalDecoderConfig(CausalLMConfig):
     positions: PositionKind = "rotary"
     """The kind of positions; these families support only rotary positions."""
     tie_output: bool = False
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,7 @@ class CausalDecoderConfig(CausalLMConfig):
 
     @property
     def head_dim(self) -> int:
-        """Size of one head, H."""
+        """Size of each head, H."""
         return self.d_model // self.num_heads if self.d_head is None else self.d_head
 
     @property
@@ -107,20 +107,20 @@ class CausalDecoderConfig(CausalLMConfig):
 
     @property
     def classifier_dropout_rate(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Dropout rate of the hidden states before token classification."""
+        """Dropout rate of the hidden states that token classification reads."""
         return 0.1 if self.classifier_dropout is None else self.classifier_dropout
 
-    # Properties that differ between families. If the models of one family differ in a property, the
-    # family makes the property a field.
+    # Properties that differ between families. If a property differs between the models of one
+    # family, this family declares the property as a field.
 
     windowed_rope_base: ClassVar[float | None] = None
-    """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`. The base of
-    windowed layers is never scaled.
+    """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`. The frequencies
+    of windowed layers are never scaled.
     """
     norm_kind: ClassVar[NormKind] = "rms"
     """How the residual stream is normalized."""
     embedding_scale: ClassVar[float] = 1.0
-    """Factor of the token embeddings."""
+    """The factor by which token embeddings are multiplied."""
 
     @property
     def unrotated_layers(self) -> tuple[bool, ...]:
@@ -170,7 +170,7 @@ class MixedDecoderConfig(WindowedDecoderConfig):
 
 
 class CausalDecoder(CausalLM):
-    """A rotary decoder with its head; a family sets `layer`.
+    """A rotary decoder with its head. A family sets the class of its layers, `layer`.
 
     Attributes:
       config: sizes and options of the model.
@@ -186,7 +186,7 @@ class CausalDecoder(CausalLM):
         cache: Cache | None,
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], Positions, Embedding]:
-        """Returns the scaled embeddings, the rotations, and the token embedding."""
+        """Returns the scaled embeddings, the rotations, and the token embedding matrix."""
         del cache
         c, e = self.config, self.execution
         table = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
@@ -201,7 +201,7 @@ class CausalDecoder(CausalLM):
         return NORMS[self.config.norm_kind](self.config, self.execution, name="final_norm")(x)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
-        """Returns the rotations of the tokens, separately for windowed layers if needed."""
+        """Returns the rotations of the tokens, and those in windowed layers if they differ."""
         c = self.config
         # Only the layers that attend to all tokens use a scaling.
         full = rotary_positions(

@@ -1,4 +1,4 @@
-"""The part that the decoder-only families share, from token ids to next tokens or labels.
+"""What all decoder-only families share, from token ids to next tokens or labels.
 
 `models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive from this module.
 """
@@ -29,9 +29,9 @@ from ..nn.stack import (
 from ..nn.typing import Array, Bool, Float, Int
 
 GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
-"""The heads of GPTs."""
+"""The heads that GPTs support."""
 DECODER_HEADS = (*GPT_HEADS, "token_classification")
-"""The heads of the families that also label tokens."""
+"""The heads that families with token classification support."""
 
 
 def head_field(heads: tuple[str, ...]) -> Any:
@@ -50,7 +50,7 @@ class CausalLMConfig(TransformerConfig):
     attention_dropout: Rate | None = None
     """Dropout rate of attention weights. Defaults to `dropout_rate`."""
     tie_output: bool = True
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
     head: str = head_field(DECODER_HEADS)  # pyright: ignore[reportIncompatibleVariableOverride]
     """The output: next tokens (causal_lm), next tokens and their values for PPO
     (causal_lm_with_value), labels or a score of the sequence, read at its last real token
@@ -59,13 +59,14 @@ class CausalLMConfig(TransformerConfig):
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classifier, in order of their ids."""
 
-    # Properties that differ between families. If the models of one family differ in a property, the
-    # family makes the property a field.
+    # Properties that differ between families. If a property differs between the models of one
+    # family, this family declares the property as a field.
 
     classifier_dropout_rate: ClassVar[float] = 0.0
-    """Dropout rate of the hidden states before token classification."""
+    """Dropout rate of the hidden states that token classification reads."""
     window: ClassVar[int | None] = None
-    """Number of tokens that a token attends to in windowed layers, including itself, or None."""
+    """Number of tokens that a token attends to in windowed layers, including itself. If None, no
+    layer has a window."""
     output_bias: ClassVar[bool] = False
     """Whether the logits have a bias (GPT-J)."""
     logit_divisor: ClassVar[float] = 1.0
@@ -83,7 +84,7 @@ class CausalLMConfig(TransformerConfig):
 
     @property
     def head_spec(self) -> HeadSpec:
-        """The record of the head."""
+        """The properties of the model's head."""
         return HEADS[self.head]
 
     @property
@@ -93,7 +94,7 @@ class CausalLMConfig(TransformerConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends only to the window; unused without a window."""
+        """Whether each layer attends only to a window. Without a window, this has no effect."""
         return (True,) * self.num_layers
 
     @property
@@ -103,7 +104,9 @@ class CausalLMConfig(TransformerConfig):
 
 
 class CausalLM(nn.Module):
-    """A decoder with its head; a family sets `layer` and defines `embed` and `finish`.
+    """A decoder with its head.
+
+    A family sets the class of its layers, `layer`, and defines `embed` and `finish`.
 
     Attributes:
       config: sizes and options of the model.
@@ -114,7 +117,7 @@ class CausalLM(nn.Module):
     execution: Execution = Execution()
 
     layer: ClassVar[type[Layer]]
-    """The class of one layer."""
+    """The class of the model's layers."""
 
     @nn.compact
     def __call__(
@@ -129,20 +132,20 @@ class CausalLM(nn.Module):
         output_attentions: bool = False,
         head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> CausalLMOutput | ClassifierOutput:
-        """Computes the logits of every next token, or of the labels.
+        """Computes the logits of the next token at every position, or the logits of labels.
 
         Args:
           input_ids: token ids.
-          attention_mask: 1 for the tokens that may be attended to. With a cache, the mask covers
-            the S slots of the cache, including the slots that this call writes. A mask `[B, T, S]`
-            states for each token all tokens that it may attend to, including itself.
+          attention_mask: 1 for the tokens that may be attended to. If there is a cache, the mask
+            covers all S slots of the cache, including the slots that this call writes. A mask
+            `[B, T, S]` specifies for each token all tokens that it may attend to, including itself.
           position_ids: position of each token. Defaults to the index of the token among the real
             tokens of its sequence; in a packed sequence, of its document.
-          segment_ids: number of the document that each token of a packed sequence
-            belongs to, 0 for padding. Documents do not attend to each other.
+          segment_ids: for each token of a packed sequence, the number of its document; 0 for
+            padding. Documents do not attend to each other.
           cache: keys and values of earlier calls, continued by `input_ids`.
             Beyond the last slot of the cache, all logits are NaN.
-          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
             row per layer; 0 removes a head.
@@ -159,8 +162,8 @@ class CausalLM(nn.Module):
             "a model with causal=False sees later tokens and cannot continue a cache: train "
             "a model with causal=True",
         )
-        # The classifier reads the last real token of a row. A cache, segments or a mask [B, T, S]
-        # do not determine this token.
+        # The classifier reads the last real token of a row. With a cache, segments or a mask
+        # [B, T, S] it is unknown which token that is.
         if c.head == "sequence_classification":
             check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
         # Compute positions and the mask from padding, documents and the cache.
@@ -195,8 +198,8 @@ class CausalLM(nn.Module):
         x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         router = stack_statistics(outputs.router)
         body = EncoderOutput(x, attentions=outputs.attentions, router=router)
-        # The head: classifiers return labels, and language models return the unmultiplied
-        # projection.
+        # The head: classifiers return the logits of labels, and language models the projection, not
+        # yet multiplied.
         if c.head == "sequence_classification":
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if c.head == "token_classification":
@@ -207,7 +210,7 @@ class CausalLM(nn.Module):
         return CausalLMOutput(x, projection, cache, outputs.attentions, values, router)
 
     def _projection(self, x: Float[Array, "B T W"], table: Embedding) -> Projection:
-        """Returns the projection of the hidden states to the vocabulary, before it is computed."""
+        """Returns the hidden states and the vocabulary matrix, without computing their product."""
         c, e = self.config, self.execution
         if not c.tie_output:
             table = Embedding(c.vocab_size, table.features, execution=e, name="output_embedding")
@@ -226,7 +229,7 @@ class CausalLM(nn.Module):
         cache: Cache | None,
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], Positions, Embedding]:
-        """Returns the input of the first layer, the positions, and the token embedding."""
+        """Returns the input of the first layer, the positions, and the token embedding matrix."""
         raise NotImplementedError
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:

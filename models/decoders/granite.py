@@ -1,4 +1,4 @@
-"""Granite 3: a Llama with factors of embeddings, scores, sublayers and logits.
+"""Granite 3: a Llama that multiplies embeddings, scores, sublayer outputs and logits by constants.
 
 Granite Team 2024, "Granite 3.0 language models", section 3. The factors follow the maximal update
 parametrization (Yang et al. 2022), which makes the size of activations independent of the width.
@@ -25,11 +25,11 @@ class GraniteConfig(CausalDecoderConfig):
     """
 
     embedding_scale: Positive = 12.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Factor of the token embeddings."""
+    """The factor by which token embeddings are multiplied."""
     attention_scale: Positive = 1 / 64
-    """Factor of the scores of attention, instead of 1 / √H."""
+    """The factor by which attention scores are multiplied, instead of 1 / √H."""
     residual_scale: Positive = 0.22
-    """Factor of the output of each sublayer before the residual sum."""
+    """The factor by which the output of each sublayer is multiplied before the residual sum."""
     logit_divisor: Positive = 8.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """The logits are divided by this number."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -37,16 +37,16 @@ class GraniteConfig(CausalDecoderConfig):
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the maps of the feed-forward layer have biases; no published Granite 3 has them."""
     tie_output: bool = True
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
 
     def score_scale(self, layer: int | Array) -> float:
-        """Returns the factor of the attention scores, the same in every layer."""
+        """Returns the factor by which attention scores are multiplied, the same in every layer."""
         del layer
         return self.attention_scale
 
 
 class GraniteLayer(LlamaLayer):
-    """The layer of a Llama, with a factor of the output of each sublayer."""
+    """The layer of a Llama, which multiplies the output of each sublayer by a constant."""
 
     config: GraniteConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 

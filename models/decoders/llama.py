@@ -63,11 +63,12 @@ class LlamaLayer(Layer[CausalDecoderConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own, norm = context.self_attention(inputs), NORMS[c.norm_kind]
 
-        # Attention reads a normalized copy; the residual stream itself stays without norms.
+        # Attention reads a normalized copy of the residual stream, which itself is never
+        # normalized.
         y = norm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)

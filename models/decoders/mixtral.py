@@ -54,16 +54,17 @@ class MixtureLayer(Layer[MixtureDecoderConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # Attention reads a normalized copy; the residual stream itself stays without norms.
+        # Attention reads a normalized copy of the residual stream, which itself is never
+        # normalized.
         y = RMSNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)
 
-        # Each token goes through a few of the experts; the statistics are for the router's losses.
+        # Each token passes through a few of the experts. The router's losses need the statistics.
         y = RMSNorm(c, e, name="feed_forward_norm")(x)
         y, router = self.feed_forward(y, inputs.index, context, own.rng)
         x = self.add(x, y, "feed_forward", own.rng)

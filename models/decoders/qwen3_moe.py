@@ -48,8 +48,8 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     """Whether the four projections of attention have biases; no published Qwen3 has them."""
     dense_layers: tuple[int, ...] = ()
     """Indices, from 0, of the layers with one feed-forward layer instead of experts. If the list is
-    not empty, every layer stores the parameters of both kinds, because layers are stacked. The
-    unused parameters have no effect.
+    not empty, every layer stores the parameters of both kinds of layers, because layers are
+    stacked. The unused parameters have no effect.
     """
     d_ff_dense: Size | None = None
     """Width of the feed-forward layer in `dense_layers`. If None, 4 D."""
@@ -76,7 +76,7 @@ class Qwen3MoeLayer(MixtureLayer):
         context: LayerContext,
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], RouterStatistics]:
-        """Returns the output of the experts or of the feed-forward layer, and the statistics."""
+        """Returns the output of the experts or the feed-forward layer, and the statistics."""
         c, e = self.config, self.execution
         sparse, router = Experts(c, e, c.init_std, name="experts")(y, context.real, rng)
         if not c.dense_layers:
@@ -85,7 +85,7 @@ class Qwen3MoeLayer(MixtureLayer):
         of_dense = dataclasses.replace(c, d_ff=c.dense_dim)
         dense = GatedFeedForward(of_dense, e, c.init_std, name="feed_forward")(y, rng)
         flags = jnp.asarray([i in c.dense_layers for i in range(c.num_layers)])
-        # Layers without experts have no tokens in the statistics.
+        # The statistics count no tokens in layers without experts.
         router = jax.tree.map(lambda x: jnp.where(flags[layer], 0, x), router)
         return jnp.where(flags[layer], dense, sparse), router
 

@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama whose every fourth layer has no positions.
+"""SmolLM3: a Llama without positions in every fourth layer.
 
 Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner"; Yang et al. 2025, "Rope
 to nope and back again: a new hybrid attention strategy". The layers with positions have rotary
@@ -39,7 +39,7 @@ class SmolLM3Config(MixedDecoderConfig):
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the maps of the feed-forward layer have biases; no published SmolLM has them."""
     tie_output: bool = True
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""StableLM: a Llama with LayerNorm, whose heads are rotated in a quarter of their dimensions.
+"""StableLM: a Llama with LayerNorm that rotates only a quarter of the dimensions of each head.
 
 Bellagente et al. 2024, "Stable LM 2 1.6B technical report", section 3.2: LayerNorm with biases,
 biases of queries, keys and values, rotary positions for the first 25 % of each head. The model of
@@ -68,7 +68,7 @@ class ParallelLayer(Layer[StableLMConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -87,7 +87,7 @@ class StableLM(CausalDecoder):
 
     @property
     def layer(self) -> type[Layer]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The class of one layer."""
+        """The class of the model's layers."""
         return ParallelLayer if self.config.parallel_residual else LlamaLayer
 
 

@@ -109,7 +109,7 @@ class BartConfig(EncoderDecoderConfig):
 
     @property
     def head_spec(self) -> HeadSpec:
-        """The record of the head."""
+        """The properties of the model's head."""
         return HEADS[self.head]
 
     @property

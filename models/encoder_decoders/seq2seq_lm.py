@@ -116,7 +116,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           encoder_outputs: output of the encoder in an earlier call.
           cache: keys and values of earlier calls, continued by
             `decoder_input_ids`. Beyond the last slot of the cache, all logits are NaN.
-          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head of the encoder, `[N]`, or
             `[L, N]` with one row per layer; 0 removes a head.

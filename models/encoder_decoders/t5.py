@@ -52,7 +52,7 @@ class T5Config(TransformerConfig):
     """Longest source and longest target, in tokens, that commands read and write. The model itself
     has no limit, because its positions are distances."""
     d_head: Size | None = None
-    """Size of one head, H. Defaults to D / N."""
+    """Size of each head, H. Defaults to D / N."""
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layers; "gelu_tanh" in T5 1.1 and mT5."""
     gated: bool = False
@@ -86,7 +86,7 @@ class T5Config(TransformerConfig):
 
     @property
     def head_dim(self) -> int:
-        """Size of one head, H."""
+        """Size of each head, H."""
         return self.d_model // self.num_heads if self.d_head is None else self.d_head
 
     @property
@@ -119,7 +119,7 @@ class T5EncoderLayer(Layer[T5Config]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         own = context.self_attention(inputs)
         x, outputs = self.self_attend(x, own)
         return self.transform(x, own.rng), outputs
@@ -151,7 +151,7 @@ class T5DecoderLayer(T5EncoderLayer):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
         x, outputs = self.self_attend(x, own)

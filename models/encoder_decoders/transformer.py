@@ -162,7 +162,7 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -185,7 +185,7 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -208,7 +208,7 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -237,7 +237,7 @@ class PreNormDecoderLayer(DecoderLayer):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -263,7 +263,7 @@ class TransformerStack(Stack[EncoderDecoderConfig]):
     """One half of the model: positions, L layers, and a final norm if norms come first."""
 
     make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
-    """Makes the positions of the tokens."""
+    """The function that makes the positions of the tokens."""
 
     @nn.compact
     def __call__(

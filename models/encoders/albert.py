@@ -26,7 +26,7 @@ from .encoder import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlbertConfig(EncoderConfig):
-    """An ALBERT and its head.
+    """The configuration of an ALBERT and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
@@ -40,7 +40,8 @@ class AlbertConfig(EncoderConfig):
     num_groups: Size = 1
     """Number of groups of consecutive layers that share their parameters, at most `num_layers`."""
     inner_layers: Size = 1  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of inner layers, with separate parameters, in each layer of a group."""
+    """Number of inner layers, each with its own parameters, of which each layer of a group
+    consists."""
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layers and of the head for masked words."""
     dropout_rate: Rate = 0.0
@@ -49,7 +50,7 @@ class AlbertConfig(EncoderConfig):
     """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
     answering."""
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two parts of an input."""
+    """Number of token types, which distinguish the two segments of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a model without a head pools its first token."""
     head: str = head_field((*ENCODER_HEADS, "pretraining"), default="pretraining")
@@ -61,7 +62,7 @@ class AlbertConfig(EncoderConfig):
 
     @property
     def layer_order(self) -> tuple[int, ...]:
-        """For each layer that runs, the index of its stored parameters."""
+        """The index of the stored parameters of each (inner) layer that runs, in order."""
         size = self.num_layers / self.num_groups
         return tuple(
             int(layer / size) * self.inner_layers + inner

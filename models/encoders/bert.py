@@ -23,14 +23,14 @@ from .encoder import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertConfig(EncoderConfig):
-    """A BERT and its head.
+    """The configuration of a BERT and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
     """
 
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two parts of an input."""
+    """Number of token types, which distinguish the two segments of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a model without a head pools its first token."""
     head: str = head_field(
@@ -43,7 +43,7 @@ class BERT(Encoder):
 
 
 def _preset(paper: str, published: str, sizes: tuple[int, int], note: str = "") -> Preset:
-    """Builds a preset of the sizes (layers, width), with heads of size 64."""
+    """Builds a preset from the sizes (layers, width), with heads of size 64."""
     num_layers, d_model = sizes
     config = BertConfig(
         vocab_size=30522,

@@ -13,7 +13,7 @@ from .roberta import RoBERTa, RobertaConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CamembertConfig(RobertaConfig):
-    """A CamemBERT and its head.
+    """The configuration of a CamemBERT and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.

@@ -1,7 +1,7 @@
 """DistilBERT: half the layers of a BERT, without token types.
 
-Sanh et al. 2019, "DistilBERT, a distilled version of BERT". The classifiers of DistilBERT pool the
-first token with relu instead of tanh, and a model without a head has no pooler.
+Sanh et al. 2019, "DistilBERT, a distilled version of BERT". The pooler of DistilBERT's classifiers
+has the activation relu instead of tanh, and a model without a head has no pooler.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from .encoder import ENCODER_AXES, Encoder, EncoderConfig, smallest_inputs
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistilBertConfig(EncoderConfig):
-    """A DistilBERT and its head.
+    """The configuration of a DistilBERT and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.

@@ -23,7 +23,7 @@ from .encoder import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ElectraConfig(EncoderConfig):
-    """An ELECTRA and its head.
+    """The configuration of an ELECTRA and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
@@ -34,7 +34,7 @@ class ElectraConfig(EncoderConfig):
     head_activation: ClassVar[Activation | None] = "gelu"
 
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two parts of an input."""
+    """Number of token types, which distinguish the two segments of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings. Defaults to D; a linear map projects to D."""
     head: str = head_field(

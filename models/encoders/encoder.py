@@ -1,8 +1,8 @@
-"""The part that the encoders share: everything around the layers.
+"""What all encoders share: everything around the layers.
 
 The sum of the embeddings (tokens, positions, token types) is normalized. In the layers, every token
 attends to all other tokens. A head reads the output of the last layer. A family derives its
-configuration from `EncoderConfig` and its module from `Encoder`, and states its differences
+configuration from `EncoderConfig` and its module from `Encoder`, and overrides what is different
 (`electra.py` is an example).
 
 The layer follows Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
@@ -53,7 +53,7 @@ from ..nn.typing import Array, Bool, Float, Int
 from ..registry import AxisRules, one_token
 
 POOLING_HEAD = "sequence_classification"
-"""The head that can pool more than the first token."""
+"""The only head that, in every family, can pool all tokens instead of the first token."""
 POOLERS = {**ACTIVATIONS, "tanh": jnp.tanh}
 """The non-linearities of poolers."""
 ENCODER_HEADS = (
@@ -90,8 +90,8 @@ class EncoderConfig(TransformerConfig):
     """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
     answering."""
     tie_output: bool = True
-    """Whether heads that predict tokens use the embedding as the vocabulary matrix. If False, heads
-    that predict tokens have a separate matrix.
+    """Whether heads that predict tokens use the token embedding as the vocabulary matrix. If False,
+    they have a separate matrix.
     """
     pooling: Literal["cls", "mean", "max"] = "cls"
     """The vector that sequence classification reads. cls: the first token, after the pooler. mean,
@@ -105,8 +105,8 @@ class EncoderConfig(TransformerConfig):
     """Names of the labels of a classification head, in order of their ids; for question answering,
     the name of the label "no answer" if questions may have none."""
 
-    # Properties that differ between families. If the models of one family differ in a property, the
-    # family makes the property a field.
+    # Properties that differ between families. If a property differs between the models of one
+    # family, this family declares the property as a field.
 
     d_embedding: ClassVar[int | None] = None
     """Width of the embeddings. Defaults to D; a linear map projects to D (ELECTRA)."""
@@ -119,19 +119,19 @@ class EncoderConfig(TransformerConfig):
     classifier_drops_twice: ClassVar[bool] = False
     """Whether sequence classification has dropout before the pooler too (RoBERTa, ELECTRA)."""
     skips_padding: ClassVar[bool] = False
-    """Whether default positions count only real tokens (RoBERTa). If False, positions count
-    columns.
+    """Whether default positions count only real tokens (RoBERTa). If False, they count padding as
+    well.
     """
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix. Defaults to `activation`."""
     projects_embeddings: ClassVar[bool] = False
-    """Whether embeddings of the width D are projected too (ALBERT)."""
+    """Whether embeddings are projected even if their width is D (ALBERT)."""
     pair_dropout: ClassVar[bool] = False
-    """Whether the head "pretraining" drops parts of the pooled token (ALBERT)."""
+    """Whether the head "pretraining" applies dropout to the pooled token (ALBERT)."""
     inner_layers: ClassVar[int] = 1
-    """Number of consecutive layers in a group of shared layers (ALBERT)."""
+    """Number of inner layers in each layer of a group (ALBERT)."""
     pooling_heads: ClassVar[tuple[str, ...]] = (POOLING_HEAD,)
-    """The heads that can pool more than the first token."""
+    """The heads that can pool all tokens instead of the first token."""
     window: ClassVar[int | None] = None
     """In windowed layers, tokens attend to tokens at a distance below `window`. If None, the layers
     have no window.
@@ -167,7 +167,7 @@ class EncoderConfig(TransformerConfig):
 
     @property
     def head_spec(self) -> HeadSpec:
-        """The record of the head."""
+        """The properties of the model's head."""
         return HEADS[self.head]
 
     @property
@@ -193,16 +193,16 @@ class EncoderConfig(TransformerConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends only to the window; unused without a window."""
+        """Whether each layer attends only to a window. Without a window, this has no effect."""
         return (True,) * self.num_layers
 
 
 class PostNormLayer(Layer[EncoderConfig]):
     """Self-attention and feed-forward; each residual sum is normalized.
 
-    A family with further score terms (relative biases, products with distance vectors) derives its
-    layer and sets `attention` to a class whose `score_terms` computes these terms. A family with
-    gated feed-forward layers sets `feed_forward`.
+    A family with additional score terms (relative biases, products with distance vectors) derives
+    its own layer, and sets `attention` to a class whose `score_terms` computes these terms. A
+    family with gated feed-forward layers sets `feed_forward`.
     """
 
     feed_forward: ClassVar[type[FeedForward] | type[GatedFeedForward]] = FeedForward
@@ -212,7 +212,7 @@ class PostNormLayer(Layer[EncoderConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -229,7 +229,7 @@ class PostNormLayer(Layer[EncoderConfig]):
 
 
 class Encoder(nn.Module):
-    """An encoder with its head; a family may set another layer.
+    """An encoder with its head. A family may set another class of layers.
 
     Attributes:
       config: sizes and options of the model.
@@ -240,9 +240,9 @@ class Encoder(nn.Module):
     execution: Execution = Execution()
 
     layer: ClassVar[type[Layer]] = PostNormLayer
-    """The class of one layer."""
+    """The class of the model's layers."""
     make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
-    """Makes the positions of the tokens."""
+    """The function that makes the positions of the tokens."""
 
     @nn.compact
     def __call__(
@@ -263,20 +263,20 @@ class Encoder(nn.Module):
 
         Args:
           input_ids: token ids; `[B, C, T]` for head "multiple_choice".
-          attention_mask: 1 for the tokens that may be attended to. With a cache, the mask covers
-            the S slots of the cache, including the slots that this call writes. A mask `[B, T, S]`
-            states for each token all tokens that it may attend to, including itself.
+          attention_mask: 1 for the tokens that may be attended to. If there is a cache, the mask
+            covers all S slots of the cache, including the slots that this call writes. A mask `[B,
+            T, S]` specifies, for each token, all tokens that it may attend to, including itself.
           token_type_ids: 0 in the first part of a sequence, 1 in the second. Defaults
             to 0.
           position_ids: position of each token, from 0 (`position_offset` is added).
             Defaults to the index of the token in the sequence; in a packed sequence, to its index
             in the document. By default, head "causal_lm" and RoBERTa count only real tokens.
-          segment_ids: number of the document that each token of a packed sequence
-            belongs to, 0 for padding. Documents do not attend to each other.
+          segment_ids: for each token of a packed sequence, the number of its document; 0 for
+            padding. Documents do not attend to each other.
           masked_positions: the positions whose logits are computed. Defaults to all positions.
           cache: with head "causal_lm", keys and values of earlier calls, continued
             by `input_ids`. Beyond the last slot of the cache, all logits are NaN.
-          rng: one key per sequence (`models.row_keys`). If None, dropout is off.
+          rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
             row per layer; 0 removes a head.
@@ -307,7 +307,7 @@ class Encoder(nn.Module):
 
         c, e = self.config, self.execution
         causal = c.head == "causal_lm"
-        # A mask per query does not state which tokens are real, so positions count columns.
+        # A mask per query does not tell which tokens are real, so positions count all tokens.
         per_query = is_per_query(attention_mask)
         position_ids, mask = prepare_inputs(
             c,
@@ -338,7 +338,8 @@ class Encoder(nn.Module):
         )
         context = self.complete(context, x)
         order = c.layer_order
-        if self.is_initializing():  # declare each stored layer once
+        # each stored layer is declared once, even if it runs several times
+        if self.is_initializing():
             order = range(max(order, default=-1) + 1)
         x, outputs = run_layers(self.layer, c, e, x, cache=cache, context=context, order=order)
         x = self.finish(x)
@@ -355,10 +356,10 @@ class Encoder(nn.Module):
         return output
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Returns the inputs that all layers share, and further inputs that only this family has.
+        """Adds inputs that only this family has to the inputs that all layers share.
 
         Args:
-          context: the inputs of every family.
+          context: the inputs that every family has.
           x: the embeddings.
         """
         del x
@@ -377,7 +378,7 @@ class Encoder(nn.Module):
         masked_positions: AnyArray | None,
         cache: Cache | None,
     ) -> None:
-        """Raises UserError if the head does not take one of the inputs."""
+        """Raises UserError if the head does not support one of the given inputs."""
         head, spec = self.config.head, self.config.head_spec
         if (input_ids.ndim == 3) != spec.takes_choices:
             axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
@@ -392,9 +393,10 @@ class Encoder(nn.Module):
             number = self.config.num_token_types
             require(number != 0, "the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
-                return  # in a compiled call, a type out of range gives NaN
-            # A type out of range gives NaN, so check the values where they are known. In a compiled
-            # call, numpy can read a constant, but jax would trace it.
+                # the values are unknown in a compiled call, where a type out of range gives NaN
+                return
+            # A type out of range gives NaN, so check the values if they are known. Use numpy, which
+            # can read a constant even in a compiled call, where jax would trace it.
             types = np.asarray(token_type_ids)
             low, high = int(types.min()), int(types.max())
             problem = f"token_type_ids contain {low} to {high}: the model has 0 to {number - 1}"
@@ -436,9 +438,10 @@ class Encoder(nn.Module):
     def _pool(
         self, x: Float[Array, "B T D"], attention_mask: AnyArray | None, rng: RowKeys | None
     ) -> Float[Array, "B D"] | None:
-        """Returns the pooled vector that the head reads, or None without a pooler."""
+        """Returns the pooled vector that the head reads, or None if it reads none."""
         c, e = self.config, self.execution
-        # Heads with a transform, and all modes except cls, pool hidden states without a pooler.
+        # Heads with a transform, and all pooling modes except cls, pool the hidden states without a
+        # pooler.
         reads_tokens = c.head_transform and c.head_spec.needs_pooler and c.head != "none"
         if c.pooling != "cls" or reads_tokens:
             # Without a mask every token is real.
@@ -460,7 +463,7 @@ class Encoder(nn.Module):
 
 
 def smallest_inputs(config: EncoderConfig) -> dict[str, np.ndarray]:
-    """Returns inputs of one token; for multiple choice, one choice of one token."""
+    """Returns inputs with a single token; for multiple choice, with a single choice."""
     if not config.head_spec.takes_choices:
         return one_token(config)
     return {"input_ids": np.zeros((1, 1, 1), np.int32)}

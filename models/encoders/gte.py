@@ -1,8 +1,8 @@
 """GTE: encoders of long texts in one or many languages.
 
 Zhang et al. 2024, "mGTE: generalized long-context text representation and reranking models for
-multilingual text retrieval", section 2. The layer is the same as in Nomic BERT, but with biases,
-except in the two maps that the gate multiplies.
+multilingual text retrieval", section 2. The layer is that of Nomic BERT with biases in all maps
+except for the first two of the feed-forward layer, the gate and the map that the gate multiplies.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from .nomic_bert import NomicBERT, NomicBertConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GteConfig(NomicBertConfig):
-    """A GTE and its head.
+    """The configuration of a GTE and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
@@ -34,7 +34,7 @@ class GteConfig(NomicBertConfig):
     """Dropout rate of embeddings, attention weights, the product with the gate, the outputs of both
     sublayers, and the inputs of classifiers."""
     num_token_types: Count = 0
-    """Number of token types, which distinguish the two parts of an input."""
+    """Number of token types, which distinguish the two segments of an input."""
     position_base: Positive = 160_000.0
     """Base of the rotary wavelengths."""
 

@@ -40,7 +40,7 @@ FULL_EVERY = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(EncoderConfig):
-    """A ModernBERT and its head.
+    """The configuration of a ModernBERT and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
@@ -119,7 +119,7 @@ class ModernBertLayer(Layer[ModernBertConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -144,7 +144,7 @@ class ModernBERT(Encoder):
     layer = ModernBertLayer
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Returns the context with the scales of attention's norms, which the first layer lacks."""
+        """Adds the scales of the norms before attention, which the first layer does not have."""
         del x
         shape = max(self.config.num_layers - 1, 0), self.config.d_model
         ones = nn.initializers.ones
@@ -165,7 +165,7 @@ class ModernBERT(Encoder):
         cache: Cache | None,
         causal: bool,
     ) -> Positions:
-        """Returns the rotations of the tokens, with one base for each kind of layers."""
+        """Returns the rotations of the tokens, with separate bases for the two kinds of layers."""
         del execution, length, cache, causal
         bases = config.position_base, config.windowed_position_base
         full, windowed = (rotary_positions(position_ids, config.rotated_dim, x) for x in bases)

@@ -20,7 +20,7 @@ from .roberta import RobertaConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MPNetConfig(RobertaConfig):
-    """An MPNet and its head.
+    """The configuration of an MPNet and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.

@@ -27,7 +27,7 @@ HEADS = ("none", "masked_lm", "sequence_classification", "token_classification")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NomicBertConfig(EncoderConfig):
-    """A Nomic BERT and its head.
+    """The configuration of a Nomic BERT and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
@@ -41,7 +41,7 @@ class NomicBertConfig(EncoderConfig):
     """Dropout rate of embeddings, attention weights, the outputs of both sublayers, and the inputs
     of classifiers."""
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two parts of an input."""
+    """Number of token types, which distinguish the two segments of an input."""
     positions: PositionKind = "rotary"
     """The kind of positions; rotary in every published model."""
     position_base: Positive = 1_000.0

@@ -17,7 +17,7 @@ from .encoder import ENCODER_AXES, ENCODER_HEADS, Encoder, head_field, smallest_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobertaConfig(BertConfig):
-    """A RoBERTa and its head.
+    """The configuration of a RoBERTa and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.

@@ -21,7 +21,7 @@ from .roberta import RoBERTa, RobertaConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobertaPreLayerNormConfig(RobertaConfig):
-    """A RoBERTa-PreLayerNorm and its head.
+    """The configuration of a RoBERTa-PreLayerNorm and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
@@ -35,7 +35,7 @@ class PreNormLayer(Layer[EncoderConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 

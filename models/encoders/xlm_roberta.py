@@ -16,7 +16,7 @@ from .roberta import RoBERTa, RobertaConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class XLMRobertaConfig(RobertaConfig):
-    """An XLM-R and its head.
+    """The configuration of an XLM-R and its head.
 
     Raises:
       UserError: a size is out of range, or the head needs labels and has none.
@@ -28,7 +28,7 @@ class XLMRoBERTa(RoBERTa):
 
 
 def _preset(published: str, paper: str, sizes: tuple[int, int], **fields: Any) -> Preset:
-    """Builds a preset of the sizes (layers, width), with heads of size 64."""
+    """Builds a preset from the sizes (layers, width), with heads of size 64."""
     num_layers, d_model = sizes
     note = fields.pop("note", "")
     config = XLMRobertaConfig(

@@ -41,7 +41,7 @@ class LectureLayer(Layer[Config]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         assert isinstance(context.positions, LecturePositions)
         x = context.positions.at_layer(x, inputs.index)
         return super().__call__(x, inputs, context)

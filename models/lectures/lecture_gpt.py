@@ -43,7 +43,7 @@ class LectureGPT(gpt.GPT):
 
     @property
     def layer(self) -> type[Layer]:
-        """The class of one layer."""
+        """The class of the model's layers."""
         return PreNormLayer if self.config.norm_position == "pre" else PostNormLayer
 
 

@@ -2,8 +2,8 @@
 
 Gemma Team 2024, "Gemma: open models based on Gemini research and technology", section 2: heads of
 size 256, one key/value head in the smaller model, GeGLU feed-forward layers, RMSNorm, the output
-tied to the embedding. From the published code: embeddings are multiplied by √D, and the scales of
-norms are stored minus 1.
+tied to the embedding. As in the published code, embeddings are multiplied by √D, and norms store
+their scale minus 1.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ class GemmaConfig(CausalDecoderConfig):
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Gemma has them."""
     tie_output: bool = True
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
 
     @property
     def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Factor of the token embeddings, √D."""
+        """The factor by which token embeddings are multiplied, √D."""
         return self.d_model**0.5
 
 

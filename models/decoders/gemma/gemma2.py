@@ -38,7 +38,7 @@ class Gemma2Config(MixedDecoderConfig):
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Gemma has them."""
     tie_output: bool = True
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
     score_divisor: Size = 256
     """The scores of attention are divided by the square root of this number."""
     score_cap: Positive | None = 50.0  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -47,13 +47,13 @@ class Gemma2Config(MixedDecoderConfig):
     """Cap of logits, z → cap · tanh(z / cap), or None."""
 
     def score_scale(self, layer: int | Array) -> float:
-        """Returns the factor of the attention scores, the same in every layer."""
+        """Returns the factor by which attention scores are multiplied, the same in every layer."""
         del layer
         return self.score_divisor**-0.5
 
     @property
     def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Factor of the token embeddings, √D."""
+        """The factor by which token embeddings are multiplied, √D."""
         return self.d_model**0.5
 
     @property
@@ -69,7 +69,7 @@ class Gemma2Layer(Layer[Gemma2Config]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 

@@ -6,8 +6,8 @@ layers, where the frequencies are scaled for longer contexts. Norms of queries a
 capped scores. The vision encoder of the larger models is not implemented.
 
 Vera et al. 2025, "EmbeddingGemma: powerful and lightweight text representations", section 2: a
-Gemma 3 whose tokens attend to later tokens too. The folder of an EmbeddingGemma has two linear maps
-of the pooled vector (`models/hf/sentence_embedding.py`).
+Gemma 3 whose tokens attend to later tokens too. In an EmbeddingGemma, two linear maps follow the
+pooling; they are stored in separate files of its folder (`models/hf/sentence_embedding.py`).
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ class Gemma3Config(Gemma2Config):
 
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a token attends only to itself and earlier tokens. If False, a token attends to all
-    tokens; in windowed layers, to all tokens at a distance below `window` (EmbeddingGemma). A model
-    with `causal` False embeds texts and cannot generate.
+    tokens or, in windowed layers, to all tokens at a distance below `window` (EmbeddingGemma). A
+    model with `causal` False embeds texts and cannot generate.
     """
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""

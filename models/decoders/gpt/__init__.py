@@ -1,1 +1,1 @@
-"""The GPTs: decoders with LayerNorm, biases, and one head of keys and values per query head."""
+"""The GPTs and the decoders that derive from them."""

@@ -34,7 +34,7 @@ class BloomConfig(GPTConfig):
     residual_of_norm: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a sublayer's output is added to its normalized input instead of its input."""
     classifier_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Dropout rate of the hidden states before token classification."""
+    """Dropout rate of the hidden states that token classification reads."""
     head: str = head_field(DECODER_HEADS)
 
 

@@ -1,4 +1,4 @@
-"""Falcon: a GPT with few heads of keys and values, and no biases.
+"""Falcon: a GPT with few key/value heads and no biases.
 
 Almazrouei et al. 2023, "The Falcon series of open language models", section 4: rotary positions;
 attention and feed-forward in parallel. The model of 7 billion parameters has one norm for both
@@ -73,9 +73,9 @@ class FalconConfig(GPTConfig):
     embedding_dropout: Rate | None = 0.0
     """Dropout rate of the embeddings. Defaults to `dropout_rate`."""
     scale_residual_init: bool = False
-    """Whether initial residual projections are multiplied by 1/√(2L)."""
+    """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)."""
     classifier_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Dropout rate of the hidden states before token classification."""
+    """Dropout rate of the hidden states that token classification reads."""
     head: str = head_field(DECODER_HEADS)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ def make_falcon_positions(
     cache: Cache | None,
     causal: bool,
 ) -> Positions:
-    """Returns the positions of tokens, for ALiBi with the biases of the published code.
+    """Returns the positions of tokens; for ALiBi, with the biases that the published code computes.
 
     A bias is slope · position of the key / √H. As in the published code, slope, position and
     product are rounded to bfloat16, which merges neighboring positions above 256.
@@ -128,7 +128,7 @@ class Falcon(GPT):
 
     @property
     def layer(self) -> type[Layer]:
-        """The class of one layer."""
+        """The class of the model's layers."""
         return LAYERS[self.config.residual]
 
 

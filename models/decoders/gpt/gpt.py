@@ -47,14 +47,14 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     biases."""
 
     # Properties that differ between the derived families (`models.decoders.gpt`). The defaults are
-    # the values of GPT. If a docstring names a family, this family sets another value.
+    # the values of GPT. A family that is named in a docstring sets another value.
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
     residual_of_norm: ClassVar[bool] = False
     """Whether a sublayer's output is added to its normalized input instead of its input (BLOOM)."""
     final_norm: ClassVar[bool] = True
-    """Whether the last layer's output is normalized, if norms precede sublayers (OPT)."""
+    """Whether pre-norm models also normalize the last layer's output (OPT)."""
     d_embedding: ClassVar[int | None] = None
     """Width of the token embeddings. Defaults to D; linear maps project to D and back (OPT)."""
 
@@ -65,7 +65,7 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     embedding_dropout: Rate | None = None
     """Dropout rate of the embeddings plus positions. Defaults to `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
-    """The position of the norms. pre: before each sublayer, and a final norm after the last layer
+    """Where norms are applied. pre: before each sublayer, and once more after the last layer
     (GPT-2, GPT-3). post: after each residual sum (GPT).
     """
     use_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -77,7 +77,8 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     local_window: PositiveInt | None = None
     """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True
-    """Whether initial residual projections are multiplied by 1/√(2L) (GPT-2, GPT-3)."""
+    """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)
+    (GPT-2, GPT-3)."""
     scale_scores_by_layer: bool = False
     """Whether the scores of layer i, counted from 1, are also divided by i (Mistral's replicas of
     GPT-2)."""
@@ -106,7 +107,7 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
         return tuple(i % 2 == 1 for i in range(self.num_layers))
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
-        """Returns the factor of the attention scores of a layer; `layer` counts from 0."""
+        """Returns the factor of a layer's attention scores; the first layer has the index 0."""
         scale = super().score_scale(layer)
         return scale / (layer + 1) if self.scale_scores_by_layer else scale
 
@@ -126,20 +127,20 @@ def feed_forward(
     context: LayerContext,
     rng: RowKeys | None,
 ) -> tuple[Float[Array, "B T D"], RouterStatistics | None]:
-    """Returns the output of the second sublayer, and the statistics of a mixture of experts."""
+    """Returns the output of the second sublayer, and the statistics of the router, if any."""
     if not c.num_experts:
         return FeedForward(c, e, c.output_init_std, name="feed_forward")(x, rng), None
     return Experts(c, e, c.output_init_std, name="experts")(x, context.real, rng)
 
 
 class PreNormLayer(Layer[GPTConfig]):
-    """A layer of GPT-2 and GPT-3, which normalize the input of each sublayer."""
+    """A layer of GPT-2 and GPT-3, which normalizes the input of each sublayer."""
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -162,11 +163,12 @@ class PostNormLayer(Layer[GPTConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # Self-attention; the sum is normalized, so the next sublayer reads a normalized stream.
+        # Self-attention; the residual sum is normalized, so the next sublayer reads a normalized
+        # input.
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(x, own)
         x = self.add(x, y, "attention", own.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
@@ -189,11 +191,11 @@ class GPT(CausalLM):
     config: GPTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
-    """Makes the positions of the tokens."""
+    """The function that makes the positions of the tokens."""
 
     @property
     def layer(self) -> type[Layer]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The class of one layer."""
+        """The class of the model's layers."""
         return PreNormLayer if self.config.norm_position == "pre" else PostNormLayer
 
     def embed(
@@ -203,7 +205,7 @@ class GPT(CausalLM):
         cache: Cache | None,
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], Positions, Embedding]:
-        """Returns the embeddings plus positions, the positions, and the token embedding."""
+        """Returns the embeddings with positions added, the positions, and the embedding matrix."""
         c, e = self.config, self.execution
         width = c.d_embedding or c.d_model
         table = Embedding(c.vocab_size, width, execution=e, name="token_embedding")

@@ -31,13 +31,14 @@ class GPTNeoConfig(GPTConfig):
     scale_scores: bool = False
     """Whether attention scores are divided by √d_k."""
     scale_residual_init: bool = False
-    """Whether initial residual projections are multiplied by 1/√(2L)."""
+    """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)."""
     local_window: PositiveInt | None = 256
-    """Number of tokens that local layers attend to. If None, all layers attend to all tokens."""
+    """Number of tokens that a token attends to in local layers. If None, all layers attend to all
+    tokens."""
     local_layers: tuple[int, ...] | None = None
     """Indices, from 0, of the local layers. If None, every second layer is local."""
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Dropout rate of the hidden states before token classification."""
+    """Dropout rate of the hidden states that token classification reads."""
     head: str = head_field(DECODER_HEADS)
 
     def __post_init__(self) -> None:

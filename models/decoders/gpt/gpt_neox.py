@@ -43,18 +43,18 @@ class GPTNeoXConfig(GPTConfig):
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False
-    """Whether initial residual projections are multiplied by 1/√(2L)."""
+    """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)."""
     tie_output: bool = False
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Dropout rate of the hidden states before token classification."""
+    """Dropout rate of the hidden states that token classification reads."""
     head: str = head_field(DECODER_HEADS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rotated, scaling = self.rotated_dim, self.rope_scaling
         # An odd number of rotated dimensions is rounded up to an even number. The wavelengths are
-        # computed from the odd number.
+        # nevertheless computed from the odd number.
         require_pairs(rotated + rotated % 2, self.key_dim, f"rope_fraction {self.rope_fraction}")
         require(
             rotated % 2 == 0 or scaling is None or scaling.kind != "yarn",
@@ -75,7 +75,7 @@ class ParallelLayer(Layer[GPTNeoXConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -95,7 +95,7 @@ class GPTNeoX(GPT):
 
     @property
     def layer(self) -> type[Layer]:
-        """The class of one layer."""
+        """The class of the model's layers."""
         return ParallelLayer if self.config.parallel_residual else PreNormLayer
 
 

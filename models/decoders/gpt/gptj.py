@@ -40,9 +40,9 @@ class GPTJConfig(GPTConfig):
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False
-    """Whether initial residual projections are multiplied by 1/√(2L)."""
+    """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)."""
     tie_output: bool = False
-    """Whether the output projection is the token embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the token embedding."""
     output_bias: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the logits have a bias."""
 
@@ -64,7 +64,7 @@ class GPTJLayer(Layer[GPTJConfig]):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
@@ -81,7 +81,7 @@ class GPTJ(GPT):
 
     @property
     def layer(self) -> type[Layer]:
-        """The class of one layer."""
+        """The class of the model's layers."""
         return GPTJLayer
 
 

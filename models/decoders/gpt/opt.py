@@ -1,4 +1,4 @@
-"""OPT: Meta's replicas of GPT-3, with ReLU.
+"""OPT: Meta's reproduction of GPT-3, with ReLU.
 
 Zhang et al. 2022, "OPT: open pre-trained transformer language models", section 2. The 350M model
 normalizes after the residual sum and has narrower token embeddings.
@@ -33,9 +33,9 @@ class OPTConfig(GPTConfig):
     attention_dropout: Rate | None = 0.0
     """Dropout rate of attention weights. Defaults to `dropout_rate`."""
     scale_residual_init: bool = True
-    """Whether initial residual projections are multiplied by 1/√(2L)."""
+    """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)."""
     final_norm: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the last layer's output is normalized, if norms precede the sublayers."""
+    """Whether pre-norm models also normalize the last layer's output."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the token embeddings. Defaults to D; linear maps project to D and back."""
 

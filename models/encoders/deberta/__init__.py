@@ -1,1 +1,1 @@
-"""DeBERTa: encoders whose attention separates contents and distances."""
+"""DeBERTa: encoders whose attention treats the content and the position of tokens separately."""

@@ -1,8 +1,8 @@
 """A convolution over tokens that is added to the output of the first layer.
 
-The authors' code of DeBERTa version 2 (He et al. 2021) has this convolution. With the embeddings x
-and the output y of the first layer, the second layer reads LayerNorm(y + activation(x ∗ W + b)).
-The convolution reads zeros in place of padding and of the tokens of other documents.
+This convolution is part of the authors' code of DeBERTa version 2 (He et al. 2021). With the
+embeddings x and the output y of the first layer, the second layer reads LayerNorm(y + activation(x
+∗ W + b)). The convolution reads zeros in place of padding and of the tokens of other documents.
 """
 
 import flax.linen as nn
@@ -19,14 +19,14 @@ from ..encoder import POOLERS, EncoderConfig
 
 @struct.dataclass
 class FirstLayerTerm:
-    """The term that is added to the output of the first layer, and the norm of the sum."""
+    """The term that is added to the first layer's output, and the parameters of the sum's norm."""
 
     added: Float[Array, "B T D"]
     scale: Float[Array, " D"]
     bias: Float[Array, " D"]
 
     def to(self, x: Float[Array, "B T D"], eps: float) -> Float[Array, "B T D"]:
-        """Returns the normalized sum; `eps` is added to the variance."""
+        """Returns the normalized sum of x and the term; `eps` is added to the variance."""
         return (standardized(x + self.added, eps) * self.scale + self.bias).astype(x.dtype)
 
 
@@ -53,7 +53,8 @@ class Convolution(nn.Module):
         """Returns the term that is added to the first layer's output, given the embeddings."""
         c, e = self.config, self.execution
         half, (batch, length, _) = self.size // 2, x.shape
-        # Each diagonal of the mask states whether tokens attend to the token at one offset.
+        # Each diagonal of the mask tells whether each token may attend to the token at a given
+        # offset.
         visible = jnp.broadcast_to(mask.materialize()[:, 0], (batch, length, length))
         padded = jnp.pad(x, ((0, 0), (half, half), (0, 0)))
         # Shift the tokens by each offset, and set hidden tokens to 0.

@@ -2,9 +2,9 @@
 
 He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled attention" (version 1; its code
 contains version 2), and He et al. 2021, "DeBERTaV3: improving DeBERTa using ELECTRA-style
-pre-training with gradient-disentangled embedding sharing". `disentangled.py` has the attention.
-The large models of version 2 add a convolution over tokens to the output of the first layer. As in
-the authors' code, the body has no pooler.
+pre-training with gradient-disentangled embedding sharing". `disentangled.py` implements the
+attention. The large models of version 2 add a convolution over tokens to the output of the first
+layer. As in the authors' code, the body has no pooler.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ Pooler = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu", "tanh"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DebertaConfig(DisentangledConfig):
-    """A DeBERTa and its head.
+    """The configuration of a DeBERTa and its head.
 
     Raises:
       UserError: a size is out of range, options contradict each other, or the head needs labels and
@@ -52,7 +52,7 @@ class DebertaConfig(DisentangledConfig):
     norm_eps: Positive = 1e-7
     """Added to the variance in layer normalization."""
     num_token_types: Count = 0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two parts of an input."""
+    """Number of token types, which distinguish the two segments of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings. Defaults to D; a linear map projects to D."""
     convolution_size: Size | None = None
@@ -77,7 +77,7 @@ class DebertaConfig(DisentangledConfig):
 
 @struct.dataclass
 class DebertaPositions(DistancePositions):
-    """The positions of a batch, and the convolution of its embeddings."""
+    """The positions of a batch, and the result of the convolution of its embeddings."""
 
     first_layer: FirstLayerTerm | None = None
 
@@ -91,7 +91,7 @@ class DebertaLayer(PostNormLayer):
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-        """Returns the residual stream after the layer, and the other outputs."""
+        """Returns the residual stream after the layer, and the layer's additional outputs."""
         x, outputs = super().__call__(x, inputs, context)
         term = getattr(context.positions, "first_layer", None)
         if term is not None:
@@ -106,7 +106,7 @@ class DeBERTa(Encoder):
     make_positions = staticmethod(make_distance_positions)
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Adds the convolution of the embeddings, if there is one."""
+        """Adds the result of the convolution of the embeddings, if there is one."""
         c = cast(DebertaConfig, self.config)
         if c.convolution_size is None:
             return context
@@ -133,7 +133,10 @@ def _preset(
     note: str = "",
     **fields: Any,
 ) -> Preset:
-    """Builds a preset of the sizes (layers, width, heads), without a head in its printed count."""
+    """Builds a preset from the sizes (layers, width, heads).
+
+    Its published number of parameters excludes the head.
+    """
     names = "num_layers", "d_model", "num_heads"
     fields |= dict(zip(names, sizes, strict=True))
     config = DebertaConfig(vocab_size=vocab_size, max_length=512, **fields)

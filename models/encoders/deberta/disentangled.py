@@ -1,12 +1,12 @@
-"""Disentangled attention: scores of contents and of distances (DeBERTa).
+"""Disentangled attention, whose scores have separate terms for content and distance (DeBERTa).
 
 He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled attention", section 3.1,
 equation 4. The score of query i and key j is
 
     (q_i · k_j + q_i · k(i - j) + k_j · q(i - j)) / √(3H),
 
-where k(d) and q(d) are projections of the vector of distance d. All layers share the table of
-these vectors. Version 2 combines far distances in logarithmic buckets.
+where k(d) and q(d) are projections of the vector of distance d. All layers share the table of these
+vectors. In version 2, large distances share vectors in logarithmic buckets.
 
 Difference from the authors' code: the vectors of distances have no dropout.
 """
@@ -32,7 +32,7 @@ from ...nn.typing import Array, Float, Int
 from ..encoder import EncoderConfig
 
 PROJECTIONS = {"c2p": "key", "p2c": "query"}
-"""The projection of the vectors of distances in each term of the scores."""
+"""For each term of the scores, the linear map that projects the vectors of distances."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,14 @@ class DisentangledConfig(EncoderConfig):
     position_options: ClassVar = {"position_base": (), "position_layout": ()}
 
     positions: Literal["none", "learned"] = "none"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Positions besides distances. learned: vectors of a table, added to the embeddings."""
+    """Absolute positions, in addition to distances. learned: vectors of a table, added to the
+    embeddings."""
     distance_terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
-    """The terms of the scores that depend on distances. c2p: the content of the query and the
-    distance. p2c: the distance and the content of the key. The scores are divided by √(3H) with
-    both terms, and by √(2H) with one term."""
+    """The terms of the scores that depend on distances. c2p: the product of the query's content and
+    the distance. p2c: the product of the distance and the key's content. The scores are divided by
+    √(3H) with both terms, and by √(2H) with one term."""
     position_distance: Size | None = None
-    """Distances from M on share one vector. If None, M is `max_length`."""
+    """M: all distances of at least M share one vector. If None, M is `max_length`."""
     position_buckets: Annotated[int, Range(least=2, most=2**27)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """If given, the number of buckets of distances in each direction, S: one bucket for each
     distance up to S / 2, and wider buckets up to M. If None, each distance up to M has its own
@@ -76,7 +77,7 @@ class DisentangledConfig(EncoderConfig):
 
     @property
     def farthest(self) -> int:
-        """M, the smallest distance that shares its vector with larger distances."""
+        """M: all distances of at least M share one vector."""
         return self.position_distance or self.max_length
 
     @property
@@ -91,7 +92,7 @@ class DisentangledConfig(EncoderConfig):
         return dataclasses.replace(changed, position_distance=fixed)
 
     def score_scale(self, layer: int | jax.Array) -> float:
-        """Returns 1 / √(H · number of terms)."""
+        """Returns 1 / √(H · number of terms), by which scores are multiplied."""
         del layer
         return ((1 + len(self.distance_terms)) * self.key_dim) ** -0.5
 
@@ -103,7 +104,7 @@ class DistancePositions(Positions):
     distances: Float[Array, "R D"] | None = None
     """The vectors of the distances -(T - 1) … T - 1 of query minus key, R = 2T - 1."""
     projected: dict[str, Float[Array, "R N H"]] = struct.field(default_factory=dict)
-    """Within a layer, the projections of these vectors by term."""
+    """Within a layer, the projections of these vectors for each term."""
 
 
 def make_distance_positions(
@@ -117,8 +118,8 @@ def make_distance_positions(
 ) -> DistancePositions:
     """Returns the positions of tokens; see `make_positions` for the arguments.
 
-    Distances are differences of indices in a row, as in the authors' code. A document of a packed
-    row is contiguous, so its distances are the same as without packing.
+    Distances are differences of token indices in a row, as in the authors' code. A document of a
+    packed row is contiguous, so its distances are the same as without packing.
     """
     c, e = config, execution
     shared = make_positions(c, e, position_ids, length, cache=cache, causal=causal)
@@ -168,11 +169,12 @@ class DisentangledAttention(MultiHeadAttention):
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "B N T T"] | None:
         """Returns the terms of the scores that depend on distances, in float32."""
-        # Each distance in the row has a vector, so `by_distance` only shifts products.
+        # There is a vector for every distance in the row, so `by_distance` only needs to shift
+        # products.
         vectors = cast(DistancePositions, context.positions).projected
         terms: list[Array] = []
         if "c2p" in vectors:
-            backwards = vectors["c2p"][::-1]  # by key minus query
+            backwards = vectors["c2p"][::-1]  # for each distance, key minus query
             products = jnp.einsum(
                 "BTNH,RNH->BNTR", query, backwards, preferred_element_type=jnp.float32
             )
@@ -184,6 +186,7 @@ class DisentangledAttention(MultiHeadAttention):
             products = jnp.einsum(
                 "BNHS,RNH->BNSR", keys.key, scaled, preferred_element_type=jnp.float32
             )
-            # Row j belongs to key j, so swap the axes: [B, N, S, T] to [B, N, T, S].
+            # In these products row j belongs to key j, so swap the axes: [B, N, S, T] to [B, N, T,
+            # S].
             terms.append(jnp.swapaxes(by_distance(products), -1, -2))
         return sum(terms[1:], terms[0]) if terms else None
