@@ -103,8 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            # The disk may be full. Discard the output, or the interpreter reports the error again
-            # at exit.
+            # The disk may be full. Discard the buffered output; otherwise the interpreter reports
+            # the same error again at exit.
             _forget_output()
         return _fail(with_flags(" ".join(str(error).split())), 2)
     except (RuntimeError, AssertionError) as error:
@@ -168,18 +168,19 @@ def _raised_in(error: Exception) -> str:
 
 
 def _mend_streams() -> None:
-    """Makes standard input, output and error usable under any terminal or caller.
+    """Makes standard input, output and error usable, whatever terminal or program started us.
 
     Opens a closed stream on the null device, because the next opened file would otherwise get its
-    number. Output characters that the encoding lacks are escaped as in JSON. Invalid input bytes
-    become lone surrogates, which are rejected where the text is used.
+    file descriptor. Output characters that the encoding lacks are escaped as in JSON. Invalid input
+    bytes become lone surrogates, which are rejected where the text is used.
     """
     codecs.register_error("flaxzoo.escape", _escape)
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
             opened = os.open(os.devnull, os.O_RDWR)
-            # `os.open` returns the lowest free number, which need not be the number of this stream.
+            # `os.open` returns the lowest free file descriptor, which need not be that of this
+            # stream.
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)

@@ -52,7 +52,7 @@ SourceName = Annotated[str, Positional("SOURCE")]
 OutputPath = Annotated[Path, Positional("OUTPUT")]
 
 _flags: dict[str, str] = {}
-"""Field → option of the current command, to rewrite messages that name a field."""
+"""Name of a field → option of the current command, to rewrite messages that name a field."""
 
 
 def log(line: str) -> None:
@@ -84,7 +84,8 @@ def parse(
           command, and the docstrings of the fields describe the options.
         arguments: the user's arguments after the name of the command.
         command: the command, for messages: "flaxzoo generate".
-        renamed: field names in messages of the library → options, where the two differ.
+        renamed: names of fields in messages of the library → options, for options whose names
+          differ.
 
     Raises:
         UserError: an option or a value is invalid or missing.
@@ -176,8 +177,8 @@ def with_flags(message: str) -> str:
     """Returns a message of the library with field names replaced by this command's options.
 
     `data.tokenizer.vocab_size 9` becomes `--data.tokenizer.vocab-size 9`, and `data.shuffle False`
-    becomes `--data.no-shuffle`. A one-word field is replaced only at the start of a message that
-    says what its value must be, because it may also be an ordinary word.
+    becomes `--data.no-shuffle`. A field whose name is a single word may also be an ordinary word.
+    It is replaced only at the start of a message that says what its value must be.
     """
     # Do not match inside paths, quotes or longer names.
     word = r"(?<![\w./'\"`-])([a-z]\w*(?:[._]\w+)+)(?![\w/'\"`-]|\.\w)"
@@ -321,7 +322,7 @@ _METAVARS = {str: "TEXT", int: "INT", float: "NUMBER", Path: "PATH"}
 
 
 def _hint_of_word(hint: Any) -> tuple[Any, bool]:
-    """Returns the type of one value of an option and whether the option takes several."""
+    """Returns the type of a single value of an option, and whether it takes several values."""
     for kind in (hint, *get_args(hint)):
         if get_origin(kind) in (tuple, Sequence):
             return get_args(kind)[0], True
@@ -340,7 +341,7 @@ def _plain(hint: Any) -> Any:
 def reader(hint: Any) -> Callable[[str], Any]:
     """Returns a function that converts a word to a type and checks its range.
 
-    The word `None` is read as None if the type has it.
+    The word `None` is read as None if the type allows None.
     """
     kind = _plain(hint)
     convert = kind if kind in (int, float, Path) else str

@@ -72,8 +72,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": ("Metrics during the run.", ("log_every", "wandb_project")),
 }
-"""Title of a help group → its description and fields, in order. A name that ends in a dot covers
-all nested fields that no other group lists."""
+"""Title of a help group → its description, and the fields in order. A name that ends in a dot
+stands for all nested fields that no other group lists."""
 
 
 MOST_USED = (
@@ -187,7 +187,7 @@ class RecipeParser(OptionParser):
         """Returns the help: an example and the most used options, or all options."""
         if self.everything:
             return super().format_help()
-        # Options outside of the groups are specific to the command.
+        # Options in none of these groups are specific to the command.
         grouped = {action for group in self.groups.values() for action in group._group_actions}
         own = [action for action in self._actions if action not in grouped]
         by_field = {action.dest: action for action in self._actions}
@@ -255,15 +255,16 @@ def add_options(
     Args:
         groups: title in `GROUPS` → argparse group.
         config: supplies the fields and their default values.
-        helping: whether to read the help texts from the source code, which is slow.
+        helping: whether the help is shown, so that its texts must be read from the source code,
+          which is slow.
     """
     fields = {x.name: x for x in settings_of(config, with_text=helping)}
-    # The longest entry that covers a field determines the group of the field.
+    # A field goes into the group with the longest name that is a prefix of the field.
     title_of = {entry: title for title, (_, entries) in GROUPS.items() for entry in entries}
     entry_of = {
         name: max((e for e in title_of if _covers(e, name)), key=len, default="") for name in fields
     }
-    # A field that no entry covers goes into the first group.
+    # A field without such a name goes into the first group.
     order = ["", *title_of]
     shown = [name for name in fields if not (helping and name in DERIVED)]
     for name in sorted(shown, key=lambda name: order.index(entry_of[name])):

@@ -55,7 +55,7 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
     Each example is one whole text without padding, and the loss covers every possible position.
     """
     rng = np.random.default_rng(seed)
-    # The number of different values by kind.
+    # How many different values each kind of array may contain.
     sizes = {
         Values.SOURCE_TOKEN: config.model.input_vocab_size,
         Values.TARGET_TOKEN: config.model.vocab_size,
@@ -70,7 +70,7 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
         if spec.values is Values.TEXT_POSITION:
             return np.broadcast_to(np.arange(shape[-1], dtype=spec.dtype), shape).copy()
         if spec.values is Values.LABEL and not spec.num_classes:
-            # Labels without classes are scores.
+            # If there are no classes, the labels are scores.
             return rng.random(shape).astype(spec.dtype)
         return rng.integers(0, sizes.get(spec.values, spec.num_classes), shape).astype(spec.dtype)
 

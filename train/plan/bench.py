@@ -32,18 +32,18 @@ class Bench:
     """Token positions in a batch over all devices, including padding."""
     dtype: str
     devices: str
-    """Summary of the devices and their mesh."""
+    """Describes the devices and their mesh, to show to the user."""
     memory_summary: str
-    """Summary of the batch and the bytes on each device."""
+    """Describes the batch and the memory of each device, to show to the user."""
     num_devices: int
     device_kind: str
     trace_seconds: float
-    """Time from the Python function to the compiler's input."""
+    """Time to trace and lower the Python function, up to the compiler's input."""
     compile_seconds: float
     cached: bool
     """Whether the program came from the compilation cache."""
     seconds: tuple[float, ...]
-    """Time of each timed step."""
+    """Duration of each timed step."""
     model_flops: int
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     peak_bytes: int
@@ -140,7 +140,7 @@ def _take_steps(
 
 
 def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> tuple[int, str]:
-    """Returns the peak bytes of the fullest device and the source of the figure."""
+    """Returns the peak memory of the fullest device, and where the figure comes from."""
     stats = memory_stats(devices)
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"

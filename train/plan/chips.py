@@ -38,20 +38,20 @@ class Chip(abc.ABC):
     """Bytes per second of the interconnect in one direction: one link of a TPU, whose torus has two
     links per axis, or all links of a GPU together."""
     network_bandwidth: float
-    """Bytes per second from one chip to other units."""
+    """Bytes per second that one chip sends over the network to other units."""
     shapes: tuple[str, ...]
-    """The available units: a torus such as `2x2x4`, or a number of GPUs."""
+    """The sizes in which units are available: a torus such as `2x2x4`, or a number of GPUs."""
 
     unit: ClassVar[str]
-    """Name of a group of chips that share an interconnect, `slice` or `host`. Units are connected
-    by the network.
+    """What a group of chips that share an interconnect is called: `slice` or `host`. The network
+    connects these units.
     """
     package: ClassVar[str]
     """The module whose presence shows that the compiler is installed."""
     extra: ClassVar[str]
     """The optional dependencies of flaxzoo that install the compiler."""
     compiler: ClassVar[str]
-    """The name of the compiler in messages."""
+    """How messages name the compiler."""
     rejects: ClassVar[bool]
     """Whether the compiler rejects a program that needs too much memory."""
     parameters_cross_units: ClassVar[bool]
@@ -64,11 +64,11 @@ class Chip(abc.ABC):
 
     @abc.abstractmethod
     def environment(self) -> dict[str, str]:
-        """Returns the environment variables of a process that compiles for this chip."""
+        """Returns the environment variables that a process needs to compile for this chip."""
 
     @abc.abstractmethod
     def unit_of(self, device: Device) -> int:
-        """Returns the index of a device's unit."""
+        """Returns the index of the unit that a device is in."""
 
     @abc.abstractmethod
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
@@ -117,7 +117,7 @@ class Tpu(Chip):
         }
 
     def unit_of(self, device: Device) -> int:
-        """Returns the index of a device's slice. Devices of a single slice may lack an index."""
+        """Returns the index of a device's slice; devices of a single slice may lack an index."""
         return getattr(device, "slice_index", 0)
 
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
@@ -179,7 +179,7 @@ class Gpu(Chip):
         return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
     def unit_of(self, device: Device) -> int:
-        """Returns the index of a device's host."""
+        """Returns the index of the host that a device is in."""
         return device.process_index
 
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
@@ -189,7 +189,7 @@ class Gpu(Chip):
         """
         if not self.crosses(group):
             return self.link_bandwidth
-        # The host with the fewest GPUs of the group limits the number of rings.
+        # The number of rings is limited by the host on which the group has the fewest GPUs.
         on_one_host = min(Counter(map(self.unit_of, group)).values())
         return min(self.link_bandwidth, on_one_host * self.network_bandwidth)
 

@@ -3,7 +3,7 @@
 A matmul has 2 · m · n · k FLOPs, and a matmul in the body of a scan is counted in each iteration.
 In attention, every pair of query and key is counted, including pairs that a causal or padding mask
 hides (as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked pairs computes
-less. All other operations of a transformer add a few thousandths of these FLOPs.
+less. A transformer's operations that are not matmuls would add a few thousandths to the FLOPs.
 """
 
 import math
@@ -26,7 +26,8 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
         left, result = equation.invars[0].aval, equation.outvars[0].aval
         assert isinstance(left, ShapedArray)
         assert isinstance(result, ShapedArray)
-        # `depth` is k. The result has m · n elements for each index of the batch axes.
+        # `depth` is k of the matmul. The result has m · n elements for each index of the batch
+        # axes.
         depth = math.prod(left.shape[axis] for axis in contracted)
         return 2 * depth * math.prod(result.shape)
     # Multiplies each row by the matrix of its group, as in a mixture of experts.

@@ -23,19 +23,19 @@ GRADIENT = 4
 
 @dataclasses.dataclass(frozen=True)
 class LeastMemory:
-    """Lower bounds of the bytes on each device, all sharded over all devices (`mesh.fsdp`)."""
+    """Lower bounds of each device's memory, if all arrays are sharded over all devices."""
 
     parameters: int
     """The number of parameters of the model."""
     state: int
     """Bytes of parameters, optimizer state and gradients."""
     activations: int
-    """Bytes of the inputs of all layers for one row, and of the largest part of the parameters that
-    is whole on each device, with its gradient."""
+    """Bytes of the inputs of all layers for one row, plus the bytes of the layer or embedding that
+    is gathered on each device, with its gradient."""
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """The sum of both, in bytes."""
         return self.state + self.activations
 
 
@@ -69,11 +69,11 @@ WAYS = {
     "AdamW, moments in 8 bits": {"optimizer": {"state_dtype": "int8"}},
     "LoRA of rank 8": {"lora": LoRAConfig(rank=8, frozen_dtype="bfloat16")},
 }
-"""Name of a way to train → the settings that replace fields of a run."""
+"""Name of a way to train → the settings that replace fields of a run's configuration."""
 
 
 def trained_by(config: TrainConfig, way: str) -> TrainConfig:
-    """Returns a run that trains in one of `WAYS`."""
+    """Returns the configuration of a run that trains in one of `WAYS`."""
     settings = dict(WAYS[way])
     optimizer = dataclasses.replace(config.optimizer, **settings.pop("optimizer", {}))
     if "lora" in settings:  # adapters need a base

@@ -1,4 +1,4 @@
-"""Placeholders for properties that depend on the data: vocabulary, labels and number of steps."""
+"""Assumed values of what only the data determine: vocabulary, labels and number of steps."""
 
 import dataclasses
 from pathlib import Path
@@ -20,10 +20,11 @@ ASSUMED_SIZES = {
     "characters": (256, "model.vocab_size"),
     "words": (30_000, "data.tokenizer.vocab_size"),
 }
-"""Kind of tokenizer → the assumed number of tokens, and the option that sets another number. Only
-the text determines the real number."""
+"""Kind of tokenizer → the assumed size of its vocabulary, and the option that sets another size.
+Only the text determines the real size."""
 EXAMPLES_PER_EPOCH = 1 << 20
-"""Assumed number of examples of a run in epochs, for its learning rate and totals."""
+"""The assumed number of examples, for a run whose length is given in epochs; its learning rate and
+totals depend on the number of steps."""
 
 
 def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
@@ -39,9 +40,9 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
 
     Raises:
         UserError: The examples are longer than the model's maximum.
-        RunError: The model has no head for this kind of data.
+        RunError: The initial model has no head for this kind of data.
     """
-    # Use the sizes of the initial model if it is available locally; never download it.
+    # Use the sizes of the initial model if it is on this machine; never download it.
     initial_model = None
     if config.init_from is not None:
         folder = Path(config.init_from)

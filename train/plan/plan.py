@@ -24,7 +24,7 @@ class Collective:
 
     kind: str
     count: int
-    """Number of operations in a step, counting every iteration of a loop."""
+    """How many such operations a step runs, counting every iteration of a loop."""
     bytes_sent: int
     """Bytes that each device sends in all these operations."""
     seconds: float | None
@@ -33,7 +33,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The requirements of a train step. All bytes are per device."""
+    """What a train step requires. All numbers of bytes are per device."""
 
     topology: str
     num_devices: int
@@ -61,9 +61,10 @@ class Plan:
     reward_bytes: int = 0
     """Bytes of the parameters of reward models."""
     attention: str = ""
-    """Summary of the kernel that computes attention."""
+    """Describes the kernel that computes attention, to show to the user."""
     exchange: str = ""
-    """Summary of the exchange of gradients; empty if devices exchange no gradients."""
+    """Describes how devices exchange gradients, to show to the user; empty if they exchange none.
+    """
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     temp_bytes: int | None = None
@@ -89,10 +90,11 @@ class Plan:
         return state_bytes + self.batch_bytes
 
     def fits(self, topology: Topology) -> bool:
-        """Returns whether the step fits into the memory of each device, or True if unknown.
+        """Returns whether the step fits into each device's memory; True if this is unknown.
 
-        If the compiler rejects programs that need too much memory, the compiler's answer is the
-        result. The sum of all parts may slightly overestimate a program that the compiler accepts.
+        If the compiler rejects programs that need too much memory, its decision is the result,
+        because the sum of all parts may be slightly too large for a program that the compiler
+        accepts.
         """
         if self.out_of_memory is not None or topology.chip is None:
             return self.out_of_memory is None
@@ -119,7 +121,7 @@ class Estimate:
 
     @classmethod
     def from_plan(cls, plan: Plan, topology: Topology) -> "Estimate":
-        """Computes the estimate for real chips."""
+        """Computes the estimate for real chips; virtual devices have no peak rates."""
         chip = topology.chip
         assert chip is not None
         return cls(
@@ -135,11 +137,11 @@ class Estimate:
 
     @property
     def sequential(self) -> float:
-        """Seconds of a step if nothing overlaps."""
+        """Seconds of a step if compute, memory and interconnect take turns."""
         return self.matmuls + self.hbm + self.interconnect
 
     def utilization(self, plan: Plan, topology: Topology) -> tuple[float, float]:
-        """Returns the model FLOPs utilization without overlap and with full overlap."""
+        """Returns the model FLOPs utilization without overlap, and with full overlap."""
         assert topology.chip is not None
         ideal = plan.model_flops / plan.num_devices / topology.chip.flops
         return ideal / self.sequential, ideal / self.overlapped

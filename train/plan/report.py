@@ -60,7 +60,7 @@ def report(
     yield plan.attention
     if plan.exchange:
         yield plan.exchange
-    # The verdict comes before the figures that explain it.
+    # First say whether the step fits, then give the figures that explain the answer.
     yield verdict(plan, topology)
     yield from _advice(plan, config, topology)
     yield ""
@@ -145,7 +145,7 @@ def _uncompiled(plan: Plan) -> str:
     used = used_bytes(message)
     if used is None:
         return "unknown"
-    # If the message lacks this phrase, its number is the sum of all parts.
+    # If the message lacks this phrase, its number includes the arguments of the step.
     if "HLO temporaries" not in message:
         used -= plan.argument_bytes
     return f"about {format_bytes(used)}, from the compiler's error message"
@@ -205,7 +205,7 @@ def _work(plan: Plan) -> Iterator[str]:
 
 def _estimate(plan: Plan, topology: Topology) -> Iterator[str]:
     estimate = Estimate.from_plan(plan, topology)
-    # Without overlap the utilization is lower than with full overlap.
+    # The utilization without overlap is the lower end of the range.
     low, high = estimate.utilization(plan, topology)
     yield "estimate, not a measurement: the work above at the chip's peak rates"
     yield f"  matmuls       {format_seconds(estimate.matmuls)}"

@@ -40,7 +40,7 @@ class Topology:
         return 1 if crossed else self.units
 
     def environment(self) -> dict[str, str]:
-        """Returns the environment variables of a process that compiles for these devices."""
+        """Returns the environment variables that a process needs to compile for these devices."""
         if self.chip is not None:
             return self.chip.environment()
         flags = os.environ.get("XLA_FLAGS", "")

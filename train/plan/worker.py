@@ -70,7 +70,7 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
     memory = None if topology.chip is None else topology.chip.usable_memory
     step = configured_step(config, objective_of(config), mesh, memory)
     batch = batch_shapes(config, step)
-    # Sizes that are known without compiling.
+    # These sizes are known without compiling.
     plan = Plan(
         topology=topology.name,
         num_devices=len(devices),
@@ -95,7 +95,7 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
 def _with_rollout(
     plan: Plan, config: TrainConfig, objective: OnlineConfig, step: ShardedStep
 ) -> Plan:
-    """Returns the plan with the memory of sampling and of locally available reward models."""
+    """Adds to the plan the memory of sampling, and of reward models that are on this machine."""
     mesh, rows = step.mesh, config.batch_size * objective.num_mini_batches
     config = dataclasses.replace(
         config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
@@ -160,13 +160,13 @@ def _with_compiled_step(
     *,
     topology: Topology,
 ) -> Plan:
-    """Returns the plan with the compiled program's figures, or with the compiler's error."""
+    """Adds the figures of the compiled program to the plan, or the compiler's error."""
     try:
         chosen, executable = step.compile(batch)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        # Every candidate was too large; report the candidate that needs the smallest memory.
+        # Every way to run the step needs too much memory; report the one that needs the least.
         smallest = step.candidates[-1]
         return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
     memory = executable.memory_analysis()

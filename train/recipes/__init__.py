@@ -24,7 +24,7 @@ folder."""
 class _Recipes(Mapping[str, Recipe]):
     """Maps every recipe's name to the recipe, from the `RECIPES` of each file.
 
-    A look-up imports files until a file has the recipe. Iteration imports all files.
+    Looking up a name imports files until one of them has the recipe. Iterating imports all files.
     """
 
     def __getitem__(self, name: str) -> Recipe:
@@ -51,9 +51,9 @@ def _recipes_of(file: str) -> Mapping[str, Recipe]:
 
 
 RECIPES: Mapping[str, Recipe] = _Recipes()
-"""Recipe name → recipe. A family has the `RECIPES` of its file in this folder or, without a file,
-one recipe for all of its sizes. Post-training and reinforcement learning have files in this
-folder."""
+"""Name of a recipe → the recipe. The recipes of a family are in `RECIPES` of its file in this
+folder. A family without a file has one recipe for all of its sizes. Post-training and reinforcement
+learning have files in this folder."""
 
 
 def recipe(name: str, preset: str | None = None) -> TrainConfig:

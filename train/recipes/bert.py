@@ -44,8 +44,8 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
 
     The text is only Wikipedia, because BooksCorpus is not published. AdamW follows Devlin et al.
     2019, appendix A.2: 900,000 and 100,000 steps of 256 sequences. LAMB (You et al. 2020) has the
-    steps, batch sizes, learning rates and warm-up of NVIDIA's DeepLearningExamples, whose decay is
-    the square root of the linear schedule used here.
+    steps, batch sizes, learning rates and warm-up of NVIDIA's DeepLearningExamples. The learning
+    rate decays linearly here; theirs is the square root of such a decay.
     """
     first = length == 128
     if lamb:
@@ -85,7 +85,7 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
 
 
 def _one_phase() -> TrainConfig:
-    """Returns the second phase with the steps of both phases, on random halves of texts."""
+    """Returns the second phase, with as many steps as both phases, on random halves of texts."""
     second = _published("bert-large", 512)
     steps = 1_000_000
     return dataclasses.replace(

@@ -93,7 +93,8 @@ def rerank_of_model(model: TransformerConfig) -> TrainConfig:
     return dataclasses.replace(
         RERANK,
         model=dataclasses.replace(model, dropout_rate=0.1),
-        # A reranker ranks the first documents of a search again, so it learns from such documents.
+        # A reranker is applied to the best documents of a search, so its negatives are such
+        # documents.
         data=dataclasses.replace(
             RERANK.data, length=min(model.max_length, 256), sampled_from="bm25"
         ),

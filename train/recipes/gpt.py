@@ -40,9 +40,10 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
     """Returns GPT-3's training on 300 billion tokens (Brown et al. 2020, table 2.1, appendix B).
 
     For GPT-2 only the batch size is published (512 sequences, Radford et al. 2019, section 2.3).
-    The other settings of GPT-2 follow GPT-3's model of the same size. Differences from the paper:
-    Common Crawl only as C4, a constant batch size, and a rate that decays over the whole run
-    instead of the first 260 billion tokens. Dropout is 0, because the text is seldom repeated.
+    The other settings of GPT-2 follow GPT-3's model of the same size. There are three differences
+    from the paper. The only part of Common Crawl is C4, the batch size is constant, and the
+    learning rate decays over the whole run instead of the first 260 billion tokens. Dropout is 0,
+    because the text is seldom repeated.
     """
     model = dataclasses.replace(registry.preset(name), dropout_rate=0.0)
     length = model.max_length

@@ -59,7 +59,7 @@ DPO = TrainConfig(
 
 
 def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
-    """Returns a function from a published size to its recipe, without an initial model."""
+    """Returns a function that maps a published size to its recipe, without an initial model."""
 
     def of_size(model: TransformerConfig) -> TrainConfig:
         model = dataclasses.replace(model, dropout_rate=0.0)
@@ -75,7 +75,7 @@ def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfi
     return of_size
 
 
-# A run with a random initial model, which learns to call a tool.
+# A run that starts from random parameters, whose model learns to call a tool.
 CALCULATIONS = TrainConfig(
     model=LectureGPTConfig(
         vocab_size=1,

@@ -29,7 +29,7 @@ _MODEL = GPTConfig(
     init_std=0.1,
 )
 
-# The other recipes start from this run, which is right about half of the time.
+# The other recipes start from this run, whose model gives the right sum about half of the time.
 SUMS = TrainConfig(
     model=_MODEL,
     data=SupervisedData(source="builtin:sums", length=32, tokenizer=_CHARACTERS, learn="all"),
@@ -78,8 +78,8 @@ _BEGINS = (
 
 
 def _of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
-    """Returns a function from a published size to its recipe, without a limit on completions."""
-    # Six tokens suffice for sums only.
+    """Returns a function that maps a size to its recipe, without a limit on completions."""
+    # The recipe's limit of six tokens suffices for sums, but not for other prompts.
     objective = dataclasses.replace(config.objective, max_new_tokens=None)
     return of_any_size(dataclasses.replace(config, objective=objective))
 

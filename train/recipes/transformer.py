@@ -61,7 +61,7 @@ def _of_size(preset: str) -> TrainConfig:
 
 
 def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None) -> TrainConfig:
-    """Returns the published run: batches of about 25,000 tokens per side, as 104 rows of 256."""
+    """Returns the published run: batches of 104 rows of 256 tokens, about 25,000 per language."""
     vocab_size = 37_000 if target == "de" else 32_000
     model = dataclasses.replace(registry.preset(f"transformer-{size}"), vocab_size=vocab_size)
     if dropout_rate is not None:

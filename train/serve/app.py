@@ -46,7 +46,7 @@ class Served:
     Attributes:
         name: its name in requests.
         source: the folder of the model, or its name on the hub.
-        front: the object with its tokenizer, such as a `TextGenerator`.
+        front: the object that has the model's tokenizer, such as a `TextGenerator`.
         workers: kind of work → the worker, such as "generation".
     """
 
@@ -102,11 +102,11 @@ class Service:
     metrics: Metrics
     endpoints: Sequence["Endpoint"] = ()
     num_open: int = 0
-    """The requests with a body that are read or answered."""
+    """The number of requests with a body that are being read or answered."""
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """Counts a request with a body, which takes memory before the engine admits it.
+        """Counts a request with a body, because the body takes memory before the engine admits it.
 
         Raises:
             ApiError: twice as many requests as the engine admits are open.
@@ -237,7 +237,7 @@ class _Handler:
                 (working, disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            # Wait for the canceled task too, so that its work ends before this method returns.
+            # Wait until the canceled task has ended, so that its work does not outlive this method.
             for task in (working, disconnected):
                 task.cancel()
             await asyncio.wait((working, disconnected))

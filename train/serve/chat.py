@@ -53,7 +53,7 @@ class ChatFields(TextFields):
     """Messages with role and content."""
     max_tokens: PositiveInt | None = None
     """The maximum number of new tokens. Defaults to the number of tokens that fit into the context.
-    All of these tokens add to the tokens of the queue (`--max-tokens`)."""
+    All of these tokens count toward the server's limit of tokens in the queue (`--max-tokens`)."""
     max_completion_tokens: PositiveInt | None = None
     """The same as `max_tokens`."""
     logprobs: bool = False
@@ -111,7 +111,7 @@ async def chat(service: Service, fields: ChatFields) -> Answer:
 
 
 def _form(generator: TextGenerator, fields: ChatFields) -> CallForm | None:
-    """Returns the form of tool calls, or None without tools."""
+    """Returns how the model writes tool calls, or None without tools."""
     if not fields.tools or fields.tool_choice == "none":
         return None
     return CallForm.of(generator.tokenizer.chat_template)
@@ -159,7 +159,7 @@ class _Answer:
     form: CallForm | None
 
     def parsed(self, text: str) -> tuple[str, list[JsonObject]]:
-        """Returns the content of a whole text, and its calls."""
+        """Returns the content of a complete answer, and the tool calls in it."""
         if self.form is None:
             return text.strip(), []
         written = self.form.read(text.strip(), read_tools(self.fields.tools))
@@ -217,31 +217,31 @@ class _Answer:
 
 
 class _Shown:
-    """The part of one text that a stream has sent, without white space around the answer."""
+    """How much of a text a stream has sent; white space around the answer is not sent."""
 
     def __init__(self, form: CallForm | None) -> None:
         self._form, self._text, self._shown = form, "", 0
 
     def take(self, text: str, *, last: bool) -> str:
-        """Returns the new part of the answer that can be shown, given more of the text."""
+        """Takes new text, and returns the new part of the answer that can be sent."""
         self._text += text
         if self._shown == 0:
             self._text = self._text.lstrip()
-        # The text may contain the beginning of a call, which is not shown.
+        # The text may contain the beginning of a tool call, which is not sent.
         visible = len(self._text) if self._form is None else self._form.begins_call(self._text)
         end = len(self._text[:visible].rstrip())
         shown, self._shown = self._text[self._shown : end], max(end, self._shown)
-        # The caller sends the end of a text that may have calls, because it parses the whole text.
+        # If there may be tool calls, the caller parses the whole text and sends its end.
         return "" if last and self._form is not None else shown
 
     @property
     def whole(self) -> str:
-        """The text, without white space before it."""
+        """The text so far, without leading white space."""
         return self._text
 
     @property
     def number(self) -> int:
-        """The number of characters shown."""
+        """The number of characters that have been sent."""
         return self._shown
 
 

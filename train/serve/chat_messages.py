@@ -43,8 +43,8 @@ def checked(value: JsonFields, types: Mapping[str, object], field: str, place: s
 
     Args:
         value: the object.
-        types: path of a field → its type.
-        field: the field of the request that has the object.
+        types: path of a field, with dots → its type.
+        field: the field of the request that contains the object.
         place: the position of the object in the request, for messages.
 
     Raises:
@@ -126,7 +126,7 @@ def _bracketed(call: ToolCall) -> str:
 
 
 def with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Returns the messages with a text at the end of the system message, which comes first."""
+    """Returns the messages with a text appended to the system message, which is made if missing."""
     first, rest = {"role": "system", "content": ""}, messages
     if messages[0].get("role") == "system":
         first, *rest = messages

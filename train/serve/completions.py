@@ -74,7 +74,7 @@ class CompletionFields(TextFields):
 
 @dataclasses.dataclass
 class _Echo:
-    """A prompt that is repeated before its completion, and its scores."""
+    """A prompt that the answer repeats before the completion, and the scores of its tokens."""
 
     text: str
     ids: list[int]
@@ -82,13 +82,13 @@ class _Echo:
 
 
 def head(model: Served, kind: str, prefix: str) -> JsonObject:
-    """Returns the first fields of every answer."""
+    """Returns the fields that every answer begins with."""
     identity = f"{prefix}-{uuid.uuid4().hex}"
     return {"id": identity, "object": kind, "created": int(time.time()), "model": model.name}
 
 
 def usage(works: Sequence[TextWork], written: Mapping[int, int], prompts: int) -> JsonObject:
-    """Returns the numbers of tokens of a request.
+    """Returns the token counts of a request (`usage`).
 
     Args:
         works: its texts.
@@ -200,10 +200,10 @@ class _Answer:
         """Returns a choice, or a part of it.
 
         Args:
-            index: the number of the text.
+            index: the index of the text in the answer.
             piece: the new part of the text; None if nothing is generated.
-            offset: the number of characters of earlier parts. If the offset is 0, the prompt comes
-              first.
+            offset: the number of characters in the earlier parts of this text. If it is 0, the part
+              begins with the prompt, if prompts are repeated.
         """
         echo = None if offset else self.echoes[index // self.fields.n]
         reason = "length" if piece is None else FINISH[piece.reason]
@@ -254,7 +254,7 @@ class _Answer:
             return None
         named: JsonObject = {}
         for one, value in [*row[:number], (token, score)]:
-            # Tokens that are parts of characters may have the same text.
+            # Several tokens may have the same text, if each is only a part of a character.
             named.setdefault(self.tokenizer.decode([one], False), value)
         return named
 

@@ -23,13 +23,13 @@ from ...data.common.fields import NonNegativeInt, Positive, PositiveInt
 from .fields import ApiError
 
 Work = TypeVar("Work")
-"""The work of a task: what its worker reads."""
+"""The work of a task: the object that its worker reads."""
 Event = TypeVar("Event")
-"""The events of a task: what its worker sends."""
+"""The events of a task: the objects that its worker sends."""
 IDLE_TIME = 1.0
-"""Seconds without work after which the engine compiles a further program."""
+"""Seconds without work after which the engine compiles one more program."""
 STOP_TIME = 1.0
-"""Seconds within which the step of the engine must end, when the server ends."""
+"""Seconds that the server, when it ends, waits for the engine's current step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Job(Generic[Event]):
         self._events: collections.deque[Posted[Event]] = collections.deque()
         self._arrived = asyncio.Event()
         limit = engine.limits.time_limit
-        # OpenAI's library sends a failed request again unless this header forbids it.
+        # OpenAI's client library sends a failed request again unless this header forbids it.
         late = ApiError(
             504,
             f"the request took longer than {limit:g} s: request fewer tokens",
@@ -236,7 +236,7 @@ class Engine:
         return not self._thread.is_alive()
 
     def check_admission(self, tokens: int = 0) -> None:
-        """Checks that there is space for another job.
+        """Checks that the queue has space for another job.
 
         Args:
             tokens: its tokens.
@@ -371,7 +371,9 @@ class Engine:
                 return False
             message()
             compiles = False
-            deadline = time.monotonic()  # take the other messages, but do not wait any more
+            deadline = (
+                time.monotonic()
+            )  # take the other messages that have arrived, but do not wait for more
 
     def _step(self, worker: AnyWorker) -> None:
         try:

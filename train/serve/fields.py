@@ -43,10 +43,10 @@ class ApiError(Exception):
 
         Args:
             status: the HTTP status.
-            message: one line: the thing, the value, the remedy.
+            message: one line that says what is wrong, which value was given, and the remedy.
             param: the wrong field of the request, if any.
             code: a short name of the problem, for programs.
-            headers: further headers of the response, such as `Retry-After`.
+            headers: additional headers of the response, such as `Retry-After`.
         """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
@@ -122,6 +122,7 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
         message = "the body has too many levels of lists: send fewer"
         raise ApiError(400, message, code="invalid_value") from None
     except UserError as error:
-        # An error about several fields has only a message, so name the first field in the message.
+        # An error about several fields does not say which of them is wrong, so report the one that
+        # its message names first.
         name = next(filter(known.__contains__, str(error).split()), None)
         raise ApiError(400, str(error), name, "invalid_value") from None

@@ -63,13 +63,14 @@ class TextWork:
     streamed: bool
     """Whether pieces are sent while the text grows."""
     ends: Callable[[str], int | None] | None = None
-    """Returns the index where the text ends for another reason, such as a tool call, or None."""
+    """Returns the index at which a text must end, for example after a tool call, or None if it need
+    not."""
     alternatives: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
     created: float = dataclasses.field(default_factory=time.monotonic)
     first_token: float = 0.0
     """Seconds until the first token."""
     shown: int = 0
-    """The number of tokens that were sent."""
+    """The number of tokens that have been sent."""
 
     def grow(self, tokens: list[int], log_probabilities: list[float]) -> None:
         """Appends new tokens."""
@@ -79,7 +80,7 @@ class TextWork:
             self.growing.text, self.growing.reason = self.growing.text[:end], "stop"
 
     def piece(self) -> Piece | None:
-        """Returns the new part of the text, or None if no further character is settled."""
+        """Returns the new part of the text, or None if no new character is final."""
         growing = self.growing
         # A stream sends only characters that no later token can change.
         text = growing.take_settled() if self.streamed else growing.text
@@ -104,7 +105,7 @@ class GenerationWorker:
 
     Args:
         generator: the model.
-        settings: the number of texts that grow at once, and the programs of the warm-up.
+        settings: how many texts grow at once, and which programs are compiled in the warm-up.
         log: called with lines about the warm-up.
     """
 
@@ -181,10 +182,10 @@ class GenerationWorker:
             self.cancel(task)
 
     def warm_up(self) -> list[Callable[[], None]]:
-        """Compiles the programs of one short text, or all programs; logs which programs remain.
+        """Compiles the programs for one short text, or all programs; logs which are not compiled.
 
         Returns:
-            Functions that compile the programs of several short texts.
+            Functions that compile the programs for several short texts.
         """
         batch, settings = self.batch, self._settings
         longest, samplings = max(1, settings.warm_up_length), PLAIN
@@ -248,7 +249,7 @@ class ScoringWorker:
         self._waiting.clear()
 
     def warm_up(self) -> tuple[()]:
-        """Compiles the program of each length, if all programs are compiled."""
+        """Compiles the program for each length, if the settings request all programs."""
         longest = self._generator.max_length if self._settings.warm_up_all else 0
         for length in dict.fromkeys(read_length(n, longest) for n in range(1, longest + 1)):
             self._generator.token_scores([0] * length, MOST_ALTERNATIVES)
@@ -329,7 +330,7 @@ def make_works(
 
 
 def num_tokens(works: list[TextWork]) -> int:
-    """Returns the number of tokens that texts add to the queue."""
+    """Returns how many tokens the texts count toward the limit of the queue."""
     return sum(len(work.ids) + work.limit for work in works)
 
 

@@ -1,4 +1,4 @@
-"""The figures of `/metrics`, in the form of Prometheus."""
+"""The figures that `/metrics` reports, in the format of Prometheus."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -81,7 +81,7 @@ class Metrics:
             self.tokens.labels(model, "text").inc(work.growing.num_chosen)
 
     def watch_rows(self, model: str, read: Callable[[], float]) -> None:
-        """Adds a gauge of the number of texts that a model generates, which `read` returns."""
+        """Adds a gauge of how many texts a model is generating; `read` returns the number."""
         self._rows.labels(model).set_function(read)
 
     def text(self) -> bytes:

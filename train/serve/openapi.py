@@ -57,7 +57,7 @@ def fields_schema(cls: Any) -> Schema:
     """Returns the JSON Schema of a dataclass."""
     hints, docs = get_type_hints(cls, include_extras=True), field_docs(cls)
     fields = dataclasses.fields(cls)
-    # A field without a default has the value MISSING in both attributes.
+    # For a field without a default, `default` and `default_factory` are both MISSING.
     required = [x.name for x in fields if x.default is x.default_factory]
     return {
         "type": "object",

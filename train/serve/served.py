@@ -36,7 +36,7 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
     Args:
         names: for each model a run folder, a folder in the Hugging Face format, a name on the hub,
           or NAME=FOLDER. The name defaults to the last part of the folder.
-        settings: the settings that batch texts to embed, score, classify and translate.
+        settings: how texts to embed, score, classify and translate are batched.
         log: called with lines about the models.
 
     Raises:

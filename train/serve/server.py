@@ -31,8 +31,8 @@ GRACE = 7.0
 HEAD_TIME = 30.0
 """Seconds within which a client must send the head of a request."""
 SWITCH_INTERVAL = 0.0005
-"""Seconds after which a Python thread yields. By default the engine may wait ten times as long for
-the thread of the connections after each call."""
+"""Seconds after which a Python thread yields. With Python's default, which is ten times as long,
+the engine may wait that long after each call for the thread that serves the connections."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """The signals that end the server."""
 KEY_VARIABLE = "FLAXZOO_API_KEY"
@@ -80,8 +80,7 @@ class Address:
             found = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            # Prefer an IPv4 address, because clients of a host with both kinds of addresses try
-            # IPv4 too.
+            # Prefer an IPv4 address: if a host has IPv4 and IPv6 addresses, clients try both.
             family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
             with contextlib.ExitStack() as closed:
                 bound = closed.enter_context(socket.socket(family, kind))
@@ -113,7 +112,7 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # uvicorn's timer of idle connections ends with the first byte of the next head.
+        # uvicorn's timer of idle connections stops at the first byte of the next request.
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -170,7 +169,7 @@ class _Server(uvicorn.Server):
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Ends the process, which has not begun to listen."""
+    """Ends the process at a signal that arrives before the server listens."""
     del number, frame
     sys.stdout.flush()
     os._exit(0)
@@ -215,7 +214,7 @@ def serve(
         names: the models; see `open_models`.
         address: the address to listen on.
         limits: the limits of the queue and of each request.
-        rows: the settings that batch texts to embed, score, classify and translate.
+        rows: how texts to embed, score, classify and translate are batched.
         log: called with lines about the start and the end.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Endpoints about the server: its models, health and figures, and tokens of texts."""
+"""Endpoints about the server (models, health, figures), and endpoints that tokenize texts."""
 
 import asyncio
 import dataclasses
@@ -24,8 +24,8 @@ class TokenizeFields(Checked):
     """The text."""
     add_special_tokens: bool = True
     """Whether to add the special tokens that the tokenizer puts around a text. If False, the name
-    of a control token, such as `<|endoftext|>`, becomes this token; otherwise such names are
-    ordinary text."""
+    of a control token in the text, such as `<|endoftext|>`, is read as this token; if True, such
+    names are ordinary text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

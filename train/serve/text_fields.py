@@ -20,8 +20,8 @@ from ...models.decoding.serving.row_sampling import Penalty, TextSampling
 from ...models.text.generate import merged_request
 
 MOST_CHOICES, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 8, 16, 200, 1024
-"""The largest `n`, the number of stop strings, their length in characters, and the number of tokens
-in `logit_bias`."""
+"""Upper bounds: of `n`, of the number of stop strings, of their length in characters, and of the
+number of tokens in `logit_bias`."""
 
 Choices = Annotated[int, Range(least=1, most=MOST_CHOICES)]
 Bias = Annotated[float, Range(least=-100, most=100)]
@@ -35,7 +35,7 @@ class StreamOptions(Checked):
     """Settings of a stream."""
 
     include_usage: bool = False
-    """Whether the last part of a stream has the numbers of tokens."""
+    """Whether the last chunk of a stream includes the token counts (`usage`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class TextFields(Checked):
     repetition_penalty: Repetition | None = None
     """A value above 1 makes tokens of the prompt and the text less likely."""
     presence_penalty: Penalty = 0.0
-    """A number that is subtracted from the logits of tokens that occur in the text."""
+    """A number that is subtracted from the logit of each token that occurs in the text."""
     frequency_penalty: Penalty = 0.0
     """A number that is subtracted from the logit of a token for each of its occurrences in the
     text."""
@@ -94,7 +94,7 @@ class TextFields(Checked):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
+        """Whether a stream ends with the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, stored: Mapping[str, JsonValue], *, alternatives: int = 0) -> TextSampling:
@@ -122,7 +122,7 @@ class TextFields(Checked):
 
 
 def seeds_of(fields: TextFields, number: int) -> list[int]:
-    """Returns a seed for each prompt: the given seed and the following, or random seeds."""
+    """Returns a seed for each prompt: the given seed, plus 0, 1, 2, …; or random seeds."""
     first = secrets.randbelow(SEEDS) if fields.seed is None else fields.seed
     return [(first + i) % SEEDS for i in range(number)]
 

@@ -1,4 +1,4 @@
-"""The configuration of a recipe or a run with settings that replace its fields.
+"""Makes the configuration of a recipe or of a run, and replaces fields of it by settings.
 
 A setting is a field with dots for nested fields: `optimizer.peak_learning_rate`. This module reads
 the settings that Python, files and the command line give. This file imports only what is needed to
@@ -67,7 +67,7 @@ def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig
     known = {x.name for x in settings_of(config, with_text=False)} | {OBJECTIVE}
     flags = [f"--{x.replace('_', '-')}" for x in sorted(known)]
     for setting in settings:
-        # Python names fields, and the remedy names options.
+        # A caller from Python gave names of fields, but the message would name options.
         remedy = re.sub(
             r"--([\w.-]+)", lambda x: x[1].replace("-", "_"), remedy_for(setting, flags)
         )
@@ -139,7 +139,7 @@ def starting_config(
     if preset is None and named.of_model is not None and init_from and opens:
         config = _config_for(name, init_from, command, run) or config
     kind, own = given.get(OBJECTIVE), config.objective
-    # A default objective changes with the data; an objective that the user names does not.
+    # If the kind of data changes, so does a default objective, but not one that the user named.
     if kind is None or (kind == own.kind and not own.is_default):
         return config
     return dataclasses.replace(config, objective=objective_for(config.data, kind))
@@ -199,12 +199,12 @@ def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Con
             values[field.name] = tuple(x) if isinstance(x := given[name], list) else x
     # Errors of nested configurations then name the whole field, such as `model.num_layers`.
     with named_below(prefix):
-        # A default objective has a mark, which a copy does not have.
+        # A default objective carries a mark, which is lost if the objective is copied.
         return dataclasses.replace(config, **values) if values else config  # pyright: ignore[reportArgumentType]
 
 
 def _config_for(name: str, init_from: str, command: str, run: Path | None) -> TrainConfig | None:
-    """Returns the recipe for a run that starts from a model, or None if the model is not available.
+    """Returns the recipe for a run that starts from a model, or None if the model is missing.
 
     `plan` and `bench` download nothing.
     """
@@ -214,12 +214,12 @@ def _config_for(name: str, init_from: str, command: str, run: Path | None) -> Tr
 
         if run is not None and (resumed := _resumed(name, init_from, run)) is not None:
             return resumed
-        # Training reports a missing model later.
+        # If the model is missing, training reports it later.
         with contextlib.suppress(FileNotFoundError):
             folder = local_folder(init_from)
     if not (folder / CONFIG_FILE).is_file():
         return None
-    # `flaxzoo bench` runs on machines that lack the packages of this import.
+    # Import late: `flaxzoo bench` runs on machines that lack the packages that this module needs.
     from ..runs.load_run import begin_with
 
     return begin_with(name, folder)

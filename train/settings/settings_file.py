@@ -58,7 +58,7 @@ def _words(setting: str, value: Any) -> Iterator[str]:
 
 
 def write_settings(file: Path, config: TrainConfig) -> None:
-    """Writes the recipe that is nearest to a configuration, and the settings that differ from it.
+    """Writes a file: the recipe nearest to a configuration, and the settings that differ from it.
 
     Raises:
         UserError: No recipe trains this kind of model on this kind of data.
@@ -82,7 +82,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
 
 
 def _recipes_like(config: TrainConfig) -> Iterator[dict[str, Any]]:
-    """Yields recipes with the same kinds of model and data, as settings."""
+    """Yields the recipes with the same kinds of model and data, each as a dict of settings."""
     # A run that starts from a model has the sizes of that model, not of the recipe.
     start = {} if config.init_from is None else {"init_from": config.init_from}
     for name, named in RECIPES.items():
@@ -110,18 +110,19 @@ def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | N
         given = {**choice, **_differing(base, config)}
         known = {x: value for x, value in given.items() if x not in (RECIPE, "preset", OBJECTIVE)}
         made = with_settings(base, known)
-        # A head is not a setting: another recipe of the same data may have another head.
+        # The head is not a setting, so compare it here: another recipe for the same data may have
+        # another head.
         same = made.model.head == config.model.head or config.init_from is not None
         return given if same and not _differing(made, config) else None
     return None
 
 
 def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
-    """Returns the fields of `config` that differ from `base` and are settings."""
+    """Returns those fields of `config` that differ from `base` and that a user can set."""
     stated, usual = flatten(to_dict(config)), flatten(to_dict(base))
-    # These fields follow from other settings.
+    # These fields are determined by other settings.
     implied = ("data.kind", OBJECTIVE, *DERIVED)
-    # A file describes a single stage.
+    # A file describes a single stage of a run, so leave out the fields of earlier stages.
     implied += tuple(x for x in stated if x.partition(".")[0] in INTERNAL)
     if config.init_from is not None:
         taken = ("model.", "data.tokenizer.")

@@ -41,9 +41,9 @@ class SamplingArguments(ContextArguments):
     """The settings that choose tokens."""
 
     max_new_tokens: NewTokens | None = None
-    """Longest continuation, in tokens. By default 200. (A folder in the Hugging Face format, or a
-    run imported from such a folder, may set other defaults for this option and the next options in
-    generation_config.json.)"""
+    """Longest continuation, in tokens. By default 200. (For a folder in the Hugging Face format, or
+    a run imported from one, generation_config.json may set other defaults for this option and the
+    options below.)"""
     do_sample: bool | None = None
     """Sample tokens; --no-do-sample takes the most probable token each time. By default, tokens are
     sampled, unless the folder or another option turns sampling off."""
@@ -83,8 +83,8 @@ class DecodingArguments(SamplingArguments):
     num_return_sequences: PositiveInt | None = None
     """Continuations of each prompt. By default 1."""
     batch_size: PositiveInt = 8
-    """With many prompts: the number of completions generated at once. When a completion ends, the
-    next completion begins.
+    """With many prompts: the number of completions that are generated at once. When one of them
+    ends, the next one begins.
     """
     assistant_model: str | None = None
     """A smaller model with the same tokenizer: a run folder, a folder in the Hugging Face format,

@@ -58,7 +58,7 @@ def attend_command(arguments: list[str]) -> None:
     if parsed.output is not None:
         # Check the path before the model is loaded, to fail fast.
         check_output_path(parsed.output, "-")
-    # Compute the weights of all layers and heads; the output shows a part of them.
+    # Compute the weights of all layers and heads; the options choose which are shown.
     attend = TextAttention.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     attention = attend(parsed.text, target=parsed.target, part=parsed.part, by_token=parsed.tokens)
     if parsed.json:

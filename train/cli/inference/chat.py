@@ -111,7 +111,7 @@ def chat_command(arguments: list[str]) -> None:
 
 
 def _tool(name: str) -> "Tool":
-    """Returns a tool by its name; this function opens an index, because an index needs a model."""
+    """Returns a tool by its name; opens an index here, because searching it needs a model."""
     from ....models.text.chat.tools.named import named_tool
     from ...search.tool import search_index
 

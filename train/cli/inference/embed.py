@@ -83,7 +83,8 @@ def embed_command(arguments: list[str]) -> None:
     if parsed.normalize is not None:
         settings = settings.normalized(parsed.normalize)
     vectors = embedder.with_settings(settings)(texts, log, prompt_name=parsed.prompt_name)
-    # The layers of the settings precede the cut to the dimensions that the model keeps.
+    # The model may drop dimensions after its settings have normalized the vectors, so normalize
+    # them again.
     if parsed.normalize:
         vectors = normalized(vectors)
     # Write the whole file at once, so that a failure leaves no partial file.

@@ -90,7 +90,7 @@ def evaluate_command(arguments: list[str]) -> None:
     parsed = parse(EvaluateArguments, arguments, "flaxzoo evaluate")
     _check(parsed)
     enable_compilation_cache()
-    # `_check` has refused options of other modes, so that at most one mode is chosen here.
+    # `_check` has refused combinations of modes, so at most one of these modes is chosen.
     if parsed.tasks is not None:
         _evaluate_tasks(parsed, parsed.tasks)
     elif parsed.shots:

@@ -19,10 +19,10 @@ class PredictArguments(ModelArguments):
     """The file of examples; - reads standard input. Sequence classification: one text per line, or
     two separated by a tab; JSON lines, or a .csv or .tsv table with a line of names, whose fields
     are text and text_b, premise and hypothesis, or the like. Next-sentence prediction (a
-    pretraining run): two texts separated by a tab. Token classification: words in the first CoNLL
-    column, or one text per line. Question answering: SQuAD's JSON, or JSON lines with "context" and
-    "question". Multiple choice: JSON lines with "context" and "choices". The score of a regression
-    is the unchanged output of the model. The score of a cross-encoder (a folder of
+    pretraining run): two texts separated by a tab. Token classification: a CoNLL file, whose first
+    column has the words, or one text per line. Question answering: SQuAD's JSON, or JSON lines with
+    "context" and "question". Multiple choice: JSON lines with "context" and "choices". The score of
+    a regression is the unchanged output of the model. The score of a cross-encoder (a folder of
     sentence-transformers, or a run of the recipe rerank) has the activation that CrossEncoder
     applies."""
     yes_no: bool = False

@@ -46,7 +46,7 @@ def serve_command(arguments: list[str]) -> None:
     from ...serve.engine import Limits
     from ...serve.server import Address, serve
 
-    # Divide the options among the parts of the server.
+    # Each dataclass of the server's settings takes its fields from the options.
     limits = Limits(parsed.max_requests, parsed.max_tokens, parsed.time_limit)
     address = Address(parsed.host, parsed.port, parsed.api_key_file)
     rows = RowSettings(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(RowSettings)})

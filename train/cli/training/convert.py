@@ -38,7 +38,8 @@ class ExportArguments:
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
     output: OutputPath
-    """The folder to create (forms huggingface, stablehlo and peft), or the file."""
+    """The folder to create (for the forms huggingface, stablehlo and peft), or the file to create.
+    """
     form: Literal["huggingface", "safetensors", "npz", "stablehlo", "peft"] = "huggingface"
     """huggingface: a folder for transformers. safetensors, npz: the arrays under flaxzoo's own
     parameter paths. stablehlo: the forward pass as a program that needs only jax, with its

@@ -69,7 +69,7 @@ def list_command(arguments: list[str]) -> None:
             rows.append((name, f"{parameters:,}", preset.published, size, context, preset.paper))
             if preset.note:
                 notes.setdefault(preset.note, []).append(name)
-        # Align the columns: numbers to the right, names and papers to the left.
+        # Align columns of numbers to the right, and columns of names and papers to the left.
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *numbers, paper in rows:
             aligned = [f"{x:>{width}}" for x, width in zip(numbers, widths[1:], strict=False)]

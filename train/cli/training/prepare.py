@@ -86,5 +86,5 @@ def prepare_command(arguments: list[str]) -> None:
 
 
 def _written(folder: Path) -> set[tuple[Path, int]]:
-    """Returns the summary file of each shard in a folder, with its time of modification."""
+    """Returns the summary file of each shard in a folder, with the file's modification time."""
     return {(path, path.stat().st_mtime_ns) for path in folder.glob(f"{SHARDS}/*/{SUMMARY}")}

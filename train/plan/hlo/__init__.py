@@ -1,1 +1,1 @@
-"""Reads the text of compiled programs: their instructions, matmuls, memory and collectives."""
+"""Parses the text of compiled programs, and counts FLOPs, memory traffic and collectives."""

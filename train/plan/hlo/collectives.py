@@ -1,4 +1,4 @@
-"""Finds the collectives of a compiled program: kind, bytes sent, runs and group of devices."""
+"""Finds the collectives of a compiled program, with what they send, how often and to whom."""
 
 import dataclasses
 import math
@@ -11,7 +11,8 @@ from ...engine.grad_cache import OUTPUTS
 from .parser import Computation, HloProgram, Instruction, integers, root
 
 OF_OUTPUTS = " of output vectors"
-"""The end of the kind of a collective that a loss needs to compare the examples of a batch."""
+"""This ends the kind of a collective that gathers output vectors, because the loss compares the
+examples of a batch."""
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -36,13 +37,13 @@ class CollectiveOp:
     """Bytes that each device of a ring of n devices sends in one run: (n - 1) / n of the whole
     array, and twice as many for an all-reduce."""
     count: int
-    """Number of runs in a step."""
+    """How often the instruction runs in a step."""
     group: tuple[int, ...]
-    """Indices of the devices of the first group in the mesh."""
+    """The devices of the first group, as indices into the mesh."""
 
 
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
-    """Returns the collectives in one run of a program, except within a single device."""
+    """Returns the collectives in one run of a program, except those of a single device."""
     found: dict[str, CollectiveOp] = {}
     alone = {id(instruction) for instruction, _, _ in program.instructions()}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
@@ -63,7 +64,7 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
         if is_start and kind != "all-reduce":
             result_bytes -= operand_bytes
         bytes_sent = _ring_bytes(kind, operand_bytes, result_bytes, len(group))
-        # The compiler may join an all-reduce of vectors with all-reduces of gradients.
+        # The compiler may combine an all-reduce of output vectors with all-reduces of gradients.
         is_joined = kind == "all-reduce" and len(instruction.arrays) > 1
         if source and OUTPUTS in source[1] and not is_joined:
             kind += OF_OUTPUTS
@@ -72,7 +73,7 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
 
 
 def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
-    """Yields each collective's kind, instruction, operand bytes and number of runs."""
+    """Yields each collective's kind, instruction, bytes of operands, and how often it runs."""
     for instruction, computation, runs in program.instructions(fused=True):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
@@ -101,8 +102,8 @@ def _ring_bytes(kind: str, operand_bytes: int, result_bytes: int, num_devices: i
 def _between_slices(program: HloProgram, num_devices: int) -> Iterator[CollectiveOp]:
     """Yields the collectives between slices, which the TPU compiler delegates to the hosts.
 
-    Such collectives are printed as `send` instructions; each device has an instruction for its part
-    of the array.
+    Such collectives are printed as `send` instructions; each device sends its part of the array
+    with such an instruction.
     """
     for instruction, _, runs in program.instructions():
         kind = _MEGASCALE_KIND.search(instruction.attributes)
@@ -157,13 +158,13 @@ def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int
     """
     spanned = {name: (before, size) for name, before, size in _USED_AXIS.findall(used)}
     # Split every axis into three: before the spanned part, the part, and after it. A group has all
-    # indices of the part, and the first group has index 0 on the other axes.
+    # indices of the part; the first group has index 0 on both other axes.
     shape: list[int] = []
     index: list[int | slice] = []
     for name, digits in _MESH_AXIS.findall(axes):
         length = int(digits)
         before, size = spanned.get(name, ("1", "1"))
-        # Without numbers the group spans the whole axis.
+        # If the axis has no numbers after it, the group spans the whole axis.
         before, size = (int(before), int(size)) if before else (1, length)
         shape += [before, size, length // before // size]
         index += [0, slice(None), 0]

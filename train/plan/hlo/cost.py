@@ -30,7 +30,7 @@ def matmul_flops(program: HloProgram) -> int:
 def _dot_flops(dot: Instruction, computation: Computation) -> int:
     left = computation[dot.operands[0]].arrays[0].shape
     found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
-    # `depth` is k, and the result has m · n elements.
+    # `depth` is k of the matmul, and the result has m · n elements.
     depth = math.prod(left[axis] for axis in integers(found[1] if found else ""))
     return 2 * depth * math.prod(dot.arrays[0].shape)
 
@@ -114,14 +114,14 @@ def _instruction_bytes(
         return instruction.arrays[1].bytes
     if opcode in ("fusion", "fusion-start") and instruction.called:
         return _fusion_bytes(instruction, computation, program)
-    # An asynchronous copy from or to main memory.
+    # An asynchronous copy between main memory and on-chip memory.
     if opcode.endswith("-start"):
         return instruction.arrays[0].bytes if instruction.arrays else 0
     operands = [computation[name] for name in instruction.operands if name in computation]
-    # Reads and writes the slice.
+    # The instruction reads the slice from the array, and writes it to the result.
     if opcode in _SLICES:
         return 2 * instruction.hbm_bytes
-    # The update is read, and written in place.
+    # The update is read from its operand, and written into the array in place.
     if opcode == "dynamic-update-slice":
         return 2 * operands[1].hbm_bytes
     return instruction.hbm_bytes + sum(x.hbm_bytes for x in operands)

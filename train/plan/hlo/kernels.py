@@ -11,7 +11,7 @@ MATMULS = {
     "dkv": (2, 2),  # Q Kᵀ again and dK; dO Vᵀ and dV
     "bwd": (3, 2),  # Q Kᵀ again, dQ and dK; dO Vᵀ and dV
 }
-"""Phase of attention → number of matmuls over the key size and over the value size."""
+"""Phase of attention → how many matmuls have the size of keys, and how many the size of values."""
 PREFIXES = {
     f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for phase in ("fwd", "dq", "dkv")
 }
@@ -83,7 +83,7 @@ def _splash_flops(call: Instruction, computation: Computation, phase: str) -> in
 
 
 def _computed_fraction(block_mask: tuple[int, ...]) -> float:
-    """Returns the fraction of all blocks that a causal or banded kernel computes.
+    """Returns which fraction of all blocks a causal or banded kernel computes.
 
     Args:
         block_mask: Shape [N, rows, columns] of the block mask. A row has the diagonal block and the

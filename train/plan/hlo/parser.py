@@ -56,7 +56,8 @@ class Instruction:
     operands: tuple[str, ...]
     """Names of the instructions whose results are the operands."""
     attributes: str
-    """Text after the operands. For constants and parameters also the text in parentheses."""
+    """The text after the operands. For constants and parameters, it includes the text in
+    parentheses."""
     result: str
     """Printed type of the result."""
     is_root: bool
@@ -123,7 +124,7 @@ class HloProgram:
     """Name of the first computation."""
 
     def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, float]]:
-        """Yields every computation that runs with its number of runs.
+        """Yields every computation that runs, with how often it runs.
 
         Each of the n branches of a conditional is counted as 1 / n runs, as if the branches took
         turns.
@@ -136,7 +137,7 @@ class HloProgram:
     def instructions(
         self, *, fused: bool = False
     ) -> Iterator[tuple[Instruction, Computation, float]]:
-        """Yields the instructions of `runs`, each with its computation and number of runs."""
+        """Yields each instruction that runs, with its computation and how often it runs."""
         for computation, count in self.runs(fused=fused):
             for instruction in computation.values():
                 yield instruction, computation, count
@@ -149,7 +150,7 @@ class HloProgram:
                 yield from self._runs(called, count * times, fused)
 
     def _called(self, instruction: Instruction, fused: bool) -> list[tuple[str, float]]:
-        """Returns the computations that an instruction runs, with their numbers of runs."""
+        """Returns the computations that an instruction runs, and how often it runs each of them."""
         opcode = instruction.opcode
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
@@ -180,7 +181,7 @@ class HloProgram:
         return -(-max(limits, default=1) // self._loop_step(loop, condition))
 
     def _loop_step(self, loop: Instruction, condition: Computation) -> int:
-        """Returns the increment of the loop's counter per run, for example 2 if unrolled once."""
+        """Returns how much a loop's counter grows in a run, for example 2 if unrolled once."""
         body = self.computations[loop.attribute("body")]
         # The condition reads the counter from the loop's state by its index.
         read = next((x for x in condition.values() if x.opcode == "get-tuple-element"), None)

@@ -83,7 +83,7 @@ def _rows(split: DataSplit) -> list[Row]:
     """Returns the sequences of encoded examples; a long example may have several sequences."""
     examples: Any = split.examples
     arrays = [examples.example(0, i) for i in range(examples.num_examples)]
-    # Only arrays of equal shapes can be in one batch.
+    # Only examples whose arrays have equal shapes can be in one batch.
     return [
         Row(row, token_length(row), tuple((name, x.shape) for name, x in row.items()))
         for row in arrays

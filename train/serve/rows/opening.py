@@ -24,10 +24,11 @@ class Kind:
 
     Attributes:
         name: its name in `Served.workers`.
-        fits: returns whether a model with a configuration does this kind of work.
-        make: returns the function of the rows, given a folder and its model; None if the files in
-          the folder do not suit this kind of work.
-        shapes: returns the numbers of rows and lengths to compile before the first request.
+        fits: returns whether a model with a given configuration does this kind of work.
+        make: returns the function that computes rows, given a folder and its model; None if the
+          files in the folder do not suit this kind of work.
+        shapes: returns the batch shapes (number of rows, padded length) to compile before the first
+          request.
     """
 
     name: str
@@ -42,7 +43,7 @@ KINDS = (
     Kind(rerank.KIND, rerank.fits, rerank.rerank_function),
     Kind(translate.KIND, translate.fits, translate.translation_function, shapes_of_searches),
 )
-"""All kinds. The last kind that a model supports is the most specific."""
+"""All kinds. If a model supports several of these kinds, the last one is the most specific."""
 ENDPOINTS = (
     *(*embeddings.EMBEDDINGS, *rerank.RERANK),
     *(*classify.CLASSIFY, *translate.TRANSLATE),
@@ -75,8 +76,8 @@ def row_functions(folder: str, loaded: Loaded) -> tuple[dict[Kind, RowFunction],
         loaded: the model and its parameters.
 
     Returns:
-        The function of each kind of work, and a line about each kind of work that the folder does
-        not support.
+        The function of each kind of work, and a log line about each kind that the model supports
+        but the folder does not.
     """
     functions: dict[Kind, RowFunction] = {}
     refused: list[str] = []
@@ -100,7 +101,7 @@ def row_workers(
     log: LogFn,
     is_main: bool = True,
 ) -> dict[str, RowWorker]:
-    """Returns the workers of a model.
+    """Returns the workers of a model, one for each kind of work.
 
     Args:
         name: the name of the model in requests.

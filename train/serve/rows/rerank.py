@@ -34,18 +34,19 @@ class RerankFields(Checked):
     query: str
     """The query."""
     texts: tuple[str, ...] | None = None
-    """The documents, for an answer in the form of text-embeddings-inference: a list."""
+    """The documents. With this name, the answer has the form of text-embeddings-inference: a list.
+    """
     documents: tuple[str | Mapping[str, str], ...] | None = None
-    """The documents, or objects with a field `text`, for an answer in the form of Cohere and Jina:
-    an object with `results`."""
+    """The documents, or objects with a field `text`. With this name, the answer has the form of
+    Cohere and Jina: an object with `results`."""
     top_n: PositiveInt | None = None
     """The number of documents to return. Defaults to all documents."""
     raw_scores: bool = False
     """Return logits instead of scores, without the model's activation."""
     return_text: bool = False
-    """Return `text` with each score, in a list."""
+    """For `texts`: return `text` with each score."""
     return_documents: bool = False
-    """Return `document` with each score, in `results`."""
+    """For `documents`: return `document` with each score."""
     truncate: bool | None = None
     """Truncate pairs that are longer than the model reads. By default, long pairs are rejected for
     `texts`, and truncated for `documents` with a line in `meta.warnings`."""
@@ -74,7 +75,7 @@ class RerankFields(Checked):
 
 
 def fits(config: TransformerConfig) -> bool:
-    """Returns whether a model may give a pair of texts one score."""
+    """Returns whether a model may compute a single score for a pair of texts."""
     return config.head in YesNoScorer.heads or (
         config.head in PairScorer.heads and len(config.labels) == 1
     )

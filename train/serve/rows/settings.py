@@ -1,4 +1,4 @@
-"""The settings that batch texts of several requests."""
+"""The settings that determine how the texts of several requests are batched."""
 
 import dataclasses
 
@@ -12,14 +12,14 @@ class RowSettings(Checked):
     rows: PositiveInt = 16
     """The number of texts that a language model generates at once. More rows take more memory."""
     batch_tokens: PositiveInt = 16_384
-    """The maximum number of tokens, including padding, of the waiting texts that are considered for
-    one batch."""
+    """A batch is chosen among the oldest waiting texts; this is their maximum number of tokens
+    together, including padding."""
     batch_wait: NonNegative = 0.003
     """Seconds that a text waits for other texts before it is embedded, scored or classified."""
     warm_up_length: NonNegativeInt = 64
-    """Programs for texts of at most this many tokens are compiled before the first request, or for
-    several generated texts while the server is idle; 0 compiles the fewest programs. A longer text
-    compiles a program when it arrives."""
+    """Programs for texts of at most this many tokens are compiled before the first request; those
+    that generate several texts at once are compiled while the server is idle; 0 compiles the fewest
+    programs. A longer text compiles a program when it arrives."""
     warm_up_all: bool = False
     """Compile the programs for texts of any length and for all settings of requests before the
     first request. By default, the log lists the programs that compile at first use."""

@@ -19,7 +19,7 @@ from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "translation"
 PART = 8
-"""The number of tokens that a search adds before other work of the server continues."""
+"""The number of tokens that a search adds before the server turns to other work."""
 MOST_BEAMS = 32
 """The maximum number of beams of a request; each beam adds to the memory of a batch."""
 
@@ -35,7 +35,7 @@ class TranslateFields(Checked):
     num_beams: PositiveInt | None = None
     """The number of beams; 1 chooses the best token each time."""
     length_penalty: LengthPenalty | None = None
-    """The exponent of the length, whose power divides the log-probability of a translation."""
+    """The log-probability of a translation is divided by its length to the power of this number."""
     max_tokens: NewTokens | None = None
     """The maximum number of tokens of a translation."""
     n: PositiveInt = 1

@@ -35,7 +35,7 @@ class Row:
 
     Attributes:
         item: what the function of the worker reads.
-        length: its number of tokens.
+        length: the number of tokens of the row.
         group: only rows of equal groups are computed together.
         copies: the number of sequences that the device computes for the row, such as the beams of a
           search.
@@ -49,13 +49,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class RowFunction:
-    """A function of rows that do not depend on each other.
+    """A function that computes a result for each row; the rows do not affect each other.
 
     Attributes:
         front: the model, which encodes the texts of requests.
         compute: returns a result for each given item, in the order of the items.
         longest: the maximum number of tokens of a row.
-        filler: returns an item of a number of tokens, to compile programs with.
+        filler: returns an item with a given number of tokens, to compile programs with.
         in_parts: yields None after each part of a long computation, then what `compute` returns. If
           None, the computation is not divided.
     """
@@ -75,13 +75,14 @@ class RowFunction:
 
 
 class RowWorker:
-    """Computes a function of rows; see `engine.Worker`.
+    """Computes a `RowFunction` for the rows of all requests; see `engine.Worker`.
 
     Args:
         name: the model and the kind of work, for the log.
         function: the function.
         settings: the settings of batches.
-        shapes: the numbers of rows and their padded lengths to compile before the first request.
+        shapes: the batch shapes (number of rows, padded length) to compile before the first
+          request.
         log: called with a line for each compiled program.
         clock: returns the time in seconds.
     """
@@ -102,13 +103,13 @@ class RowWorker:
         self._arrivals: dict[RowTask, float] = {}
         """The arrival time of each waiting task, in order."""
         self._batch: Sequence[RowTask] = ()
-        """The tasks that are computed."""
+        """The tasks of the batch that is being computed."""
         self._parts: Iterator[Sequence[Any] | None] = iter(())
-        """The rest of their computation."""
+        """The remaining parts of this batch's computation."""
 
     @property
     def wait(self) -> float | None:
-        """Seconds until the next step: 0 if a batch is full or computed, None if no row waits."""
+        """Seconds until the next step: 0 if a batch is full or has begun, None if no row waits."""
         if self._batch:
             return 0.0
         oldest = next(iter(self._arrivals), None)
@@ -131,7 +132,7 @@ class RowWorker:
         self._batch = ()
 
     def step(self) -> None:
-        """Computes a part of the batch of the oldest row; sends each task its result at the end."""
+        """Computes one part of the oldest row's batch; after the last part, sends the results."""
         if not self._batch:
             self._batch = self._next_batch()
             for task in self._batch:
@@ -144,7 +145,7 @@ class RowWorker:
             self._batch = ()
             fail_tasks(batch, error)
             return
-        # The next step computes the next part, unless all clients have gone.
+        # The next step computes the next part, unless all clients have disconnected.
         if found is not None or all(task.ended for task in batch):
             self._batch, self._parts = (), iter(())
         if found is not None:
@@ -167,7 +168,8 @@ class RowWorker:
     def _window(self) -> Iterator[tuple[RowTask, int]]:
         """Yields the oldest tasks of one group and their padded lengths, up to `batch_tokens`.
 
-        The number of sequences is limited too, because other work waits for the end of a batch.
+        The number of sequences is limited as well, because the server's other work waits until the
+        batch ends.
         """
         room, first = self.settings.batch_tokens, next(iter(self._arrivals)).work
         # The search pads the number of rows to a power of two.
@@ -175,7 +177,7 @@ class RowWorker:
         group, left = first.group, most if first.copies > 1 else MANY
         for task in self._arrivals:
             tokens = padded_length(task.work.length, self._function.longest)
-            # The oldest row is computed in any case.
+            # Yield the oldest row even if it alone exceeds the limit.
             if tokens > room and room < self.settings.batch_tokens:
                 return
             if task.work.group == group and left:
@@ -190,7 +192,7 @@ class RowWorker:
         return next([tasks[i] for i in batch] for batch, _ in batches if 0 in batch)
 
     def _is_full(self) -> bool:
-        """Returns whether the batch of the oldest row has no space for further rows."""
+        """Returns whether the batch of the oldest row has no space for another row."""
         batch = self._next_batch()
         length = padded_length(max(task.work.length for task in batch), self._function.longest)
         return len(batch) >= padded_rows(MANY, length)
@@ -214,14 +216,14 @@ async def computed(
 
 
 def usage_of(rows: Sequence[Row], written: int = 0) -> dict[str, JsonValue]:
-    """Returns the numbers of tokens that were read and written, in OpenAI's form."""
+    """Returns the counts of tokens that were read and written, as OpenAI's `usage`."""
     read = sum(row.length for row in rows)
     completion: dict[str, JsonValue] = {"completion_tokens": written} if written else {}
     return {"prompt_tokens": read, **completion, "total_tokens": read + written}
 
 
 def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
-    """Returns the numbers of rows and the padded lengths of all batches of short rows."""
+    """Returns the shapes (number of rows, padded length) that batches of short rows may have."""
     most = function.longest
     if not settings.warm_up_all:
         most = min(settings.warm_up_length, most)
@@ -234,5 +236,5 @@ def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[t
 
 
 def shapes_of_searches(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
-    """Returns one text of the shortest length, whose search takes several programs."""
+    """Returns the shape of one text of the shortest length; its search takes several programs."""
     return shapes_of_short_rows(function, settings)[:1]
