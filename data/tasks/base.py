@@ -43,6 +43,9 @@ class DataConfig(Checked, ABC):
 
     kind: ClassVar[str]
     """The name of the kind of data in config.json."""
+    imported_length: ClassVar[int | None] = None
+    """The maximum length of a sequence for an imported model. Defaults to the length of the
+    recipe."""
 
     source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field,
@@ -122,14 +125,15 @@ class DataConfig(Checked, ABC):
         """Whether a prediction gives the probabilities of the labels of a single text."""
         return False
 
-    def of_imported_model(self: D, target: Target) -> D:
+    def of_imported_model(self: D, target: Target, max_length: int) -> D:
         """Returns the configuration of the data of an imported model, whose source is unknown.
 
         Args:
           target: The type of its labels, for a classifier of texts.
+          max_length: The number of tokens that the model reads.
         """
         del target
-        return self
+        return replace(self, length=min(self.imported_length or self.length, max_length))
 
     @abstractmethod
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:

@@ -223,6 +223,7 @@ class LabelledData(RecordData[E]):
     """
     label_field: ClassVar[int] = 0
     """The index of the label among the fields."""
+    imported_length: ClassVar[int | None] = 512  # the length of BERT
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -61,6 +61,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     }
     label_field: ClassVar[int] = 2
     noun: ClassVar[str] = "questions"
+    imported_length: ClassVar[int | None] = 384  # the length of BERT's windows on SQuAD
     field_names: ClassVar[str] = "context,question,answers[,id]"
 
     source: SourceField

@@ -238,9 +238,10 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         """See ``DataConfig``; a source of single texts has the label and one more field."""
         return self.target != "regression" and len(self.fields) == 2
 
-    def of_imported_model(self, target: Target) -> "SequenceClassificationData":
+    def of_imported_model(self, target: Target, max_length: int) -> "SequenceClassificationData":
         """See ``DataConfig``; an imported model reads one or two texts."""
-        return replace(self, target=target, source=IMPORTED, validation=None)
+        data = super().of_imported_model(target, max_length)
+        return replace(data, target=target, source=IMPORTED, validation=None)
 
     def assumed_labels(self) -> tuple[str, ...]:
         """See ``DataConfig``; two labels, or one for regression or a binary target."""

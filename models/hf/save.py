@@ -20,6 +20,10 @@ from .save_weights import FILE_BYTES, Precision, search_fields, write_json, writ
 from .sentence_embedding import EmbeddingSettings, write_embedding_settings
 from .sparse_encoder import SparseSettings, write_sparse_settings
 
+NOTE_ON_PADDING = (
+    "the tokenizer has no padding token other than its end token: in transformers, classify one "
+    "text at a time, or set pad_token_id and pad_token to a token that no text ends with"
+)
 NOTE_ON_SEARCH = (
     "beam search in transformers may choose another translation: flaxzoo divides the score by "
     "((5 + n) / 6)^α and limits a translation to 50 tokens more than its source, but transformers "
@@ -191,6 +195,13 @@ def write_model(
     if translates and tokenizer is not None and settings.generation is None:
         notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
+    # transformers finds the last token of a text by the padding.
+    if (
+        tokenizer is not None
+        and head.name == "sequence_classification"
+        and ids["pad_token_id"] is None
+    ):
+        notes.append(NOTE_ON_PADDING)
     # Ids in the generation settings override the tokenizer's: a model may end its texts with
     # another token.
     stated = settings.generation or {}

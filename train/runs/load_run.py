@@ -81,10 +81,10 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
           exclusive.
     """
     config = recipe(HEADS[model.head].default_recipe)
-    data = dataclasses.replace(config.data, length=min(config.data.length, model.max_length))
     # Without a problem type, transformers treats a classifier with a single label as a regression.
     by_count = "regression" if len(model.labels) == 1 else None
-    data = data.of_imported_model(TARGETS.get(str(problem_type or by_count), "single_label"))
+    target = TARGETS.get(str(problem_type or by_count), "single_label")
+    data = config.data.of_imported_model(target, model.max_length)
     return dataclasses.replace(config, model=model, data=data, sample_prompt=None)
 
 

@@ -1,11 +1,13 @@
 """`models.save`: the folder that `flaxzoo export` writes, from a model in memory."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import torch
 import transformers
 from flaxzoo import data, models, train
 from flaxzoo.data.common.errors import UserError
@@ -84,6 +86,22 @@ def test_the_ids_of_generation_come_before_those_of_the_tokenizer(gpt, tmp_path)
     for name in ("config.json", "generation_config.json"):
         back = json.loads((tmp_path / "back" / name).read_text())
         assert {key: back[key] for key in ends} == ends
+
+
+@pytest.mark.slow
+def test_a_classifier_without_padding_reads_one_text_at_a_time_in_transformers(gpt, tmp_path):
+    config = dataclasses.replace(gpt[0].config, head="sequence_classification", labels=("a", "b"))
+    model = models.create(config)
+    params = models.init_params(model, jax.random.key(1))
+    notes = models.save(tmp_path / "saved", model, params, gpt[2])
+    assert any("padding token" in note and "one text at a time" in note for note in notes)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    ids = [gpt[2].encode("the cat")]
+    with pytest.raises(ValueError, match="padding"):
+        theirs(torch.tensor(ids * 2))
+    expected = theirs(torch.tensor(ids)).logits.detach()
+    found = model.apply({"params": params}, np.asarray(ids)).logits
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_folder_that_is_not_empty_is_unchanged(gpt, tmp_path):

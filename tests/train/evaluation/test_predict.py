@@ -29,7 +29,7 @@ def saved(folder, model_class, **fields):
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, max_position_embeddings=24, **fields,
+        intermediate_size=64, **{"max_position_embeddings": 24, **fields},
     )  # fmt: skip
     model = model_class(config).eval()
     with torch.no_grad():
@@ -118,6 +118,21 @@ def test_a_pair_is_classified_as_by_torch(classifier, tmp_path, form):
     found, rows = probabilities(folder, str(tmp_path / form))
     assert np.allclose(found, [right(*pair) for pair in PAIRS], atol=1e-5)
     assert [(row["text"], row["text_b"]) for row in rows] == PAIRS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
+def test_a_text_longer_than_the_sequences_of_the_recipe_is_read_whole(head, tmp_path):
+    model_class = getattr(transformers, f"BertFor{head}")
+    tokenizer, model = saved(tmp_path, model_class, max_position_embeddings=200)
+    text = " ".join(WORDS * 14)
+    (found,) = train.predict(tmp_path, [text], log=lambda _: None)
+    with torch.no_grad():
+        right = torch.softmax(model(**tokenizer(text, return_tensors="pt")).logits[0], -1)
+    if head == "SequenceClassification":
+        assert np.allclose([*found["probabilities"].values()], right, atol=1e-5)
+    else:
+        assert np.allclose(found["probabilities"], right.max(-1).values[1:-1], atol=1e-5)
 
 
 def test_pairs_in_python_and_on_standard_input(classifier, monkeypatch, capsys):
