@@ -1,8 +1,8 @@
 """Checksums of a checkpoint, which detect a changed byte on disk and name its file.
 
-`checksums.json` is in the checkpoint's folder. The file lists the size and the SHA-256 of every
-file in the parts. `checksums.json` is written before the checkpoint gets its final name, so every
-checkpoint has this file.
+`checksums.json` is in the checkpoint's folder. It lists the size and the SHA-256 of every file in
+the subfolders of the checkpoint, its parts. `checksums.json` is written before the checkpoint gets
+its final name, so every checkpoint has this file.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ replaced.
 
 
 def write_checksums(checkpoint: Path) -> None:
-    """Writes `checksums.json` for the files in all parts (folders) of a checkpoint."""
+    """Writes `checksums.json` for the files in all parts (subfolders) of a checkpoint."""
     names = sorted(_files(checkpoint))
     with ThreadPoolExecutor() as threads:
         records = threads.map(lambda name: [_record(checkpoint / name)], names)

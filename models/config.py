@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import jax
 
 Settings: TypeAlias = dict[str, Any]
-"""Fields of a configuration by name. The constructor of the configuration checks the fields."""
+"""Values of a configuration's fields, by name. The constructor of the configuration checks them."""
 
 PositionKind: TypeAlias = Literal["learned", "sinusoidal", "rotary", "buckets", "alibi", "none"]
 """The kinds of positions; see `models.nn.positions`."""
@@ -37,13 +37,13 @@ MOST_POSITIONS = 2**31
 # No model exceeds these bounds. The bounds reject a file whose sizes would exhaust the reader's
 # memory.
 Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
-"""A width or another size of an array."""
+"""The type of a width or another size of an array."""
 Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
-"""A number of rows or tokens, or the id of a token."""
+"""The type of a number of rows or tokens, or of the id of a token."""
 Depth: TypeAlias = Annotated[int, Range(least=1, most=2**13)]
-"""A number of layers."""
+"""The type of a number of layers."""
 NumExperts: TypeAlias = Annotated[int, Range(least=0, most=2**13)]
-"""A number of experts in a layer."""
+"""The type of a number of experts in a layer."""
 RotatedFraction: TypeAlias = Annotated[float, Range(above=0, most=1)]
 """The fraction of the dimensions of a head that rotary positions rotate."""
 
@@ -151,7 +151,7 @@ class TransformerConfig(Checked):
         "position_distance": ("buckets",),
         "position_buckets": ("buckets",),
     }
-    """Options of positions, and the kinds that use each option."""
+    """The options of positions, and for each option the kinds of positions that use it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +183,8 @@ class TransformerConfig(Checked):
         least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
         problem = f"position_distance must be at least {least}, got {self.position_distance}"
         require(self.position_distance is None or self.position_distance >= least, problem)
-        # An option of another kind of positions has no effect, so it must have its default.
+        # An option that the chosen kind of positions does not use has no effect, so it must have
+        # its default.
         for name, kinds in self.position_options.items():
             if kind not in kinds:
                 belongs = f"requires positions {' or '.join(kinds)}, got {kind}"
@@ -219,7 +220,7 @@ class TransformerConfig(Checked):
 
     @property
     def input_vocab_size(self) -> int:
-        """Number of tokens that `input_ids` may have; the source may have a separate vocabulary."""
+        """The size of the vocabulary of `input_ids`; a source may have a separate vocabulary."""
         return self.source_vocab_size or self.vocab_size
 
     @property
@@ -229,7 +230,7 @@ class TransformerConfig(Checked):
 
     @property
     def scores_by_distance(self) -> bool:
-        """Whether scores of attention depend on the distance of query and key."""
+        """Whether the attention scores depend on the distance between query and key."""
         return self.positions in ("buckets", "alibi")
 
     @property
@@ -239,7 +240,7 @@ class TransformerConfig(Checked):
 
     @property
     def recent_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays of recent tokens that a layer caches in addition to keys and values.
+        """Shapes of arrays for recent tokens that a layer caches in addition to keys and values.
 
         Each beam has separate arrays, and decoding cannot remove tokens from them.
         """
@@ -269,9 +270,10 @@ class TransformerConfig(Checked):
     # property is a field.
 
     head: ClassVar[str] = "none"
-    """The kind of output: the name of a record in `models.heads.specs.HEADS`."""
+    """The name of the model's head, a key of `models.heads.specs.HEADS`."""
     causal: ClassVar[bool] = True
-    """Whether a model that predicts next tokens hides later tokens; else it cannot generate."""
+    """Whether a model that predicts next tokens hides later tokens. Otherwise it cannot generate.
+    """
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of the labels, in order of their ids."""
     head_transform: ClassVar[bool] = False
@@ -314,7 +316,7 @@ class TransformerConfig(Checked):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The supported heads: the choices of the field `head`."""
+        """The heads that the family supports: the choices of the field `head`."""
         return self.__dataclass_fields__["head"].metadata.get("choices", (self.head,))
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "TransformerConfig":
@@ -329,17 +331,20 @@ class TransformerConfig(Checked):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The window of each layer, which includes the token itself, or None for all tokens."""
+        """The window of each layer in tokens, including the token itself; None for all tokens."""
         return (None,) * self.num_layers
 
     @property
     def layer_order(self) -> tuple[int, ...]:
-        """For each layer that runs, the index of its parameters; layers may share them (ALBERT)."""
+        """The index of the parameters of each layer that runs.
+
+        Several layers may share parameters (ALBERT).
+        """
         return tuple(range(self.num_layers))
 
     @property
     def has_two_sided_windows(self) -> bool:
-        """Whether a layer attends to a window on both sides of each token."""
+        """Whether any layer attends to a window on both sides of each token."""
         return False
 
     @property
@@ -352,7 +357,7 @@ class TransformerConfig(Checked):
 
     @property
     def decoder(self) -> "TransformerConfig":
-        """The configuration of the layers that generate tokens."""
+        """The configuration of the layers that generate tokens, such as a decoder's."""
         return self
 
     @property
@@ -437,10 +442,10 @@ class MixtureConfig(Checked):
     experts_per_token: Size = 2
     """Number of experts that each token goes through, k."""
     num_shared_experts: NumExperts = 0
-    """Number of further experts that every token goes through, with weight 1."""
+    """Number of additional experts that every token goes through, with weight 1."""
     expert_capacity: Positive | None = None
-    """If given, an expert takes at most T · k / E · capacity tokens of a sequence of T real tokens,
-    and drops further tokens. If None, or in a call with a cache, no token is dropped."""
+    """If given, an expert processes at most T · k / E · capacity tokens of a sequence of T real
+    tokens, and drops all others. If None, or in a call with a cache, no token is dropped."""
     router_jitter: Rate = 0.0
     """In training, the router's input is multiplied by random numbers from 1 - jitter to 1 +
     jitter."""
@@ -470,7 +475,7 @@ class MixtureConfig(Checked):
 EFFECTIVE_IN_MIXTURES = tuple(
     field.name for field in dataclasses.fields(MixtureConfig) if field.name != "num_experts"
 )
-"""The fields that must have their defaults in a configuration without experts."""
+"""The fields that must have their default values in a configuration without experts."""
 
 
 @dataclasses.dataclass(frozen=True)

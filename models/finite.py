@@ -28,7 +28,7 @@ def load_finite(
 
     Raises:
         RunError: A parameter is NaN or infinite.
-        UserError: The model's table of positions has another length.
+        UserError: The length of the model's table of positions differs from `max_length`.
     """
     model, params = load(folder, step=step, ema=ema)
     check_finite(params, folder)
@@ -44,10 +44,10 @@ def check_finite(
 
     Args:
         params: Parameters.
-        owner: The folder of the parameters, or another name, for the message.
+        owner: The folder that the parameters come from, or another name for them, for the message.
         remedy: What the user can do, for the message.
     """
-    # One program checks all parameters, and only one boolean per parameter leaves the device.
+    # Check all parameters in one program, so that only one boolean per parameter leaves the device.
     finite = jax.device_get(_all_finite(params))
     bad = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -61,7 +61,7 @@ def check_finite(
 
 @jax.jit
 def _all_finite(params: PyTree) -> PyTree:
-    """Returns whether all elements are finite, for each array."""
+    """Returns, for each array, whether all of its elements are finite."""
     return jax.tree.map(lambda x: jnp.isfinite(x).all(), params)
 
 
@@ -69,7 +69,7 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
     """Raises RunError if an output is NaN or infinite, and names the first such output.
 
     Args:
-        outputs: Arrays, numbers or words, by name.
+        outputs: Arrays, numbers or texts (which are ignored), by name.
     """
     for name, x in outputs.items():
         array = np.asarray(x)

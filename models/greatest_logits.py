@@ -13,7 +13,7 @@ from .nn.typing import Array, Float, Int, PyTree
 from .token_log_probs import as_projection, chunk_length, gradients_of_chunk
 
 Residuals = tuple[Projection, Array, Array]
-"""The projection, and the position and the value of each maximum."""
+"""What the backward pass needs: the projection, and the position and value of each maximum."""
 NEVER = -1e30
 """The maximum logit of a sequence without real tokens."""
 
@@ -47,7 +47,7 @@ def _forward(projection: Projection, real: Array) -> tuple[Array, Residuals]:
         logits = _with_hidden(projection, hidden).logits()  # [B, T / chunks, V]
         logits = jnp.where(is_real[..., None], logits, NEVER)
         values, indices = jnp.max(logits, axis=1), jnp.argmax(logits, axis=1) + first
-        # On equal values, keep the position of the earlier chunk.
+        # If the values are equal, keep the position from the earlier chunk.
         is_greater = values > best[0]
         merged = jnp.where(is_greater, values, best[0]), jnp.where(is_greater, indices, best[1])
         return merged, None
@@ -67,7 +67,8 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
 
     def add(total: PyTree, chunk: tuple[Array, ...]) -> tuple[PyTree, Array]:
         hidden, first = chunk
-        # The positions of this chunk. Only the position of a maximum has a gradient, [B, t, V].
+        # The positions of this chunk. Only the logits at the position of a maximum have a gradient,
+        # [B, t, V].
         positions = first + jnp.arange(hidden.shape[1])
         exact = jnp.where(positions[:, None] == indices[:, None], gradient[:, None], 0.0)
         of_hidden, *others = gradients_of_chunk(exact, _with_hidden(projection, hidden))

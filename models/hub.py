@@ -9,7 +9,7 @@ from ..data.common.errors import suggest
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """`name` or `owner/name`."""
 RUNS = "runs"
-"""The default folder of runs. The name of this folder is not treated as an owner on the hub."""
+"""The default folder of runs. A path that begins with this name is never looked up on the hub."""
 FILES = tuple(
     """
     config.json generation_config.json adapter_config.json adapter_model.safetensors

@@ -31,8 +31,8 @@ def trace_init(model: Any, rng: Key[Array, ""]) -> Params:
     return model.init(rng, **smallest_inputs(model.config))["params"]
 
 
-# Equal models share one program. With `inline`, a surrounding program contains the operations of
-# the initialization.
+# Equal models share one program. With `inline`, the operations become part of a surrounding
+# program.
 _compiled_init = functools.partial(jax.jit, static_argnums=0, inline=True)(trace_init)
 
 
@@ -51,7 +51,7 @@ def _traced_shapes(model: nn.Module) -> Params:
 
 
 def fitting_params(model: Model, params: Params) -> Params:
-    """Returns a model's parameters in their stored form, after checking that they fit the model.
+    """Returns a model's parameters as float32 arrays, after checking that they fit the model.
 
     Args:
         model: The model, from `create` or `load`.

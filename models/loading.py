@@ -1,4 +1,4 @@
-"""Loads a folder as `(model, params)`.
+"""Loads the model in a folder, as a pair `(model, params)`.
 
 A run folder contains a `config.json`, whose "model" entry defines the model, and
 `checkpoints/<step>/params`, written by Orbax. A folder in the Hugging Face format contains a
@@ -196,7 +196,7 @@ def _read_merged(
 
 
 def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
-    """Reads the parameters that a model shares with another model, whose head may differ.
+    """Reads those parameters of another model that the target model has too; the heads may differ.
 
     Args:
       folder: The folder of the other model.
@@ -205,8 +205,8 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
     """
     config = model_config(folder)
     stored = by_path(target_shapes(create(config)))
-    # Place shared parameters as the target is sharded. Restore the other parameters, which are not
-    # used, to the first device.
+    # Shard these parameters like those of the target model. Restore the other parameters, which are
+    # not used, to the first device.
     for path in stored.keys() & targets.keys():
         x, sharding = stored[path], targets[path].sharding
         stored[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -217,10 +217,11 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
 def _read_peft(
     adapter: PeftAdapter, base: Path, step: int | None, shapes: PyTree, *, config: TransformerConfig
 ) -> Params:
-    """Reads the parameters of a base model, with a PEFT adapter merged."""
+    """Reads the parameters of a base model, and merges a PEFT adapter into them."""
     targets = by_path(shapes)
     base_config = model_config(base)
-    # The host merges tensor by tensor, and it cannot read the shards of other processes.
+    # Merging takes place on the host, tensor by tensor, and a host cannot read the shards of other
+    # processes.
     is_local = jax.process_count() == 1
     params = _read_body(base, step, targets if is_local else by_path(target_shapes(create(config))))
     merged = adapter.merge(base_config, params, config, {p: x.shape for p, x in targets.items()})
@@ -234,7 +235,7 @@ def _read_peft(
 
 @dataclasses.dataclass(frozen=True)
 class AdapterRun:
-    """The adapters of a run, without their base."""
+    """The adapters of a run, without the base model."""
 
     model: Any
     """The Flax module."""
@@ -245,7 +246,7 @@ class AdapterRun:
 
 
 def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -> AdapterRun:
-    """Loads the adapters of a run without their base, which may be missing.
+    """Loads the adapters of a run without the base model, which may be missing.
 
     Args:
       folder: The folder of the run.
@@ -288,13 +289,13 @@ def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> 
 
 
 def _trained_shapes(lora: LoRA, targets: Params) -> Params:
-    """Returns the shapes and shardings of the parameters in a checkpoint of adapters.
+    """Returns the shapes and shardings of the trained parameters in the checkpoint of adapters.
 
     Args:
       lora: The adapters.
       targets: A `jax.ShapeDtypeStruct` with a sharding for each parameter, by its path.
     """
-    # Trace the initialization for its shapes; no array is made.
+    # Trace the initialization to find the shapes, without creating arrays.
     zeros = jax.eval_shape(
         lambda: lora.init(
             jax.random.key(0),
@@ -342,8 +343,8 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
         damage = find_damage(checkpoint, part)
         if damage is None:
             with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
-                # Use the handler: the checkpointer warns that parameters alone have no metadata of
-                # a step.
+                # Use the handler directly: the checkpointer would warn that a folder of parameters
+                # lacks the metadata of a step.
                 handler: Any = ocp.StandardCheckpointHandler()
                 stored = handler.metadata(checkpoint / part)
                 _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)

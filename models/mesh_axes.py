@@ -20,12 +20,12 @@ MESH_AXES: dict[str | None, tuple[str, ...]] = {
     "layers": (),
     None: (),
 }
-"""The mesh axes that shard each logical axis. A mesh axis that already shards an earlier dimension
-of the same parameter is skipped."""
+"""For each logical axis, the mesh axes that shard it. A mesh axis that already shards an earlier
+dimension of the same parameter is skipped."""
 
 
 def num_shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, axes: Iterable[str]) -> int:
-    """Returns the number of parts into which the axes of a mesh divide an array."""
+    """Returns the number of shards into which some axes of a mesh divide an array."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 

@@ -1,4 +1,4 @@
-"""The families of models: their records, published sizes, and JSON form.
+"""The families of models: their records, their published sizes, and their configurations as JSON.
 
 A family is a file with a record, `FAMILY`, in the folder of its kind. Only `FAMILIES` and
 `VARIANTS` below list these files. For a family `llama`,
@@ -86,7 +86,7 @@ class Preset:
     published: str
     """The parameter count as the paper prints it."""
     note: str = ""
-    """If the paper contradicts itself, the numbers that were used."""
+    """A remark, for example on which numbers were used if the paper contradicts itself."""
 
 
 def preset_maker(
@@ -97,12 +97,13 @@ def preset_maker(
     Example::
 
         make = preset_maker(MistralConfig, "Jiang et al. 2023", ("num_layers",), vocab_size=32_000)
-        make("7.24B", (32,), d_model=4096, note="…")  # the published count, then the sizes
+        # the published number of parameters, then the sizes
+        make("7.24B", (32,), d_model=4096, note="…")
 
     Args:
       config: The configuration of the family.
       paper: The source of the presets, unless a preset names another paper.
-      sizes: The fields that every preset lists, in order.
+      sizes: The names of the fields whose values every preset lists, in order.
       **common: The fields that presets share, unless a preset gives another value.
     """
 
@@ -121,7 +122,7 @@ def preset_maker(
 
 
 def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Returns the smallest inputs of a model of token sequences, `[1, 1]`."""
+    """Returns the smallest inputs of a model that reads token sequences, `[1, 1]`."""
     del config
     return {"input_ids": np.zeros((1, 1), np.int32)}
 
@@ -146,10 +147,12 @@ class Family:
     below_layers: str = (
         r"(token|position|token_type)_embedding|position_bias|embedding_(norm|projection)"
     )
-    """Pattern of the top-level names below the layers, for layer-wise learning rates."""
+    """A pattern that matches the top-level names of parameters before the layers, for layer-wise
+    learning rates."""
     above_layers: str = r"final_norm|pooler|head|output_(embedding|projection)"
-    """Pattern of the top-level names above the layers. A family whose parameters are neither
-    below, nor above, nor in "layers" (an encoder-decoder) has no layer-wise learning rates."""
+    """A pattern that matches the top-level names of parameters after the layers. Layer-wise
+    learning rates are not supported for a family that has other parameters, which are neither
+    before, nor after, nor in "layers" (an encoder-decoder)."""
     hf_module: str | None = None
     """The file of `models/hf` that converts the family from and to Hugging Face transformers, or
     None."""
@@ -173,8 +176,8 @@ def family_name(config: TransformerConfig) -> str:
     Raises:
       UserError: The configuration belongs to no family.
     """
-    # Usually the file that defines the configuration has the family's name. Try this file first, so
-    # that the other files are not imported.
+    # Usually, the file that defines the configuration is named after the family. Try this file
+    # first, so that the other files are not imported.
     names = sorted(families(), key=lambda name: not type(config).__module__.endswith(f".{name}"))
     for name in names:
         if families()[name].config is type(config):

@@ -28,7 +28,8 @@ _READ_BY: dict[str, tuple[ScalingKind, ...]] = {
     "short_factors": ("longrope",),
     "long_factors": ("longrope",),
 }
-"""The kinds that use a field. Several kinds use the fields that are not listed."""
+"""For each field, the kinds of scaling that use it. A field that is not listed is used by several
+kinds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,8 @@ class RotaryScaling(Checked):
     high_frequency: float = 4.0
     """llama3: frequencies with more turns than this number over `original_length` are unchanged."""
     attention_factor: float | None = None
-    """Factor of sines and cosines. Defaults to a value that is computed from `factor`."""
+    """The factor by which sines and cosines are multiplied. Defaults to a value that is computed
+    from `factor`."""
     beta_fast: float = 32.0
     """yarn: frequencies with at least this many turns over `original_length` are unchanged."""
     beta_slow: float = 1.0
@@ -76,7 +78,8 @@ class RotaryScaling(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # A field of another kind of scaling has no effect, so it must have its default.
+        # A field that the chosen kind of scaling does not use has no effect, so it must have its
+        # default.
         for name, kinds in _READ_BY.items():
             if self.kind not in kinds:
                 belongs = f"requires the kind {' or '.join(kinds)}, got {self.kind}"
@@ -109,7 +112,7 @@ class RotaryScaling(Checked):
         return self.factor or max_length / self.trained_length(max_length)
 
     def amplitude(self, max_length: int) -> float:
-        """Returns the factor of sines and cosines; its square is the factor of attention scores."""
+        """Returns the factor of sines and cosines; scores are multiplied by its square."""
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
             return self.attention_factor or 1.0
         factor = self.growth(max_length)

@@ -20,12 +20,12 @@ CONFIG_FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 PARAMS = "params"
 EMA = "ema"
-"""The moving average of the parameters in a checkpoint, if the run keeps one."""
+"""The folder of the moving average of the parameters in a checkpoint, if the run maintains one."""
 EMA_FURTHER = "ema_further"
-"""The moving averages of further models."""
+"""The folder of the moving averages of additional models."""
 TOKENIZER = "tokenizer"
 IMPORTED_FROM = "imported_from"
-"""Key in the `config.json` of a run: the folder that was imported."""
+"""The key, in the `config.json` of a run, of the folder that the run was imported from."""
 READINGS = 5
 """Number of attempts to read the newest checkpoint while training removes old ones."""
 
@@ -57,7 +57,7 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
 
 
 def read_fields(folder: str | Path) -> JsonObject:
-    """Reads the `config.json` of any folder with a model.
+    """Reads the `config.json` of any folder that contains a model.
 
     Raises:
       FileNotFoundError: The folder has no `config.json`.
@@ -162,7 +162,7 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
     Args:
       folder: A run folder, or one in the Hugging Face format.
       step: The requested step. If None, the newest checkpoint that can be read completely.
-      read: Called with a result of `chosen_step`.
+      read: Reads the checkpoint; called with a step that `chosen_step` returned.
 
     Raises:
       CheckpointRemoved: The requested checkpoint was removed during the read.
@@ -186,7 +186,7 @@ def steps(folder: str | Path) -> list[int]:
 
 
 def numbered(folder: str | Path) -> list[int]:
-    """Returns the steps of a run's checkpoints, which are the names of folders, in order."""
+    """Returns the steps of a run's checkpoint folders, which are named by their steps, in order."""
     checkpoints = Path(folder) / CHECKPOINTS
     if not checkpoints.is_dir():
         return []
@@ -195,7 +195,7 @@ def numbered(folder: str | Path) -> list[int]:
 
 
 def _holds_checkpoint(folder: Path, step: int) -> bool:
-    """Returns whether a numbered folder has a part of a checkpoint, damaged or not."""
+    """Returns whether a numbered folder contains anything of a checkpoint, damaged or not."""
     checkpoint = folder / CHECKPOINTS / str(step)
     params = checkpoint / PARAMS
     # Training may remove the checkpoint at this moment.

@@ -48,9 +48,9 @@ def input_names(config: TransformerConfig) -> list[str]:
 
 
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the inputs; each letter is a symbolic size."""
+    """Returns the shapes of the inputs, in which each letter is a symbolic size."""
     head = HEADS[config.head]
-    # The letters: b sequences, c choices, t tokens, u target tokens.
+    # The letters are the numbers of sequences (b), choices (c), tokens (t) and target tokens (u).
     shape = "bct" if head.takes_choices else "bt"
     shapes = {"input_ids": shape, "attention_mask": shape}
     if config.num_token_types:

@@ -27,11 +27,12 @@ ratio of a TPU v5e or an H200.
 """
 
 Sums = tuple[PyTree, Array | None, Array | None]
-"""Losses, and the gradients of kernel `[D, V]` and bias, or None if they are not computed."""
+"""A tree of losses, and the gradients of kernel `[D, V]` and bias, or None if they are not
+computed."""
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
-"""`function(projection, *others) -> (sums, own)` for a chunk of positions."""
+"""The type of a `function(projection, *others) -> (sums, own)` of a chunk of positions."""
 DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
-"""`function(kernel, bias, positions) -> (sums, own)` for the positions of a device."""
+"""The type of a `function(kernel, bias, positions) -> (sums, own)` of the positions on a device."""
 
 
 def over_positions(
@@ -42,8 +43,8 @@ def over_positions(
     Args:
         function: returns `sums`, which are added over chunks and devices, and `own`, a tree of
           arrays `[B, T, …]` with an entry for each position.
-        projection: hidden states `[B, T, D]`, passed chunk by chunk; kernel and bias.
-        others: trees of further arrays `[B, T, …]`, such as labels.
+        projection: hidden states `[B, T, D]`, of which each call gets a chunk; and kernel and bias.
+        others: trees of additional arrays `[B, T, …]`, such as labels.
 
     Returns:
         The sums over all chunks and devices, and the entries of all positions.
@@ -77,7 +78,7 @@ def over_positions(
             sums, own = of_chunk(first)
             own = jax.tree.map(lambda x: x[None], own)
         else:
-            # The shapes of the sums are known only from the function.
+            # Only a trace of the function shows the shapes of the sums.
             shapes, _ = jax.eval_shape(of_chunk, first)
             zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
             sums, own = jax.lax.scan(add, zeros, chunks)
@@ -95,12 +96,14 @@ def chunk_length(rows: int, length: int) -> int:
     """Returns the chunk length for `rows` sequences of `length` tokens."""
     needed = -(-length // min(max(MOST_POSITIONS // rows, 1), length))
     even = next(number for number in range(needed, length + 1) if length % number == 0)
-    # Choose a length without padding if it needs less than twice as many chunks.
+    # Choose a chunk length that needs no padding, unless this takes twice as many chunks or more.
     return -(-length // (even if even < 2 * needed else needed))
 
 
 def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
-    """Returns `function(kernel, bias, positions)` run on each device, for its local positions.
+    """Returns a function that calls `function(kernel, bias, positions)` on every device.
+
+    Each device computes the result for its local positions.
 
     On a mesh (`jax.sharding.use_abstract_mesh`) the compiler would all-gather the kernel for every
     chunk and all-reduce its gradient after every chunk. With this function a device gathers the
@@ -123,7 +126,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
     ) -> tuple[Sums, PyTree]:
         whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
-        # Sums of this device, and entries of its positions.
+        # The sums of this device, and the entries of its local positions.
         (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
         # Reduce-scatter over the axes that shard the kernel, and all-reduce over the other axes.
         others = tuple(axis for axis in axes if axis not in width)
@@ -146,7 +149,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
             in_specs=(PartitionSpec(None, width), PartitionSpec(), rows),
             out_specs=((PartitionSpec(), PartitionSpec(), PartitionSpec(width)), rows),
             axis_names=set(manual),
-            check_vma=False,  # the check would require a declaration of zeros
+            check_vma=False,  # the check would require to declare the initial zeros as varying
         )(kernel, bias, positions)
         return (total, kernel_gradient, bias_gradient), own
 
@@ -185,7 +188,7 @@ def as_projection(
 
 
 class TokenLogProbs(NamedTuple):
-    """Log-probabilities of given tokens under a model, at each position."""
+    """Log-probabilities of given tokens under a model, one token at each position."""
 
     log_prob: Float[Array, "B T"]
     """log softmax(logits / temperature)[label], in nats."""

@@ -1,4 +1,4 @@
-"""The interface of tokenizers for models: sizes, special tokens, files for transformers."""
+"""What models need of a tokenizer: its size, its special tokens, and its files for transformers."""
 
 from os import PathLike
 from typing import Literal, Protocol, runtime_checkable
@@ -58,7 +58,7 @@ class Vocabulary(Protocol):
 
     @property
     def target(self) -> "Vocabulary":
-        """The tokenizer of a translation model's targets, or `self` if both sides share it."""
+        """The tokenizer of a translation model's targets; `self` if the sources have the same."""
         ...
 
     def export(

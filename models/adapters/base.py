@@ -12,7 +12,7 @@ from ..checksums import checksum_of_files
 from ..hub import local_folder
 
 BASE = "base"
-"""The key of the base in the `config.json` of a run that trained adapters."""
+"""The key of the base model's record in the `config.json` of a run that trained adapters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Base:
     step: int | None
     """The checkpoint of a run, or None for a folder in the Hugging Face format."""
     checksum: str
-    """A hash of the files with the parameters of the model."""
+    """A hash of the files that contain the model's parameters."""
 
     @classmethod
     def describe(cls, source: str, step: int | None, run: Path) -> "Base":
-        """Returns the record of an existing model.
+        """Returns the record that describes an existing model.
 
         Args:
             source: A folder, or a name on the hub.
@@ -48,7 +48,7 @@ class Base:
 
     @classmethod
     def from_fields(cls, fields: JsonObject, run: Path) -> "Base":
-        """Returns the base in the content of a run's `config.json`.
+        """Returns the base model that a run's `config.json` describes.
 
         Raises:
             UserError: The record of the base is missing or broken.
@@ -66,7 +66,7 @@ class Base:
         return cls(**stored)  # pyright: ignore[reportArgumentType]
 
     def find(self, run: Path) -> Path:
-        """Returns the folder of the base, after checking that its parameters are the same.
+        """Returns the folder of the base, after checking that its parameters have not changed.
 
         Args:
             run: The folder of the run with the adapters.
@@ -94,7 +94,7 @@ class Base:
 
 
 def _parameters(folder: Path, step: int | None) -> tuple[Path, ...]:
-    """Returns the files with a model's parameters."""
+    """Returns the files that contain a model's parameters."""
     if step is None:
         return tuple(sorted(filter(Path.is_file, folder.glob("*.safetensors"))))
     params = folder / "checkpoints" / str(step) / "params"

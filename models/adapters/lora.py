@@ -32,7 +32,7 @@ from ..registry import create
 A, B = "lora_a", "lora_b"
 HEAD = "head/"
 KEYS = "lora_keys"
-"""The variable with a layer's dropout keys, one per row."""
+"""The variable that contains the dropout keys of a linear map, one for each sequence."""
 
 Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
@@ -41,21 +41,21 @@ Kwargs = dict[str, PyTree]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig(Checked):
-    """Low-rank adapters: their targets and size, and the other trained parameters."""
+    """Low-rank adapters: the adapted maps, the rank, and which other parameters are trained."""
 
     rank: PositiveInt = 8
-    """Columns of A and rows of B, r."""
+    """The rank r: the number of columns of A and of rows of B."""
     alpha: Positive = 8.0
     """The product A B is multiplied by alpha / rank."""
     dropout_rate: Rate = 0.0
-    """Dropout of the input of an adapter."""
+    """Dropout rate of the input of an adapter."""
     targets: tuple[str, ...] = ("query", "value")
-    """Linear maps to adapt: regular expressions for whole parts of their paths, such as
-    `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all except the
-    head."""
+    """Linear maps to adapt: regular expressions that match one or more whole components of their
+    paths, such as `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all
+    except the head."""
     also_trained: tuple[str, ...] = ()
-    """Parameters that are fully trained, by paths as in `targets`. A run adds its classifier and
-    the parameters that its base lacks."""
+    """Parameters that are trained directly, without an adapter, by paths as in `targets`. A run
+    adds its classifier and the parameters that its base lacks."""
     use_rslora: bool = False
     """Whether A B is multiplied by alpha / √rank instead (Kalajdzievski 2023)."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -67,18 +67,19 @@ class LoRAConfig(Checked):
 
     @property
     def scale(self) -> float:
-        """The factor of A B, s."""
+        """The factor s by which A B is multiplied."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearMap:
-    """A linear map of a model, or the equal maps of a stack of layers."""
+    """A linear map of a model, or the same map in all layers of a stack."""
 
     path: str
     """The path of its parameters, such as `layers/attention/query`."""
     layers: int | None
-    """The number of layers, the kernel's leading axis, or None outside a stack."""
+    """The number of layers, which is the size of the kernel's leading axis; None for a map outside
+    a stack of layers."""
     inputs: tuple[int, ...]
     """Sizes of the input axes, such as `(N, H)` for a map that reads heads."""
     outputs: tuple[int, ...]
@@ -126,7 +127,7 @@ class LoRA:
     maps: tuple[LinearMap, ...]
     """The maps that have adapters."""
     whole: frozenset[str] = frozenset()
-    """Paths of the model's parameters that are fully trained."""
+    """Paths of the model's parameters that are trained directly, without an adapter."""
 
     def init(
         self, rng: Key[Array, ""], params: Params, *, keep_initial: bool = False
@@ -138,8 +139,8 @@ class LoRA:
         Args:
             rng: The key for A; each map derives its key from its path only.
             params: The parameters of the model.
-            keep_initial: Whether the frozen parameters include copies of fully trained parameters,
-              for a reference model.
+            keep_initial: Whether the frozen parameters include copies of the initial values of
+              fully trained parameters, for a reference model.
         """
         flat = {}
         for m in self.maps:
@@ -155,19 +156,19 @@ class LoRA:
         return join_params(trained, nested(flat)), frozen
 
     def split(self, params: Params, *, keep_initial: bool = False) -> tuple[Params, Params]:
-        """Returns the fully trained parameters, and the frozen parameters in their precision."""
+        """Returns the fully trained parameters, and the others in the precision `frozen_dtype`."""
         flat = by_path(params)
         whole = {path: x for path, x in flat.items() if path in self.whole}
         dtype = jnp.dtype(self.config.frozen_dtype)
         frozen = {path: x.astype(dtype) for path, x in flat.items() if path not in self.whole}
-        if keep_initial:  # copied, because a step donates the arrays of its state
+        if keep_initial:  # copy them, because a training step donates the arrays of its state
             frozen |= {path: jnp.copy(x).astype(dtype) for path, x in whole.items()}
         return nested(whole), nested(frozen)
 
     def combine(self, trained: Params, frozen: Params | None) -> tuple[Params, Params]:
-        """Returns the parameters of the adapted model, and the parameters without adapters.
+        """Returns the parameters of the adapted model, and those of the model without adapters.
 
-        If a parameter has a frozen value, the parameters without adapters use this value. Frozen
+        If there is a frozen copy of a parameter, the model without adapters uses this copy. Frozen
         parameters have no gradient.
 
         Raises:
@@ -182,7 +183,7 @@ class LoRA:
         return join_params(frozen, trained), join_params(without_adapters(trained), frozen)
 
     def merge(self, trained: Params, frozen: Params) -> Params:
-        """Merges the adapters into the kernels: returns W + s · A B and all other parameters.
+        """Merges the adapters into the kernels: replaces each adapted kernel W by W + s · A B.
 
         Args:
             trained: The trained parameters, `[L, …]` where layers are stacked.
@@ -227,7 +228,7 @@ class LoRA:
             a, b = (module.get_variable("params", name).astype(y.dtype) for name in (A, B))
             if module.has_variable("params", KEYS):
                 keys = module.get_variable("params", KEYS)
-                # In multiple choice, several rows (the choices of a question) have one key.
+                # In multiple choice, there is one key for several rows, the choices of a question.
                 if (rows := x.shape[0] // keys.shape[0]) > 1:
                     keys = jax.vmap(functools.partial(row_keys, num_rows=rows))(keys).reshape(-1)
                 x = dropout(x, rate, keys, "lora")
@@ -237,7 +238,7 @@ class LoRA:
 
         def apply(variables: PyTree, *args: object, **kwargs: PyTree) -> object:
             params, rng = variables["params"], kwargs.get("rng")
-            # Dropout keys reach the maps as variables, like the factors.
+            # Pass the dropout keys to the maps as variables, like the factors A and B.
             if rate and rng is not None:
                 params = join_params(params, self._keys_of_maps(params, rng))
             with nn.intercept_methods(add):
@@ -246,7 +247,7 @@ class LoRA:
         return apply
 
     def _keys_of_maps(self, params: Params, rng: Key[Array, " B"]) -> Params:
-        """Returns the dropout keys of each adapter in the parameters, `[L, B]` or `[B]`."""
+        """Returns, for each adapter in the parameters, its dropout keys, `[L, B]` or `[B]`."""
         present, flat = by_path(params), {}
         for m in self.maps:
             if f"{m.path}/{A}" not in present:
@@ -287,7 +288,7 @@ def make_lora(config: LoRAConfig, model: Model) -> LoRA:
 
 
 def lora_of(config: LoRAConfig | None, model: Model) -> LoRA | None:
-    """Returns `make_lora`, or None without a configuration."""
+    """Returns the result of `make_lora`, or None if `config` is None."""
     return None if config is None else make_lora(config, model)
 
 
@@ -303,7 +304,7 @@ def without_adapters(params: Params) -> Params:
 
 
 def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: str) -> list[str]:
-    """Returns the paths whose parts match a pattern, in order."""
+    """Returns the paths that contain whole components matching a pattern, in order."""
     paths, matches = list(paths), set[str]()
     for pattern in patterns:
         try:

@@ -49,10 +49,10 @@ ROWS = "token_adapter.trainable_tokens_delta"
 PARTS = re.compile(
     rf"(.+)\.({'|'.join(map(re.escape, [*FACTORS['linear'], *FACTORS['embedding'], BIAS, ROWS]))})"
 )
-"""Names of tensors that are a part of a change."""
+"""The names of tensors that, together with others, define an edit of the base's tensors."""
 OF_ADAPTER = re.compile(r"\.(lora_|token_adapter\.)")
 MODULES = (("embed_out.", "lm_head."), (".block_sparse_moe.", ".mlp."))
-"""Parts of names in files, and their names in the modules of transformers 5."""
+"""Substrings of tensor names in files, and what replaces them in the modules of transformers 5."""
 
 Kind: TypeAlias = Literal["tensor", "rows", "bias", "linear", "embedding"]
 
@@ -64,7 +64,7 @@ def is_peft_folder(folder: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-    """A change of one tensor of the base."""
+    """A change of one tensor of the base model."""
 
     kind: Kind
     """The kind of change. "tensor" is a new tensor, "rows" are new rows of it, and "bias" is added
@@ -77,10 +77,10 @@ class Edit:
     """For a product, B multiplied by the scale; otherwise None."""
     rows: tuple[int, ...] = ()
     of_module: bool = False
-    """Whether the change affects one module only, not all modules that share the tensor."""
+    """Whether the change affects only one of the modules that share the tensor."""
 
     def array(self) -> np.ndarray:
-        """Returns the new tensor, or the tensor to add, with the output axis first."""
+        """Returns the new tensor or rows, or the tensor to add, with the axis of outputs first."""
         value = self.value.astype(np.float32)
         if self.b is None:
             return value
@@ -95,12 +95,12 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class PeftAdapter:
-    """The content of a peft folder."""
+    """The adapter that a peft folder contains."""
 
     folder: Path
     fields: PeftFields
     edits: Mapping[str, Sequence[Edit]]
-    """The changes of each tensor of the base, by its name."""
+    """The changes of each tensor of the base model, by the tensor's name."""
 
     @classmethod
     def read(cls, folder: Path) -> "PeftAdapter":
@@ -120,11 +120,11 @@ class PeftAdapter:
 
     @property
     def file(self) -> Path:
-        """The file with the tensors, for messages."""
+        """The file that contains the tensors, for messages."""
         return self.folder / WEIGHTS
 
     def base(self, given: str | Path | None) -> str | Path:
-        """Returns the model that the adapter belongs to.
+        """Returns the name or path of the base model that the adapter belongs to.
 
         Raises:
             UserError: Neither the caller nor the folder names a base model.
@@ -168,13 +168,13 @@ class PeftAdapter:
         return untied
 
     def _with_head(self, base: TransformerConfig) -> TransformerConfig:
-        """Returns a base's configuration with the head of the adapter's task."""
+        """Returns the base model's configuration with the head of the adapter's task."""
         # A task with labels gives the model a new head; other tasks keep the base's head.
         heads = (h for h, x in HEADS.items() if x.peft_task == self.fields.task_type)
         head = next(heads, base.head)
         if not HEADS[head].needs_labels or head == base.head:
             return base
-        # The number of labels is the number of rows of the classifier's new matrix.
+        # The new matrix of the classifier has one row for each label.
         probe = base.with_head(head, ("0", "1"))
         part = HEADS[head].own_params[0]
         name = next(r.hf for r in module_mapping(probe).rules if f"head/{part}/kernel" in r.flax)
@@ -203,15 +203,15 @@ class PeftAdapter:
             WeightsError: A tensor belongs to no parameter, or has another shape.
         """
         mapping = module_mapping(config)
-        # Reorder the factors as the equivalent model reorders parameters (sinusoidal positions).
+        # Reject models whose parameters an export would reorder (sinusoidal positions).
         require(
             mapping_of(config).to_hf_equivalent(config, _zeros(shapes))[0] == config,
             f"{self.folder} is an adapter of a model in the Hugging Face format: give "
             f"the exported base",
             WeightsError,
         )
-        # The tensors of the base. The adapted model may store separately the tensors that the base
-        # shares.
+        # Compute the tensors of the base model. The adapted model may have separate tensors where
+        # modules of the base share one.
         shared = _shared_names(self._with_head(base))
         origins = {name: names[0] for names in shared for name in names}
         rules = (r for r in module_mapping(base).rules if params.keys() >= {*r.flax})
@@ -256,7 +256,7 @@ class PeftAdapter:
         name: str,
         shape: Shape,
     ) -> np.ndarray:
-        """Returns a tensor of the base with an adapter's edits; the base may lack the tensor."""
+        """Applies an adapter's edits to a tensor of the base; None if the base lacks the tensor."""
         require(
             tensor is not None or _has("tensor", edits),
             f"neither {self.folder} nor its base has {name}: give the base that the adapter "
@@ -277,7 +277,7 @@ class PeftAdapter:
                 change = change.T
             if edit.kind == "rows":
                 expected = (len(edit.rows), *shape[1:])
-            # Without this check numpy would broadcast a change of another shape.
+            # Without this check, numpy would broadcast a change with a wrong shape.
             require(
                 change.shape == expected and max(edit.rows, default=0) < shape[0],
                 f"{name} in {self.file} is {list(change.shape)}, not {list(expected)}: give "
@@ -295,19 +295,20 @@ class PeftAdapter:
         assert tensor is not None
         return tensor
 
-    # Tensors that several modules share.
+    # The following methods handle tensors that several modules share.
 
     def _written(self, name: str) -> str:
-        """Returns the name of a tensor in the adapter, which may lack the prefix of the body."""
+        """Returns a tensor's name in the adapter, which may omit the prefix of the model's body."""
         return next((x for x in self.edits if name.endswith(f".{x}")), name)
 
     def _own(self, name: str) -> Sequence[Edit]:
         return self.edits.get(self._written(name), ())
 
     def _by_module(self, names: Sequence[str]) -> list[list[Edit]]:
-        """Returns the edits of each of several modules that share one tensor."""
+        """Returns the edits that apply to each of several modules that share one tensor."""
         found = list(map(self._own, names))
-        # Rows of the first module apply to all, unless another module has rows as well.
+        # New rows of the first module apply to all modules, unless another module has new rows as
+        # well.
         common_kinds = {"tensor"} if any(map(_has_rows, found[1:])) else {"tensor", "rows"}
 
         def is_common(edit: Edit) -> bool:
@@ -318,7 +319,7 @@ class PeftAdapter:
         for edit in filter(is_common, (edit for edits in found for edit in edits)):
             if not any(map(edit.equals, common)):
                 common.append(edit)
-        # New values come first, because they would overwrite the other changes.
+        # Apply new values first, because they would overwrite the other changes.
         common.sort(key=lambda edit: edit.kind != "tensor")
         require(
             sum(edit.kind == "tensor" for edit in common) <= 1,
@@ -338,7 +339,7 @@ class PeftAdapter:
     def _separated(
         self, shared: Sequence[Sequence[str]], mapping: TensorMapping
     ) -> dict[str, Sequence[Edit]]:
-        """Returns the edits of each tensor of the adapted model, by its name.
+        """Returns the edits of each tensor of the adapted model, by the tensor's name.
 
         Args:
             shared: The tensors that modules of the base share.
@@ -370,7 +371,7 @@ class PeftAdapter:
 def _edits(
     fields: PeftFields, tensors: Mapping[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
-    """Yields names of the base's tensors and their edits, new values first."""
+    """Yields the names of the base's tensors and their edits; new values precede other edits."""
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(PREFIX)
@@ -389,7 +390,7 @@ def _edits(
         saved = inner == bare and fields.is_saved(inner.rpartition(".")[0])
         yield inner, Edit("tensor", tensor, of_module=saved)
     for module, own in parts.items():
-        # Rows come before products, which are added to them.
+        # Yield new rows before products, which are added to them.
         if (rows := own.pop(ROWS, None)) is not None:
             tokens = fields.trained_tokens(module, len(rows))
             yield f"{module}{WEIGHT}", Edit("rows", rows, rows=tokens)
@@ -400,7 +401,7 @@ def _edits(
 def _products(
     fields: PeftFields, module: str, own: dict[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
-    """Yields the product of a module's two factors, and the change of its bias."""
+    """Yields the edits of a module: the product of its two factors, and the change of its bias."""
     bias = own.pop(BIAS, None)
     kind = "embedding" if FACTORS["embedding"] & own.keys() else "linear"
     # Sorting by name puts A before B.
@@ -421,7 +422,7 @@ _has_rows = functools.partial(_has, "rows")
 
 
 def _shared_names(config: TransformerConfig) -> list[tuple[str, ...]]:
-    """Returns groups of names that share one tensor; the first name has a parameter."""
+    """Returns groups of names of one shared tensor; a parameter is stored under the first name."""
     names: dict[str, list[str]] = {}
     for ignored in module_mapping(config).ignored:
         if ignored.same_as is not None:
@@ -431,7 +432,7 @@ def _shared_names(config: TransformerConfig) -> list[tuple[str, ...]]:
 
 @functools.lru_cache(maxsize=8)
 def module_mapping(config: TransformerConfig) -> TensorMapping:
-    """Returns the tensors of a model by the names of its modules in transformers 5."""
+    """Returns the tensor mapping of a model, with the names of its modules in transformers 5."""
     record = mapping_of(config)
     mapping = (record.module_mapping or record.tensor_mapping)(config)
 
@@ -444,7 +445,7 @@ def module_mapping(config: TransformerConfig) -> TensorMapping:
         mapping,
         rules=tuple(dataclasses.replace(rule, hf=renamed(rule.hf)) for rule in mapping.rules),
         ignored=tuple(dataclasses.replace(x, hf=renamed(x.hf)) for x in mapping.ignored),
-        # Tensors are also found under their names in files.
+        # Tensors are also found under the names that files use.
         legacy_names=(*mapping.legacy_names, *((module, old) for old, module in MODULES)),
     )
 

@@ -30,7 +30,7 @@ from .lora import HEAD, A, B, LinearMap, LoRA, by_path, linear_maps
 from .peft import CONFIG, KERNEL, PREFIX, WEIGHT, WEIGHTS, module_mapping
 
 VALUE_HEAD = "head/value/"
-"""The value head, which is only for training and is left out."""
+"""The value head, which is only used in training and is not exported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +38,19 @@ class _Adapter:
     """An adapter of one linear map in the Hugging Face format, or of the same map in all layers."""
 
     module: str
-    """The name of the map; with `{i}`, one map for each layer."""
+    """The name of the map. A name with `{i}` stands for one map in each layer."""
     a: np.ndarray
     """`[L, r, in]`."""
     b: np.ndarray
     """`[L, out, r]`."""
     is_conv1d: bool
-    """Whether the map's matrix has inputs first."""
+    """Whether the first axis of the map's matrix is the inputs."""
     inner: int = 1
-    """Number of maps `{j}` for each `{i}`; see `TensorRule`."""
+    """Number of values of `{j}` for each value of `{i}`; see `TensorRule`."""
 
     @property
     def modules(self) -> list[str]:
-        """The names of the map in all layers."""
+        """The names of the map in each layer."""
         numbers = (divmod(layer, self.inner) for layer in range(len(self.a)))
         return [self.module.format(i=i, j=j) for i, j in numbers]
 
@@ -87,7 +87,7 @@ def write_adapter(
     folder: Path, model: Model, lora: LoRA, trained: Params, *, base: str | None
 ) -> None:
     """Writes the files of `save_adapter` into an existing folder."""
-    # Factors of the equivalent model that transformers has, by the paths of its parameters.
+    # Convert to the equivalent model that transformers has, and flatten its trained parameters.
     config, flat = _as_exported(model.config, trained)
     mapping = module_mapping(config)
     maps = linear_maps(create(config))
@@ -119,10 +119,10 @@ def write_adapter(
 
 
 def _task(head: str, lora: LoRA) -> str | None:
-    """Returns the task to write.
+    """Returns the task that `adapter_config.json` states, or None.
 
-    For a task with a new head, peft requires the tensors of this head. If no task is written, peft
-    keeps the head of the base.
+    For a task with a new head, peft requires the tensors of this head. If no task is stated, peft
+    keeps the head of the base model.
     """
     task = HEADS[head].peft_task
     frozen = not any(path.startswith(HEAD) for path in lora.whole)
@@ -141,7 +141,7 @@ def _as_exported(
 def _adapter_of(
     rule: TensorRule, flat: Mapping[str, np.ndarray], maps: Mapping[str, LinearMap]
 ) -> _Adapter | None:
-    """Returns the adapter of a rule's tensor, or None."""
+    """Returns the adapter of the tensor that a rule describes, or None."""
     linear = [maps.get(path.removesuffix(KERNEL)) for path in rule.flax]
     parts = [m for m in linear if m is not None]
     adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
@@ -153,7 +153,7 @@ def _adapter_of(
         "train with other lora.targets",
         WeightsError,
     )
-    # The factors of each part, layers first, with A as [L, r, in] as peft stores it.
+    # Collect the factors for each linear map in the tensor; A is [L, r, in], as peft stores it.
     factors: list[tuple[int, np.ndarray, np.ndarray]] = []
     for part, m in enumerate(parts):
         if m.path not in adapted:
@@ -164,14 +164,14 @@ def _adapter_of(
         factors.append((part, a.swapaxes(1, 2), b))
     first = factors[0][1]
     rank = first.shape[1]
-    # If the parts share one A, the rank stays. If the parts have separate A, each part has a
-    # separate block of ranks.
+    # If all maps have the same A, the rank stays. Otherwise, each map gets a separate block of rows
+    # of the joint A.
     if len(factors) == len(parts) and all(np.array_equal(a, first) for _, a, _ in factors):
         a, blocks = first, [slice(0, rank)] * len(parts)
     else:
         a = np.concatenate([a for _, a, _ in factors], axis=1)  # [L, n · r, in]
         blocks = [slice(start, start + rank) for start in range(0, a.shape[1], rank)]
-    # Put each B into its block of rows, with outputs in the order of the kernel.
+    # Put each map's B into its block of the joint B, with outputs in the order of the kernel.
     wide = [np.zeros((len(a), a.shape[1], *m.outputs), np.float32) for m in parts]
     for (part, _, own), block in zip(factors, blocks, strict=True):
         wide[part][:, block] = own
@@ -188,7 +188,7 @@ def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.nda
 
 
 def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoRA) -> JsonObject:
-    """Returns the fields of `adapter_config.json` that state the places of the adapters."""
+    """Returns the fields of `adapter_config.json` that describe the adapters and their modules."""
     targets = {adapter.module: _targets(adapter, adapters, mapping) for adapter in adapters}
     # The most frequent rank is the default; patterns list the modules with other ranks.
     (usual, _), *_ = collections.Counter(adapter.rank for adapter in adapters).most_common()
@@ -200,7 +200,7 @@ def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoR
     }
     c = lora.config
 
-    def alpha(rank: int) -> float:  # keeps the scale equal
+    def alpha(rank: int) -> float:  # such that the scale stays the same
         return lora.config.scale * (math.sqrt(rank) if c.use_rslora else rank)
 
     names = sorted({name for some in targets.values() for name in some})
@@ -237,7 +237,7 @@ def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMap
 def _whole_tensors(
     mapping: TensorMapping, lora: LoRA, flat: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the fully trained tensors, after checking that their modules are fully trained."""
+    """Yields the fully trained tensors, after checking that no module is only partly trained."""
     _check_whole(mapping, lora)
     for rule in mapping.rules:
         if not lora.whole.issuperset(rule.flax):

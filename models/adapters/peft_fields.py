@@ -1,8 +1,8 @@
 """The fields of `adapter_config.json` that determine what an adapter computes.
 
-The names of the tensors show the rank, the adapted modules and their layers. Other fields that
-change the result, and unknown fields, are rejected by name, unless their value shows that they are
-unused.
+The rank, the adapted modules and their layers are taken from the names and shapes of the tensors.
+Other fields that change the result, and unknown fields, are rejected by name, unless their value
+has no effect.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ REMEDIES = {
     "layer_replication": USE_PEFT,
     "corda": CONVERT,
 }
-"""Remedies by the name of a field, or by the value of `init_lora_weights`; else `MERGE`."""
+"""The remedy for each unsupported field, or value of `init_lora_weights`; `MERGE` for all others.
+"""
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """The values of `init_lora_weights` that leave the base unchanged."""
 UNUSED = frozenset(
@@ -43,12 +44,12 @@ UNUSED = frozenset(
 """Fields that are ignored: the tensors show their effect, they only affect training, or they have
 an effect only with another field."""
 MAX_REPEATS = 5
-"""Largest number of repetitions in a regular expression, which bounds the time of a match."""
+"""Maximum number of repetitions in a regular expression, which limits the time of a match."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PeftFields(Checked):
-    """The fields of `adapter_config.json` that are read."""
+    """The supported fields of `adapter_config.json`."""
 
     peft_type: Literal["LORA"]
     lora_alpha: int | float = 8
@@ -65,7 +66,7 @@ class PeftFields(Checked):
 
     @classmethod
     def read(cls, stored: JsonObject, file: Path) -> "PeftFields":
-        """Returns the fields of a file's content.
+        """Returns the supported fields, given the content of a file.
 
         Raises:
             WeightsError: A field is not supported, or has a wrong type.
@@ -89,14 +90,14 @@ class PeftFields(Checked):
         return fields
 
     def scale(self, module: str, rank: int) -> float:
-        """Returns the factor of the product of a module's adapter."""
+        """Returns the factor by which the product of a module's adapter is multiplied."""
         # As in peft, the first pattern that matches the end of the name is used.
         patterns = (self.alpha_pattern or {}).items()
         alphas = (x for key, x in patterns if re.fullmatch(rf"(.*\.)?({key})", module))
         return next(alphas, self.lora_alpha) / (rank**0.5 if self.use_rslora else rank)
 
     def trained_tokens(self, module: str, num_rows: int) -> tuple[int, ...]:
-        """Returns the tokens whose rows of a module are trained.
+        """Returns the tokens for which a module's rows are trained.
 
         Raises:
             WeightsError: The field does not name as many tokens as the module has trained rows.

@@ -71,7 +71,7 @@ class BartConfig(EncoderDecoderConfig):
     classifier_dropout: Rate = 0.0
     """Dropout rate before both maps of sequence classification."""
     start_id: Count = 2
-    """The token that the decoder reads first if its target is the source."""
+    """The token that the decoder reads first if it reads the source as its target."""
     end_id: Count = 2
     """The token that ends a source; sequence classification reads the last end token."""
 
@@ -100,7 +100,8 @@ class BartConfig(EncoderDecoderConfig):
         A head that does not generate tokens has no output projection, so the options of the output
         projection are reset.
         """
-        # Without an output projection, a head shares no matrix with the vocabulary.
+        # Without an output projection, there is no matrix that could be tied to the token
+        # embedding.
         if head != "seq2seq_lm":
             return dataclasses.replace(
                 self, head=head, labels=labels, tie_output=True, output_bias=False
@@ -133,10 +134,10 @@ class Bart(EncoderDecoder):
 
     config: BartConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    skip_padding = False  # positions count all slots of a sequence
+    skip_padding = False  # positions count all tokens of a sequence, including padding
 
     def setup(self) -> None:
-        """Declares the tables, the two stacks, and the head."""
+        """Declares the embedding tables, the two stacks of layers, and the head."""
         super().setup()
         c, e = self.config, self.execution
         spec = c.head_spec
@@ -149,7 +150,7 @@ class Bart(EncoderDecoder):
         """Returns the source shifted right after a start token, unless the head is seq2seq_lm."""
         if ids is None or self.config.head == "seq2seq_lm":
             return super().default_target(ids)
-        # [B, S]: the last token has no successor to predict, so it is dropped.
+        # [B, S]: drop the last token, which has no successor to predict.
         return jnp.pad(
             jnp.asarray(ids)[:, :-1], ((0, 0), (1, 0)), constant_values=self.config.start_id
         )
@@ -167,12 +168,12 @@ class Bart(EncoderDecoder):
         c, x = self.config, output.last_hidden_state
         if c.head == "seq2seq_lm":
             return output
-        # The classifier reads one state of the decoder, where the source ends.
+        # The classifier reads the decoder's hidden state at the position where the source ends.
         pooled = None
         if c.head_spec.needs_pooler:
             if input_ids is None:
                 raise UserError(f"head {c.head!r} looks for the end of a source: give input_ids")
-            # A sequence without an end token is read at its first position.
+            # If a sequence has no end token, the classifier reads its first position.
             columns = jnp.where(input_ids == c.end_id, jnp.arange(input_ids.shape[1]), 0)
             last = jnp.max(columns, axis=1)[:, None, None]  # [B, 1, 1]
             ended = jnp.take_along_axis(x, last, axis=1)[:, 0]  # [B, D]
@@ -186,7 +187,7 @@ class Bart(EncoderDecoder):
 def _preset(
     paper: str, published: str, sizes: tuple[int, int], fields: Settings, *, note: str = ""
 ) -> Preset:
-    """Builds a preset of the sizes (layers of each half, width), with heads of size 64."""
+    """Builds a preset from the sizes (layers of the encoder and of the decoder, width)."""
     # Every published BART has heads of size 64.
     num_layers, d_model = sizes
     config = BartConfig(

@@ -1,4 +1,4 @@
-"""The call shared by encoder-decoders, from source and target tokens to logits."""
+"""The forward pass that all encoder-decoders share, from source and target tokens to logits."""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
@@ -27,11 +27,11 @@ Config = TypeVar("Config", bound=TransformerConfig)
 
 
 class Stack(nn.Module, Generic[Config]):
-    """One half of a model: positions, L layers, and a final norm if the family has one.
+    """The encoder or the decoder: positions, L layers, and a final norm if the family has one.
 
     Attributes:
-      config: sizes of this half.
-      execution: how this half is run.
+      config: sizes of the encoder or the decoder.
+      execution: how it is run.
       layer: the class of its layers.
       causal: whether a token attends only to itself and earlier tokens.
     """
@@ -55,9 +55,9 @@ class Stack(nn.Module, Generic[Config]):
 class Seq2SeqLM(nn.Module, Generic[Config]):
     """A model that predicts the next token of a target, given a source.
 
-    A family's module declares its tables and the two halves in `setup`, and defines `embed_source`,
-    `embed_target` and `project`. A family with other heads also defines `default_target` and
-    `apply_head`.
+    A family's module declares its embedding tables, the encoder and the decoder in `setup`, and
+    defines `embed_source`, `embed_target` and `project`. A family with other heads also defines
+    `default_target` and `apply_head`.
 
     Attributes:
       config: sizes and options of the model.
@@ -70,7 +70,8 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     skip_padding: ClassVar[bool] = True
     """Whether default positions count only real tokens. If False, positions also count padding."""
 
-    if TYPE_CHECKING:  # `setup` sets both; Flax would treat a declaration as an argument
+    # `setup` sets `encoder` and `decoder`; Flax would treat a declaration here as an argument
+    if TYPE_CHECKING:
         encoder: Stack[Config] = dataclasses.field(init=False)
         decoder: Stack[Config] = dataclasses.field(init=False)
 
@@ -95,7 +96,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
         cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> Seq2SeqLMOutput | ModelOutput:
-        """Computes the logits of every next token of the targets, or the output of another head.
+        """Computes the logits of the next token at each target position, or another head's output.
 
         Args:
           input_ids: tokens of the sources; ignored if `encoder_outputs` or a cache
@@ -124,8 +125,9 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           cross_attn_head_mask: factor of the weights of each head of the decoder's cross-attention.
 
         Raises:
-          UserError: a sequence is longer than a table of positions (`max_length`), a mask
-            has the wrong length, only one side is packed, or the source or target is missing.
+          UserError: a sequence is longer than a table of positions (`max_length`), a mask has the
+            wrong length, only the sources or only the targets are packed, or one of them is
+            missing.
         """
         if decoder_input_ids is None:
             decoder_input_ids = self.default_target(input_ids)
@@ -145,7 +147,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
                 output_attentions=output_attentions,
                 head_mask=head_mask,
             )
-        # Mask and positions of the decoder.
+        # Compute the mask and the positions of the decoder.
         cross_mask = AttentionMask(
             decoder_input_ids.shape[1],
             _source_length(attention_mask, encoded, cache),
@@ -180,8 +182,8 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             head_mask=decoder_head_mask,
             cross_head_mask=cross_attn_head_mask,
         )
-        # Run the decoder and the head.
-        # [B, T, D] through the decoder; `projection` multiplies by the vocabulary on access.
+        # Run the decoder and the head. The decoder maps [B, T, D] to [B, T, D]; `projection`
+        # multiplies by the vocabulary matrix on access.
         x = self.embed_target(decoder_input_ids)
         x, cache, outputs = self.decoder(x, positions, cache, context)
         output = Seq2SeqLMOutput(
@@ -271,7 +273,7 @@ def _source_length(
     encoder_hidden_states: Array | None,
     cache: Cache | None,
 ) -> Size:
-    """Returns the number of encoder positions; raises UserError if the mask differs from it."""
+    """Returns the number of encoder positions; raises UserError if the mask has another length."""
     # A later call with a cache has only the projected keys and values of the source.
     if encoder_hidden_states is not None:
         length = encoder_hidden_states.shape[1]
@@ -287,6 +289,6 @@ def _source_length(
 
 
 def one_token_each(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Returns the smallest inputs of an encoder-decoder: one token on each side."""
+    """Returns the smallest inputs of an encoder-decoder: one source and one target token."""
     del config
     return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}

@@ -63,7 +63,7 @@ class T5Config(TransformerConfig):
     """Whether attention scores are divided by √H; False in every published T5."""
     dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights, the hidden layer of feed-forward blocks, the
-    output of each sublayer, and the output of each half."""
+    output of each sublayer, and the outputs of the encoder and of the decoder."""
     init_std: Positive | None = None
     """Standard deviation of the initial kernels that read the residual stream. If None, 1 / √D.
     For queries, the standard deviation is divided by √H. Other kernels use 1 / √(number of inputs),
@@ -169,7 +169,7 @@ class T5DecoderLayer(T5EncoderLayer):
 
 
 class T5Stack(Stack[T5Config]):
-    """One half of the model: distance biases, L layers, and a final norm."""
+    """The encoder or the decoder: distance biases, L layers, and a final norm."""
 
     @nn.compact
     def __call__(
@@ -180,9 +180,9 @@ class T5Stack(Stack[T5Config]):
         context: LayerContext,
     ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
         """Maps embeddings to the normalized output of the last layer; continues the cache."""
-        # Layers take the initialization of kernels that read the residual stream from `init_std`.
+        # The layers use `init_std` to initialize the kernels that read the residual stream.
         c, e = dataclasses.replace(self.config, init_std=self.config.input_init_std), self.execution
-        # All layers of this half share one table of biases.
+        # All layers of the encoder, and all layers of the decoder, share one table of biases.
         positions = make_positions(
             c,
             e,
@@ -210,10 +210,10 @@ class T5(Seq2SeqLM[T5Config]):
       execution: how the model is run.
     """
 
-    skip_padding = False  # distances are counted over the slots of a sequence
+    skip_padding = False  # distances count all tokens of a sequence, including padding
 
     def setup(self) -> None:
-        """Declares the tables and the two stacks."""
+        """Declares the embedding tables and the two stacks of layers."""
         c, e = self.config, self.execution
         self.token_embedding = Embedding(c.vocab_size, c.d_model, 1.0, e)
         if not c.tie_output:
@@ -260,7 +260,7 @@ SIZES: dict[str, dict[str, tuple[str, int, int, int, int, int]]] = {
         "xxl": ("13B", 24, 4096, 64, 64, 10_240),
     },
 }
-"""Published sizes: the number of parameters as printed, L, D, N, H and F."""
+"""The published sizes: the number of parameters as printed, and L, D, N, H and F."""
 _PAPERS = {
     "t5": "Raffel et al. 2020",
     "t5-v1.1": "Chung et al. 2022",

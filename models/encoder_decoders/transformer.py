@@ -86,7 +86,8 @@ class EncoderDecoderConfig(TransformerConfig):
     """post: after each residual sum, as published. pre: before each sublayer, and once more after
     the last layer of the encoder and of the decoder."""
     positions: PositionKind = "sinusoidal"
-    """The kind of positions of both halves, see `TransformerConfig`; learned in table 3, row E."""
+    """The kind of positions of the encoder and the decoder, see `TransformerConfig`; learned in row
+    E of table 3."""
     scale_embedding: bool = True
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
@@ -260,7 +261,7 @@ class PreNormDecoderLayer(DecoderLayer):
 
 
 class TransformerStack(Stack[EncoderDecoderConfig]):
-    """One half of the model: positions, L layers, and a final norm if norms come first."""
+    """The encoder or the decoder: positions, L layers, and a final norm in pre-norm models."""
 
     make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
     """The function that makes the positions of the tokens."""
@@ -307,7 +308,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
     """
 
     stack: ClassVar[type[TransformerStack]] = TransformerStack
-    """The class of the two halves."""
+    """The class of the encoder and the decoder."""
     layers: ClassVar[Mapping[str, tuple[type[Layer], type[Layer]]]] = {
         "post": (EncoderLayer, DecoderLayer),
         "pre": (PreNormEncoderLayer, PreNormDecoderLayer),
@@ -315,14 +316,14 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
     """The classes of an encoder layer and of a decoder layer, by `norm_position`."""
 
     def setup(self) -> None:
-        """Declares the tables and the two stacks."""
+        """Declares the embedding tables and the two stacks of layers."""
         c, e = self.config, self.execution
 
         def table(size: int) -> Embedding:
             return Embedding(size, c.d_model, c.embedding_init_std, e)
 
-        # The target has a table; the source and the output share this table or have separate
-        # tables.
+        # The target has an embedding table. The source and the output share this table, or have
+        # their own.
         self.token_embedding = table(c.vocab_size)
         if not c.share_embeddings:
             self.source_embedding = table(c.input_vocab_size)
@@ -331,7 +332,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         if c.output_bias:
             zeros = nn.initializers.zeros
             self.output_bias = self.param("output_bias", zeros, (c.vocab_size,), e.param_dtype)
-        # The two halves.
+        # The encoder and the decoder.
         encoder_layer, decoder_layer = self.layers[c.norm_position]
         self.encoder = self.stack(c.encoder, e, encoder_layer, causal=c.encoder_causal)
         self.decoder = self.stack(c.decoder, e, decoder_layer, causal=True)

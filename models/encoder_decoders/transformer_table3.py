@@ -1,12 +1,12 @@
 """The Transformer's published sizes: table 3 of Vaswani et al. 2017.
 
-Variations D are left out: they differ from base only in dropout and label smoothing, which are
-run settings.
+The rows D are left out: they differ from the base model only in dropout and label smoothing, which
+are settings of a training run.
 
-Section 5.1 names a vocabulary of about 37,000 tokens. The printed parameter counts are larger; a
-vocabulary of 41,100 tokens gives these counts. Two counts are exceptions. Neither 37,000 nor 41,100
-tokens give the printed count of "big". For learned positions, the table prints no count, and the
-paper does not state the number of positions.
+Section 5.1 names a vocabulary of about 37,000 tokens. The printed numbers of parameters are larger,
+and correspond to a vocabulary of 41,100 tokens. There are two exceptions. Neither 37,000 nor 41,100
+tokens give the printed number for "big". For learned positions, the table prints no number of
+parameters, and the paper does not state how many positions there are.
 """
 
 from typing import NamedTuple
@@ -18,15 +18,15 @@ class Variation(NamedTuple):
     """A row of table 3."""
 
     published: str
-    """The printed parameter count. If the row prints no count, the count of the base model."""
+    """The printed number of parameters. If the row prints none, that of the base model."""
     counts: tuple[str, str]
-    """The parameter counts that result from 37,000 tokens, and from 41,100 tokens."""
+    """The numbers of parameters with a vocabulary of 37,000 tokens and of 41,100 tokens."""
     fields: Settings
-    """The fields that differ from base."""
+    """The fields that differ from the base model."""
 
     @property
     def note(self) -> str:
-        """A remark on how the printed count and the resulting counts differ."""
+        """A remark that states the computed numbers of parameters."""
         return "computed from the sizes: {} with 37,000 tokens, {} with 41,100".format(*self.counts)
 
 

@@ -1,1 +1,1 @@
-"""The heads of models: their modules, outputs, and records."""
+"""The heads of models: their modules, their outputs, and their properties."""

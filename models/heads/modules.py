@@ -48,7 +48,7 @@ class HeadInputs:
 
 
 class _Head(nn.Module):
-    """Base of the heads: sizes are in `config`, precision in `execution`."""
+    """The base class of the heads; `config` has the sizes, and `execution` the precision."""
 
     config: Any
     execution: Execution
@@ -57,7 +57,7 @@ class _Head(nn.Module):
         self, name: str, number: int, x: Float[Array, "..."], *, use_bias: bool = True
     ) -> Float[Array, "..."]:
         std, e = self.config.score_init_std, self.execution
-        # Losses and metrics need float32, whatever the precision of the body.
+        # Losses and metrics need float32, regardless of the precision of the body.
         scores = Linear((number,), std, use_bias=use_bias, execution=e, name=name)(x)
         return scores.astype(jnp.float32)
 
@@ -91,8 +91,8 @@ class _Head(nn.Module):
         if not c.tie_output:
             own = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
             table = own.embedding
-        # Return the factors of the logits: the loss multiplies them in chunks, so that [B, M, V]
-        # never exists.
+        # Return hidden states and matrix: the loss multiplies them in chunks, so that the logits
+        # [B, M, V] are never materialized.
         return Projection(x, table.astype(e.dtype), bias)
 
 
@@ -106,7 +106,7 @@ class MaskedLMHead(_Head):
 
 
 class PretrainingHead(_Head):
-    """Predicts masked tokens, and whether the second part continues the first."""
+    """Predicts masked tokens, and whether the second segment of an input continues the first."""
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> PretrainingOutput:
@@ -120,7 +120,7 @@ class PretrainingHead(_Head):
 
 
 class NextSentenceHead(_Head):
-    """Predicts whether the second part continues the first."""
+    """Predicts whether the second segment of an input continues the first."""
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
@@ -138,7 +138,7 @@ class ClassificationHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, L]` or `[B, T, L]`; for choices `[B, C]`, from B · C sequences."""
+        """Returns scores: `[B, L]` or `[B, T, L]`; for choices `[B, C]`, from B · C sequences."""
         spec = self.config.head_spec
         # [B, D] for a label of each sequence, [B, T, D] for a label of each token.
         x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
@@ -194,7 +194,7 @@ class ReplacedTokenHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, T]`, above 0 for tokens that are probably replaced."""
+        """Returns scores `[B, T]`, which are above 0 for tokens that were probably replaced."""
         c, e = self.config, self.execution
         # Every token is scored, [B, T, D] to [B, T].
         x = Linear((c.d_model,), c.init_std, execution=e, name="dense")(
@@ -209,7 +209,7 @@ class QuestionAnsweringHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> QuestionAnsweringOutput:
-        """Scores `[B, T]` of the beginning and of the end."""
+        """Returns the scores of each token as beginning and as end of the answer, `[B, T]`."""
         x = self._read(inputs.body.last_hidden_state, inputs.rng)
         logits = self._scores("span", 2, x)
         return QuestionAnsweringOutput(inputs.body, logits[..., 0], logits[..., 1])

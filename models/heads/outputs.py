@@ -11,7 +11,8 @@ from ..nn.layers import affine
 from ..nn.typing import Array, Float
 
 AttentionWeights: TypeAlias = Array | tuple[Array, ...] | None
-"""Weights `[L, B, N, T, S]`, or a tuple of L arrays (separate layers); None if not requested."""
+"""Attention weights `[L, B, N, T, S]`, or a tuple of L arrays (separate layers), or None if they
+were not requested."""
 
 
 @struct.dataclass
@@ -47,7 +48,7 @@ class CausalLMOutput:
     cache: Cache | None = None
     attentions: AttentionWeights = None
     values: Float[Array, "B T"] | None = None
-    """With the head `causal_lm_with_value`, the expected reward after each token."""
+    """If the head is `causal_lm_with_value`, the expected reward after each token."""
     router: RouterStatistics | None = None
     """Sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
@@ -70,7 +71,7 @@ class Seq2SeqLMOutput:
     encoder_attentions: AttentionWeights = None
     decoder_attentions: AttentionWeights = None
     cross_attentions: AttentionWeights = None
-    """Weights from the T tokens of the target to the S tokens of the source."""
+    """Attention weights from the T tokens of the target to the S tokens of the source."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -90,7 +91,7 @@ class EncoderOutput:
 
 
 class _WithBody:
-    """Gives the output of a head the fields of the body's output."""
+    """Base class of the outputs of heads: gives access to the fields of the body's output."""
 
     body: EncoderOutput
 
@@ -106,7 +107,7 @@ class _WithBody:
 
     @property
     def attentions(self) -> AttentionWeights:
-        """Attention weights of every layer, if requested."""
+        """Attention weights of every layer, if they were requested."""
         return self.body.attentions
 
     @property
@@ -137,7 +138,8 @@ class PretrainingOutput(_WithBody):
     projection: Projection
     """Hidden states of the `[B, M]` masked positions, if given, else of all `[B, T]` positions."""
     seq_relationship_logits: Float[Array, "B 2"]
-    """float32. Index 0: the second part continues the first; 1: it is from another document."""
+    """float32. Index 0: the second segment continues the first; index 1: it is from another
+    document."""
 
     @property
     def prediction_logits(self) -> Float[Array, "B T V"]:
@@ -157,7 +159,7 @@ class ClassifierOutput(_WithBody):
 
 @struct.dataclass
 class QuestionAnsweringOutput(_WithBody):
-    """Logits of each token, also padding, as start and end of the answer, in float32."""
+    """Logits of each token (including padding) as start and as end of the answer, in float32."""
 
     body: EncoderOutput
     start_logits: Float[Array, "B T"]

@@ -1,4 +1,4 @@
-"""The records of the heads: their module, their output, and their names in other libraries."""
+"""Records that describe the heads: the module, the output, and the names in other libraries."""
 
 import dataclasses
 from collections.abc import Container, Mapping
@@ -28,14 +28,14 @@ from .outputs import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadSpec:
-    """All properties of a head. A new head is a record in `HEADS`."""
+    """All properties of a head. To add a head, add a record to `HEADS`."""
 
     name: str
     """The name in `config.head`, which is Hugging Face's name of the task."""
     output: type
     """The class of the model's output."""
     output_names: tuple[str, ...] = ("logits",)
-    """The arrays of the output, without the body's output."""
+    """The names of the arrays that the head adds to the body's output."""
     module: type[nn.Module] | None = None
     """The module on top of an encoder. If None, the output is the output of the body, or the family
     projects this output.
@@ -53,12 +53,13 @@ class HeadSpec:
     reads_decoder: bool = False
     """Whether an encoder-decoder with several heads (BART) supports the head."""
     has_dropout: bool = True
-    """Whether dropout before the head defaults to the rate of the body; else it defaults to 0."""
+    """Whether the dropout rate before the head defaults to the rate of the body. Otherwise it
+    defaults to 0."""
     own_params: tuple[str, ...] = ()
-    """Maps below `head/` that can be reused only by the same head with the same labels."""
+    """Linear maps below `head/` that can be reused only by the same head with the same labels."""
     hf_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Maps below `head/`, without the map to the vocabulary, to their names in Hugging Face's
-    BERT.
+    """For each linear map below `head/`, except for the map to the vocabulary, its name in Hugging
+    Face's BERT.
     """
     hf_class_suffix: str
     """The suffix of transformers' classes with this head, such as `ForMaskedLM`."""
@@ -80,7 +81,7 @@ class HeadSpec:
         return f"AutoModel{self.hf_class_suffix.removeprefix('Model')}"
 
 
-# Names of tensors that several heads share.
+# Tensor names that several heads have in common.
 _CLASSIFIER = {"classifier": "classifier"}
 _NEXT_SENTENCE = {"next_sentence": "cls.seq_relationship"}
 

@@ -1,6 +1,7 @@
 """Self-attention with the options of the lectures that no published family uses.
 
-- `attention` "simple": no linear maps; queries, keys and values are N parts of the input.
+- `attention` "simple": no linear maps; the input is divided into N slices, which are used as
+  queries, keys and values.
 - `head_convolution`: a causal convolution over tokens after the projections (So et al. 2021).
 - `positions` "relative": a vector for each clipped distance, added to keys and values (Shaw et al.
   2018, equations 3 and 4).
@@ -37,7 +38,7 @@ class LectureAttention(MultiHeadAttention):
             return super().__call__(x, context)
         c, cache = self.config, context.cache
         positions = cast(LecturePositions, context.positions)
-        # Values get no positions, unless positions are added to the projections themselves.
+        # The input of values gets no positions; positions may be added to the projected values.
         placed = positions.added(x, "queries_keys")
         heads = {
             "query": self.project("query", c.num_heads, c.key_dim, placed),
@@ -70,13 +71,13 @@ class LectureAttention(MultiHeadAttention):
     def project(
         self, name: str, num_heads: int, size: int, x: Float[Array, "B S D"]
     ) -> Float[Array, "B S {num_heads} {size}"]:
-        """Returns the projection of `x`, or N parts of `x` itself."""
+        """Returns the projection of `x`, or `x` itself divided into N slices."""
         if self.config.attention != "simple":
             return super().project(name, num_heads, size, x)
         return x.astype(self.execution.dtype).reshape(*x.shape[:2], num_heads, size)
 
     def output(self, attended: Float[Array, "B T N V"]) -> Float[Array, "B T D"]:
-        """Returns the output projection, or the concatenated N parts."""
+        """Returns the output projection, or the concatenation of the N slices."""
         if self.config.attention != "simple":
             return super().output(attended)
         return attended.reshape(*attended.shape[:2], -1)
@@ -109,7 +110,7 @@ class LectureAttention(MultiHeadAttention):
 
 
 def _distances(context: AttentionContext) -> Float[Array, "#B #T S R"] | None:
-    """Returns the distances of queries and keys. Cross-attention has no distances."""
+    """Returns the one-hot distances between queries and keys. Cross-attention has no distances."""
     return getattr(context.positions, "distances", None)
 
 

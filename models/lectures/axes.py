@@ -1,4 +1,4 @@
-"""The families of the lecture variants, and the axes of parameters that only these have."""
+"""The families of the lecture variants, and the axes of parameters that only they have."""
 
 import dataclasses
 from collections.abc import Callable

@@ -22,13 +22,13 @@ from ..nn.typing import Array, Bool, Float
 
 @struct.dataclass
 class EarlierTokens:
-    """The tokens that a convolution may read, the same for all layers."""
+    """Which earlier tokens a convolution may read; this is the same for all layers."""
 
     real: Bool[Array, "B T"] | None
-    """Whether later tokens may read each token, or None if they may read all tokens."""
+    """For each token, whether later tokens may read it. If None, they may read all tokens."""
     readable: Bool[Array, "#B T w"] | None
-    """Whether a token may read the token 1, 2, … w before it, or None if it may read all real
-    tokens.
+    """For each token, whether it may read the tokens at the distances 1, 2, … w before it. If None,
+    it may read all real tokens.
     """
     are_beams: bool = struct.field(pytree_node=False)
     """Whether the T tokens continue T beams with separate histories, not one sequence."""
@@ -48,8 +48,8 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
     length, lags = mask.num_queries, range(1, width)
     real = readable = None
     if mask.is_per_query:
-        # The diagonal `lag` below the main diagonal states whether tokens attend to the token `lag`
-        # before.
+        # The `lag`-th diagonal below the main diagonal tells whether each token attends to the
+        # token `lag` positions before it.
         visible = jnp.asarray(mask.attention_mask) != 0  # [B, T, T]
         diagonals = [jnp.diagonal(visible, -lag, axis1=1, axis2=2) for lag in lags]  # [B, T - lag]
         readable = jnp.stack([_last(x, length) for x in diagonals], axis=-1)
@@ -66,7 +66,7 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
 
 
 def _last(x: Bool[Array, "B n"], length: int) -> Bool[Array, "B {length}"]:
-    """Pads on the left with False to the given length."""
+    """Pads an array on the left with False, up to the given length."""
     return jnp.pad(x, ((0, 0), (length - x.shape[1], 0)))
 
 
@@ -109,7 +109,7 @@ class HeadConvolution(nn.Module):
         y = taps[0] * x
         if before == 0:
             return y, history
-        # Each token continues another beam: read only the history of that beam.
+        # Each token continues a different beam: read only the history of its beam.
         if earlier.are_beams:
             assert history is not None
             require(
@@ -122,7 +122,7 @@ class HeadConvolution(nn.Module):
             return y, jnp.concatenate([history, x[:, :, None]], axis=2)[:, :, 1:]
         if earlier.real is not None:
             x = jnp.where(earlier.real[..., None, None], x, 0)
-        # Prepend the history, or zeros, and add the sequence shifted by each lag.
+        # Prepend the history (or zeros), and add up the sequence shifted by each lag.
         start = jnp.zeros_like(x[:, :1]).repeat(before, 1) if history is None else history[:, 0]
         padded = jnp.concatenate([start, x], axis=1)  # [B, w + T, N, H]
         for lag in range(1, self.width):

@@ -1,4 +1,4 @@
-"""The Transformer with the options of the lectures, in both halves."""
+"""The Transformer with the options of the lectures, in the encoder and in the decoder."""
 
 import dataclasses
 
@@ -18,11 +18,11 @@ class LectureTransformerConfig(LectureOptions, transformer.EncoderDecoderConfig)
     """
 
     positions: LecturePositionKind = "sinusoidal"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The kind of positions of both halves, see `LectureGPTConfig`."""
+    """The kind of positions of the encoder and the decoder, see `LectureGPTConfig`."""
 
     @property
     def encoder(self) -> "LectureTransformerConfig":
-        """The configuration of the encoder, without the head convolution, which is causal."""
+        """The configuration of the encoder. It has no head convolution, because this is causal."""
         return dataclasses.replace(self, head_convolution=None)
 
 
@@ -47,7 +47,7 @@ class PreNormDecoderLayer(
 
 
 class LectureStack(transformer.TransformerStack):
-    """One half of a Transformer with the options of the lectures."""
+    """The encoder or the decoder of a Transformer with the options of the lectures."""
 
     make_positions = staticmethod(make_lecture_positions)
 

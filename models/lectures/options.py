@@ -24,7 +24,7 @@ LecturePositionKind: TypeAlias = Literal[
 PositionPlace: TypeAlias = Literal["input", "every_layer", "queries_keys", "projections"]
 """The places where a vector of each position can be added."""
 MOST_BITS = 31
-"""Maximum number of binary digits of a position."""
+"""Maximum number of binary digits that represent a position."""
 
 # The options come before the family's fields (`LectureGPTConfig(LectureOptions, GPTConfig)`), so
 # that the dataclass keeps the family's defaults.
@@ -41,7 +41,8 @@ class LectureOptions(_Base):
 
     attention: Literal["learned", "simple"] = "learned"
     """learned: queries, keys, values and outputs are linear maps. simple: attention without
-    parameters: N parts of the input, of size D / N, are query, key and value.
+    parameters: the input is divided into N slices of size D / N, each of which is query, key and
+    value of one head.
     """
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether normalization has learned scales and biases; else it only normalizes."""
@@ -79,7 +80,7 @@ class LectureOptions(_Base):
             f"head_convolution {self.head_convolution} follows projections, and attention "
             '"simple" has none: leave head_convolution out',
         )
-        # The input itself is query, key and value. All parts of the input have the same size.
+        # The input itself is query, key and value. All slices of the input have the same size.
         part = self.d_model // self.num_heads
         require(
             (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),

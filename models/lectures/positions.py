@@ -88,17 +88,17 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
 
 @struct.dataclass
 class LecturePositions(Positions):
-    """Positions whose vectors may be added at several places, and vectors of distances."""
+    """Positions whose vectors may be added at one of several places, and clipped distances."""
 
     place: PositionPlace = struct.field(pytree_node=False, default="input")
     """Where the vectors are added."""
     appended: bool = struct.field(pytree_node=False, default=False)
     """Whether the last dimension of the vectors replaces the last dimension of the embeddings."""
     distances: Float[Array, "#B #T S R"] | None = None
-    """The clipped distance from each query to each key, one-hot over R distances."""
+    """The clipped distance from each query to each key, as a one-hot vector over R distances."""
 
     def of_keys(self, keys: Keys) -> "LecturePositions":
-        """Returns the positions for attention to selected slots of a cache."""
+        """Returns the positions for attention to the selected slots of a cache."""
         selected = super().of_keys(keys)
         if self.distances is None:
             return selected  # pyright: ignore[reportReturnType]
@@ -107,7 +107,7 @@ class LecturePositions(Positions):
     def added(
         self, x: Float[Array, "B T *rest"], *places: PositionPlace
     ) -> Float[Array, "B T *rest"]:
-        """Adds Π at one of the given places, split into heads like `x`."""
+        """Adds Π, split into heads like `x`, if `self.place` is one of the given places."""
         if self.vectors is None or self.place not in places:
             return x
         return x + self.vectors.reshape(*self.vectors.shape[:2], *x.shape[2:])

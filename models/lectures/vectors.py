@@ -31,7 +31,7 @@ def apply_to_vectors(
       model: a GPT, a BERT or another model with token embeddings of width D.
       params: its parameters; the table of token embeddings is not read.
       embeddings: the vectors, differentiable.
-      **inputs: further inputs of the model, such as `attention_mask`.
+      **inputs: additional inputs of the model, such as `attention_mask`.
 
     Returns:
       The output of the model, as for `input_ids` `[B, T]`.
