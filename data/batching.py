@@ -46,7 +46,7 @@ class TrainBatches(PickledByFields):
       seed: The seed of the order, any integer.
       num_steps: The number of batches.
       process_index: The index of this process's part of a batch, in ``[0, process_count)``.
-      process_count: The number of processes, each of which makes one part of a batch.
+      process_count: The number of processes; each process makes one part of a batch.
       start: The index of the first batch that is made with this batch size.
       examples_before: The number of examples in the batches before `start`.
 

@@ -164,7 +164,7 @@ class TurnEnds:
     Attributes:
       ids: The control token, if the template writes one. This token may differ from the token that
         ends a text, as Gemma's ``<end_of_turn>`` and ``<eos>`` do.
-      strings: The strings with which the next turn begins, in the built-in template.
+      strings: The strings that begin the next turn, in the built-in template.
     """
 
     ids: tuple[int, ...]

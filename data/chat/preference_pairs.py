@@ -27,7 +27,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class PairExamples(PickledByFields):
-    """Pairs of texts, each text padded to a sequence of its own; see ``dataset.ExampleSource``.
+    """Pairs of texts; each text is padded to a separate sequence; see ``dataset.ExampleSource``.
 
     Attributes:
       chosen: The better text of each pair.

@@ -164,7 +164,7 @@ class PromptedText:
 
     @property
     def opening(self) -> str:
-        """The prompt, or the text if there is no prompt."""
+        """The prompt, or the text of a document, which has an empty prompt."""
         return self.prompt or self.completion
 
 

@@ -25,7 +25,7 @@ LogFn = Callable[[str], None]
 """Shows the user one line."""
 
 TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
-"""The width of the text beside a bar, except the noun, the counts and the loss."""
+"""The width of the text next to a bar, except the noun, the counts and the loss."""
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
 SECONDS_BETWEEN_LINES = 60.0
 SECONDS_BETWEEN_DRAWINGS = 2.0

@@ -14,7 +14,7 @@ from .hashing import digest
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-# The fields in which an object store states the version of a file.
+# The fields that may contain the version of a file in an object store.
 _VERSIONS = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 

@@ -222,7 +222,7 @@ def _joined(parts: dict[str, ExampleSet[EmbeddingExample]]) -> ExampleSet[Embedd
 
 
 def _spread(documents: np.ndarray) -> np.ndarray:
-    """Returns an order in which every document occurs once before any document occurs twice.
+    """Returns an order of the examples: every document occurs once before any occurs twice.
 
     Equal documents are then far apart in an evaluation, whose batches follow the order.
     """

@@ -36,7 +36,7 @@ from .text_table import NumberedTexts, TokenRows
 # The default number of sampled negatives, for records without scores.
 _SAMPLED = 4
 FIRST = 20
-"""The number of documents that BM25 finds per query, from which negatives are drawn."""
+"""The number of documents that BM25 finds for a query; negatives are drawn from these documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,8 @@ class RerankData(ColumnsData):
             scores=_scores(examples, number),
             num_sampled=sampled,
             found=found,
-            # In an evaluation, sampled documents differ from those of training, but not between
-            # epochs.
+            # An evaluation samples other documents than training, and the same documents in every
+            # epoch.
             seed=(self.sampling_seed, int(training)),
             notes=(f"{number + sampled} documents each", *cut),
         )
@@ -211,7 +211,7 @@ class RerankExamples(PickledByFields):
         seed, training = self.seed
         # In an evaluation `training` is 0, so every epoch has the same draws.
         rng = np.random.default_rng([seed, training, epoch * training, index])
-        # Other records may give this query more documents, which are no negatives either.
+        # Other records may give this query more documents, which must not be sampled either.
         query = int(self.rows[index, 0])
         left_out = {ABSENT, *own, *self._documents_of[query]}
         # Draw more documents than needed, because relevant ones are left out.

@@ -21,7 +21,7 @@ class PackedTexts(PickledByFields):
 
     A row contains consecutive documents from a random position, and the first and the last document
     may be cut. The number of examples of an epoch is the number of rows that the text fills. A row
-    rarely ends with padding; if it does, there was no room for the special tokens of another text.
+    rarely ends with padding; if it does, the special tokens of another text did not fit.
 
     Attributes:
       corpus: The documents as tokens.

@@ -81,7 +81,8 @@ class SpanCorruption(Checked):
           source_length: The maximum number of tokens of a source.
           target_length: The maximum number of tokens of a target. If None, any number fits.
         """
-        # Source and target grow with the text, so search for the largest size at which both fit.
+        # Source and target grow with the text, so search for the longest text whose source and
+        # target fit.
         sizes = np.arange(2, 3 + int((source_length + 1) / (1 - self.noise_density)))
         sources, targets = self.pair_sizes(sizes)
         fits = (sources <= source_length) & (targets <= (target_length or targets))

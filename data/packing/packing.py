@@ -147,7 +147,7 @@ def best_fit(
 
     The pairs are taken in an order drawn from the seed. Each pair goes to the fullest open sequence
     that has room for both its source and its target. If no sequence has room, a new sequence opens;
-    if too many are open, the sequence that has the least room for sources or for targets closes
+    if too many are open, the sequence that has the smallest room for sources or for targets closes
     first. A pair whose source or target is longer than a sequence is left out. The plan is a pure
     function of its arguments.
 
@@ -184,7 +184,7 @@ def best_fit(
         fits = (of_sources >= source) & (of_targets >= target)
         index = int(np.where(fits, in_all, unused + 1).argmin())
         if not fits[index]:
-            # Close the sequence with the least room for sources or for targets, and reuse its
+            # Close the sequence with the smallest room for sources or for targets, and reuse its
             # entry.
             index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(sequences[index])

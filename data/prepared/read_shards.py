@@ -159,7 +159,7 @@ def prepared_split(
       source: ``prepared:FOLDER``, or several such sources.
       splits: The names in ``SPLITS`` to read, in order.
       tokenizer: The tokenizer of the run.
-      requested: The settings of the run's data, by name; they must equal those of the folder.
+      requested: The settings of the run's data, by name; the folder must have the same settings.
 
     Returns:
       The split; its examples are read from the files on access.

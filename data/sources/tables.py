@@ -41,7 +41,7 @@ class ColumnRoles:
     Attributes:
       description: The roles of the columns, for messages.
       fields: The usual names of each field, in lower case; empty if any name is accepted.
-      further: Other usual names of columns, such as those of a field that is not read.
+      further: Other usual names of columns, such as the names of a field that is not read.
     """
 
     description: str

@@ -3,7 +3,7 @@
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T];
 ``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and with next sentences
 ``next_sentence_label`` [B], 0 if the second segment continues the first. Packed rows also have
-``segment_ids`` [B, T], which say to which text each token belongs.
+``segment_ids`` [B, T], the index, from 1, of each token's text in the row.
 """
 
 from dataclasses import dataclass

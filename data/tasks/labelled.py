@@ -290,7 +290,7 @@ class LabelledData(RecordData[E]):
     def examples_of_source(self, name: str, unread: set[str]) -> list[E]:
         """Reads the examples of a labeled source for prediction, without the labels.
 
-        The arguments are those of ``examples_to_predict``.
+        Takes the same arguments as ``examples_to_predict``.
 
         Raises:
           DataError: The source does not name the fields of the model, with or without the label.
@@ -368,7 +368,7 @@ class LabelledData(RecordData[E]):
         return self._split(ExampleSet(tuple(examples), notes=notes), tokenizer, labels)
 
     def examples_in_memory(self, name: Examples, unread: set[str]) -> list[E]:
-        """Reads dicts of fields, or texts; the arguments are those of ``examples_to_predict``."""
+        """Reads dicts of fields, or texts; takes the same arguments as ``examples_to_predict``."""
         source = parse_labelled(name, self.forms, self._own_source())
         source = replace(source, fields=self.without_label(source.fields))
         read = {part for field in source.fields for part in (field, *field.split("+"))}

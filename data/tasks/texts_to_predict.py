@@ -178,7 +178,7 @@ class TextReader:
         return found
 
     def _known(self, names: Mapping[str, object]) -> tuple[str, ...]:
-        """Returns which names are the texts: those of the run's source, the usual names, or ()."""
+        """Returns the names of the texts: the names in the run's source, the usual names, or ()."""
         return self.fields if {*self.fields} <= names.keys() else _customary(names)
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:
@@ -196,7 +196,7 @@ _COLUMNS = ColumnRoles("the columns of texts", {})
 
 
 def _customary(names: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns those of the names that usually mean a pair of texts or a single text, or ()."""
+    """Returns the names that usually mean a pair of texts or a single text, or ()."""
     for pair in PAIRS:
         if {*pair} <= names.keys():
             return pair

@@ -29,7 +29,7 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
-"""The ids of a text, and for each id the half-open range of characters that it stands for."""
+"""The ids of a text, and for each id the half-open range of characters that it encodes."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ def encode_around(
     found: Iterable[tuple[int, int, int]],
     encode: Callable[[str], Encoded],
 ) -> Encoded:
-    """Encodes a text in which some tokens have already been found.
+    """Encodes a text, given some tokens that have already been found in it.
 
     Args:
       text: The text.

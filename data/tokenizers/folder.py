@@ -220,7 +220,7 @@ def _check_extra(values: JsonObject, file: Path) -> None:
 
 
 def _merge_special_tokens_map(values: JsonObject, file: Path) -> None:
-    """Overrides settings by those of ``special_tokens_map.json``, the older format."""
+    """Overrides settings by the settings in ``special_tokens_map.json``, the older format."""
     for name, value in optional_object(file).items():
         if name == "extra_special_tokens" and isinstance(value, list):
             before = values.get(name) or []

@@ -198,7 +198,7 @@ def _language_and_text(text: str) -> tuple[str, str]:
 
 
 def _other_specials(values: Mapping[str, object]) -> set[str]:
-    """Returns the names of the special tokens to which Marian assigns no role."""
+    """Returns the names of the special tokens that have no role in Marian."""
     extra: Any = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
     others = extra.values() if isinstance(extra, dict) else extra
     named = (value for name, value in values.items() if name.endswith("_token"))

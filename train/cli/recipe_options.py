@@ -72,8 +72,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": ("Metrics during the run.", ("log_every", "wandb_project")),
 }
-"""Title of a help group → its description, and the fields in order. A name that ends in a dot
-stands for all nested fields that no other group lists."""
+"""Title of a help group → its description, and the fields in order. A name that ends in a dot means
+all nested fields that no other group lists."""
 
 
 MOST_USED = (

@@ -40,11 +40,11 @@ class Chip(abc.ABC):
     network_bandwidth: float
     """Bytes per second that one chip sends over the network to other units."""
     shapes: tuple[str, ...]
-    """The sizes in which units are available: a torus such as `2x2x4`, or a number of GPUs."""
+    """The available sizes of a unit: a torus such as `2x2x4`, or a number of GPUs."""
 
     unit: ClassVar[str]
-    """What a group of chips that share an interconnect is called: `slice` or `host`. The network
-    connects these units.
+    """The name of a unit, a group of chips that share an interconnect: `slice` or `host`. The
+    network connects units.
     """
     package: ClassVar[str]
     """The module whose presence shows that the compiler is installed."""
@@ -189,7 +189,7 @@ class Gpu(Chip):
         """
         if not self.crosses(group):
             return self.link_bandwidth
-        # The number of rings is limited by the host on which the group has the fewest GPUs.
+        # The host with the fewest GPUs in the group limits the number of rings.
         on_one_host = min(Counter(map(self.unit_of, group)).values())
         return min(self.link_bandwidth, on_one_host * self.network_bandwidth)
 

@@ -33,7 +33,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a train step requires. All numbers of bytes are per device."""
+    """The resources that a train step requires. All numbers of bytes are per device."""
 
     topology: str
     num_devices: int

@@ -166,7 +166,8 @@ def _with_compiled_step(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        # Every way to run the step needs too much memory; report the one that needs the least.
+        # Every way to run the step needs too much memory; report the way that needs the smallest
+        # memory.
         smallest = step.candidates[-1]
         return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
     memory = executable.memory_analysis()

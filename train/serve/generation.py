@@ -63,7 +63,7 @@ class TextWork:
     streamed: bool
     """Whether pieces are sent while the text grows."""
     ends: Callable[[str], int | None] | None = None
-    """Returns the index at which a text must end, for example after a tool call, or None if it need
+    """Returns the index where a text must end, for example after a tool call, or None if it need
     not."""
     alternatives: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
     created: float = dataclasses.field(default_factory=time.monotonic)

@@ -260,7 +260,7 @@ class Rows:
         conditions: tuple[Condition, ...] = (),
         left_out: LeftOut | None = None,
     ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yields the location and the fields of each row; the arguments are those of ``read``."""
+        """Yields the location and the fields of each row; takes the same arguments as ``read``."""
         for location, _, row in self.read(fields, conditions, left_out):
             yield location, tuple(plain(pick(row, field, location)) for field in fields)
 

@@ -68,7 +68,7 @@ def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int
 
 
 def id_of(value: object, names: Sequence[str], location: str) -> int:
-    """Returns the id of a label; the arguments are those of ``ids_of``.
+    """Returns the id of a label; takes the same arguments as ``ids_of``.
 
     Raises:
       DataError: The value is neither a name nor the index of one.

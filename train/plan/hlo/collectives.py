@@ -43,7 +43,7 @@ class CollectiveOp:
 
 
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
-    """Returns the collectives in one run of a program, except those of a single device."""
+    """Returns the collectives in one run of a program, except collectives of a single device."""
     found: dict[str, CollectiveOp] = {}
     alone = {id(instruction) for instruction, _, _ in program.instructions()}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
