@@ -1,1 +1,1 @@
-"""Imports, exports and averages weights."""
+"""Imports and exports models, and averages checkpoints."""

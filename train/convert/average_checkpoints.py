@@ -23,8 +23,8 @@ from ..runs.params_only_run import AVERAGED_STEPS, check_not_existing, make_para
 def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) -> list[int]:
     """Creates a run folder whose only checkpoint is the mean of another run's last checkpoints.
 
-    The folder can be evaluated, used and initialized from like any run, but training cannot be
-    resumed from the folder, because the folder has no optimizer state.
+    The new folder works like any run folder for evaluation, prediction and `--init-from`. Its
+    training cannot be resumed, because it has no optimizer state.
 
     Args:
         folder: A run folder.
@@ -32,7 +32,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
         last: The number of newest checkpoints to average, at least 1.
 
     Returns:
-        The steps of these checkpoints, in ascending order.
+        The steps of the averaged checkpoints, in ascending order.
 
     Raises:
         FileNotFoundError: `folder` is not a run folder.
@@ -51,12 +51,12 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
         )
     check_not_existing(output)
     taken = kept[-last:]
-    # Compute and check the mean before any file is written.
+    # First compute and check the mean, so that an error leaves no file.
     mean = _mean(folder, taken, model_config(folder))
     check_finite(mean, folder)
 
     def copy_embedding_settings(run: Path) -> None:
-        # Only a model that computes vectors has these settings.
+        # These settings exist only if the model computes vectors of texts.
         if (folder / IN_RUN).is_dir():
             shutil.copytree(folder / IN_RUN, run / IN_RUN)
 
@@ -72,7 +72,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
 
 def _without_adapters(config: JsonObject) -> JsonObject:
-    """Returns the content of `config.json` for a model with merged adapters."""
+    """Returns the content of `config.json` without adapters, which are merged into the model."""
     train = config["train"]
     assert isinstance(train, dict)
     kept: JsonObject = {name: value for name, value in config.items() if name != BASE}
@@ -80,11 +80,11 @@ def _without_adapters(config: JsonObject) -> JsonObject:
 
 
 def _mean(folder: Path, taken: list[int], config: TransformerConfig) -> Params:
-    """Returns the mean of the checkpoints, summed in float64 on the host, one at a time."""
+    """Computes the mean of checkpoints on the host, with sums in float64, loading one at a time."""
     shapes = target_shapes(create(config))
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in taken:
         params = read_params(folder, step, config, shapes)
-        # Add in place, so that only one sum and one checkpoint are in the memory of the host.
+        # Add in place, so that host memory holds only the sum and a single checkpoint.
         total = jax.tree.map(lambda a, x: np.add(a, np.asarray(x), out=a), total, params)
     return jax.tree.map(lambda a, x: (a / len(taken)).astype(x.dtype), total, shapes)

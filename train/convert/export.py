@@ -74,7 +74,7 @@ class Exported:
     dtype: Precision
     """The precision of the written parameters."""
     file_bytes: int
-    """The maximum size of a file in the Hugging Face format, in bytes."""
+    """The maximum number of bytes of a safetensors file in the Hugging Face format."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the parameters by path, in the requested precision."""
@@ -101,31 +101,35 @@ def export_model(
         output: The folder to create for the forms "huggingface", "stablehlo" and "peft", else the
             file.
         form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
-          transformers. safetensors, npz: the arrays by flaxzoo's parameter paths, layers stacked.
-          stablehlo: the forward pass as a program that needs only jax, with its parameters.
-          peft: the adapters of a run that trained them, without their base, for the package peft,
+          transformers. safetensors, npz: one file with all arrays, named by flaxzoo's parameter
+          paths, with stacked layers.
+          stablehlo: the forward pass as a program that needs no package but jax, and the
+            parameters.
+          peft: the adapters of a run, without their base model, in the format of the package peft,
           with the tokenizer, its chat template and a model card.
         step: The checkpoint. Defaults to the newest checkpoint.
         dtype: The precision of the written parameters.
-        file_bytes: The maximum size of a file in the Hugging Face format. Tensors are not split.
+        file_bytes: The maximum number of bytes of a safetensors file in the Hugging Face format. A
+            single tensor is never split, so it may exceed this size.
         ema: Whether to write the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
-        base: For the form "peft": the base in the Hugging Face format that peft loads, a name or a
-            folder. Defaults to the folder that the base was read or imported from.
+        base: For the form "peft": the base model that peft must load, the name or the folder of a
+            model in the Hugging Face format. Defaults to the folder that the base model was read or
+            imported from.
         generator: Whether to write the generator of a run of replaced-token detection, which
             predicts masked tokens, instead of the model.
 
     Returns:
-        Notes about the exported model; each note is one line.
+        Notes about the exported model, one line each.
 
     Raises:
         FileNotFoundError: `source` does not exist, or does not have the checkpoint.
         RunError: `output` exists, or a parameter is NaN or infinite.
-        UserError: The form cannot express the model.
+        UserError: The model cannot be written in this form.
     """
     output, folder = Path(output), local_folder(source)
     check_not_existing(output)
-    # Adapters are exported without the parameters of their base.
+    # The form peft does not need the parameters of the base model.
     if form == "peft":
         require(not generator, "generator applies to the parameters of a run, not to the form peft")
         problem = f"adapters are written in float32, not {dtype}: leave the dtype out"
@@ -157,7 +161,7 @@ def export_model(
 def _generator_params(
     config: TrainConfig, params: Params, folder: Path, step: int | None, *, ema: bool
 ) -> Params:
-    """Returns the parameters of the generator, with the tables that it shares with the model."""
+    """Returns the generator's parameters, including the embedding tables that both models share."""
     require(
         isinstance(config.objective, ReplacedTokenConfig),
         f"{folder} has no generator, which only a run of replaced-token detection has: leave "
@@ -175,7 +179,8 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     head = exported.config.model.head
     embedding = read_embedding_settings(exported.folder)
     is_embedder = head == "none" or (embedding is not None and not HEADS[head].needs_labels)
-    # Without explicit settings, sentence-transformers would pool the last token of a causal model.
+    # Write the settings of vectors explicitly: without them, sentence-transformers would take the
+    # vector of the last token from a causal model.
     if embedding is None and head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     classifies = head == "sequence_classification"
@@ -190,7 +195,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         scoring=scoring,
         sparse=read_sparse_settings(exported.folder),
     )
-    # Find the class of sentence-transformers that loads the export, if any.
+    # Determine which class of sentence-transformers loads the export, if any.
     library = "SentenceTransformer" if is_embedder else None
     library = library if scoring is None else "CrossEncoder"
     library = library if settings.sparse is None else "SparseEncoder"
@@ -246,7 +251,7 @@ def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
     )
 
     def fill(folder: Path) -> None:
-        # The parameters are an argument of the program, so write them to a separate file.
+        # The program takes the parameters as an argument, so write them to a file of their own.
         (folder / "forward.stablehlo").write_bytes(program)
         _write_safetensors(exported, folder / "params.safetensors")
         (folder / FILE).write_text(f"# {output.name}\n\n{note}\n", encoding="utf-8")
@@ -261,7 +266,7 @@ def _write_peft(
     """Writes the adapters of a run, without reading the base model's parameters."""
     run = load_adapters(folder, step, ema=ema)
     check_finite(run.trained, folder)
-    # Reject a model that transformers lacks before any file is written.
+    # Raise an error for a model that transformers does not have before any file is written.
     mapping_of(run.model.config).config_to_hf(run.model.config)
     name = _base_name(run) if base is None else _checked_base(base, run)
     remedy = (
@@ -295,17 +300,17 @@ def _write_peft(
 
 
 def _base_name(run: AdapterRun) -> str | None:
-    """Returns the name or the folder of the base in the Hugging Face format, or None if unknown."""
+    """Returns the name or folder of the base model in the Hugging Face format; None if unknown."""
     base = Path(run.base.folder)
     if not (base / CONFIG_FILE).is_file() or is_foreign(read_fields(base)):
         return run.base.folder
-    # The base is a run: name the folder that it was imported from.
+    # If the base model is a run, return the folder that it was imported from.
     origin = read_fields(base).get(IMPORTED_FROM)
     return origin if isinstance(origin, str) and not is_peft_folder(Path(origin)) else None
 
 
 def _checked_base(base: str, run: AdapterRun) -> str:
-    """Returns `base`; raises RunError for a folder that peft cannot load the adapters onto."""
+    """Returns `base`; raises RunError if it is a folder whose model the adapters do not fit."""
     file = Path(base).expanduser() / CONFIG_FILE
     if not file.is_file():  # a name on the hub, or a folder that does not exist yet
         return base
@@ -327,11 +332,11 @@ def _checked_base(base: str, run: AdapterRun) -> str:
 
 
 def _write_its_tokenizer(folder: Path, run: AdapterRun, tokenizer: Tokenizer) -> str:
-    """Writes the tokenizer of a run with its adapters; returns a note."""
+    """Writes the run's tokenizer next to its adapters; returns a note about it."""
     config, size = run.model.config, tokenizer.target.vocab_size
     paths = (*run.lora.whole, *(x.path for x in run.lora.maps))
     resized = [path for path in paths if path.startswith(("token_embedding", "head/"))]
-    # AutoPeftModel resizes the embeddings of the base to the number of tokens of the tokenizer.
+    # AutoPeftModel resizes the base model's embeddings to the number of tokens in the tokenizer.
     if size != config.vocab_size and resized:
         return (
             f"exported without a tokenizer, because peft would cut the {config.vocab_size:,} "

@@ -40,8 +40,8 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
         source: A folder with `config.json`, safetensors and the tokenizer's files, a folder with a
           PEFT adapter, which is merged into its base, or a name on the hub.
         output: The folder to create, completely or not at all.
-        base: For an adapter, the folder or name of its base. Defaults to the base that the adapter
-          names.
+        base: For an adapter, the folder or the name of its base model. Defaults to the base model
+          that the adapter's own configuration names.
 
     Returns:
         A description of the model, in one line.
@@ -60,7 +60,8 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     train = to_dict(config)
     origin = str(adapted.resolve() if Path(source).exists() else source)
     fields: JsonObject = {"model": train.pop("model"), "train": train, IMPORTED_FROM: origin}
-    # Reading these settings rejects unsupported settings before the parameters are loaded.
+    # Read these settings now, so that unsupported ones raise an error before the parameters are
+    # loaded.
     beam_search_defaults(folder, tokenizer)
     settings = generation_defaults(folder)
     if settings is not None and HEADS[config.model.head].generates:
@@ -69,7 +70,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     model = config.model
     sparse = read_sparse_settings(folder)
     scoring = read_pair_scoring(folder) if model.head == "sequence_classification" else None
-    # Load and check the parameters before the folder is made.
+    # Load and check the parameters before the folder is made, so that an error leaves no folder.
     _, params = load(adapted, base=None if adapted == folder else folder)
     check_finite(params, adapted)
 
@@ -95,7 +96,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
 
 
 def _opened(source: Path, base: str | Path | None) -> tuple[Path, TrainConfig, Tokenizer]:
-    """Returns the folder of a model or of an adapter's base, its configuration and tokenizer."""
+    """Returns the folder of the model or of its base, its configuration and its tokenizer."""
     if not is_peft_folder(source):
         problem = f"{source} is not an adapter of peft: leave base {base} out"
         require(base is None, problem, RunError)
@@ -106,10 +107,10 @@ def _opened(source: Path, base: str | Path | None) -> tuple[Path, TrainConfig, T
     folder = local_folder(adapter.base(base))
     config, tokenizer = open_run(folder)
     tuned = adapter.model_config(config.model)
-    # The adapter's tokenizer may have further tokens or a different chat template.
+    # The adapter may have its own tokenizer, with additional tokens or another chat template.
     if (source / TOKENIZER_FILE).is_file():
         tokenizer = load_tokenizer(source)
         check_vocabulary(tokenizer, tuned, f"the tokenizer of {source}")
-    # If the base is a run with adapters, these adapters are merged as well.
+    # If the base model is a run with adapters of its own, these are merged too.
     config = dataclasses.replace(config, lora=None)
     return folder, config if tuned == config.model else config_of_model(tuned), tokenizer

@@ -20,7 +20,7 @@ FILE = "README.md"
 
 @dataclasses.dataclass(frozen=True)
 class SentenceUsage:
-    """The texts of a card about a model that sentence-transformers loads."""
+    """The parts of a model card that are specific to a class of sentence-transformers."""
 
     hub_task: str
     example: str
@@ -62,7 +62,7 @@ vectors = SparseEncoder("{}").encode(["A text.", "Another."])
 """,
     ),
 }
-"""Usages by the class of sentence-transformers."""
+"""The record for each class of sentence-transformers."""
 
 
 def model_card(
@@ -88,8 +88,8 @@ def model_card(
         num_parameters: The number of the model's parameters.
         sentence_class: The class of sentence-transformers that loads the export; a key of
           `USAGES`, or None.
-        notes: Further notes, one line each.
-        adapter_base: The base of exported adapters, or None for a whole model.
+        notes: Notes to include in the card, one line each.
+        adapter_base: The base model of exported adapters, or None if a whole model is exported.
     """
     model = config.model
     head = HEADS[model.head]
@@ -100,7 +100,7 @@ def model_card(
     usage = None if sentence_class is None else USAGES[sentence_class]
     if usage is not None:
         library, task = "sentence-transformers", usage.hub_task
-    # The metadata of the hub, the title, and how to load the model.
+    # The card begins with the metadata for the hub, the title, and code that loads the model.
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{made}. {_origin(stored_fields, step)}\n",
@@ -108,7 +108,7 @@ def model_card(
         *(f"{note}\n" for note in notes),
         *([] if usage is None else [usage.example.format(name)]),
     ]
-    # Imported and saved models have no training run to describe.
+    # A model that was imported, or saved from Python, has no training run to describe.
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
         custom = stored_fields.get(CUSTOM)
         own = custom if isinstance(custom, dict) else {}
@@ -154,9 +154,9 @@ def _origin(stored_fields: JsonObject, step: int | None) -> str:
 def _data(config: TrainConfig) -> str:
     """Returns the section on the training data."""
     data = to_dict(config)["data"]
-    # The tokenizer is exported with the model.
+    # The tokenizer is part of the export, so its settings need no description.
     left_out = {"num_workers", "tokenizer"}
-    # With a separate validation source, the fraction has no effect.
+    # The validation fraction has no effect if there is a separate validation source.
     if data["validation"] is not None:
         left_out.add("validation_fraction")
     return "## Training data\n\n" + _table({n: x for n, x in data.items() if n not in left_out})
@@ -165,7 +165,7 @@ def _data(config: TrainConfig) -> str:
 def _settings(config: TrainConfig) -> str:
     fields = to_dict(config)
     del fields["data"], fields["model"]
-    # A run has either `steps` or `epochs`.
+    # A run uses either `steps` or `epochs`, so leave the other out.
     del fields["epochs" if fields["steps"] else "steps"]
     settings = {k: v for k, v in flatten(fields).items() if not k.startswith(OPERATIONAL_FIELDS)}
     return "## Recipe\n\n" + _table(settings)
@@ -193,5 +193,5 @@ def _table(rows: Mapping[str, object]) -> str:
 
 
 def _without_folders(text: str) -> str:
-    """Removes the folders of absolute paths, which reveal the machine, from a text."""
+    """Shortens absolute paths in a text to their last part, because folders reveal the machine."""
     return re.sub(r"(?<![\w.])/(?:[^/\s,#]+/)*", "", text)

@@ -1,1 +1,1 @@
-"""Devices and processes: shardings, launching, attention kernels."""
+"""Training on several devices and processes: shardings, launching, attention kernels."""

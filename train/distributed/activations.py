@@ -1,7 +1,7 @@
-"""The division of layers and attention kernels over the devices of a mesh.
+"""Divides the computation of layers and attention kernels over the devices of a mesh.
 
-Models are independent of the mesh. `around` wraps the `apply` of a model to intercept the calls of
-a class of modules.
+The code of models does not depend on the mesh. Instead, `around` wraps the `apply` of a model, and
+intercepts the calls of all modules of a class.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ Around = Callable[[Apply, Args, Kwargs, Any], object]
 
 
 def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply:
-    """Wraps a model's `apply` to run a function around each call of the modules of a class.
+    """Wraps a model's `apply`, so that `function` replaces the calls of a class of modules.
 
-    Code within a `shard_map` over all axes already runs per device, so `around` does not change
-    such code.
+    Within a `shard_map` over all axes, the code already runs on each device alone, so calls there
+    are not replaced.
     """
 
     def interceptor(
@@ -51,7 +51,7 @@ def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply
 
 
 def current(mesh: Mesh) -> Mesh | AbstractMesh:
-    """Returns the mesh for the code being traced; within a `shard_map`, jax's current mesh."""
+    """Returns `mesh`, or jax's current mesh if the traced code is within a `shard_map`."""
     inner = jax.sharding.get_abstract_mesh()
     return inner if inner.manual_axes else mesh
 
@@ -59,15 +59,16 @@ def current(mesh: Mesh) -> Mesh | AbstractMesh:
 def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
     """Wraps a model's `apply` to keep the residual stream sharded by sequence around each layer.
 
-    Without this sharding constraint, the compiler follows the parameters, whose width is sharded
-    over `fsdp`: each device would compute attention for all sequences, and each layer would
-    exchange sums of full activations. With the constraint, the compiler gathers a layer's
-    parameters when they are used.
+    Without this sharding constraint, the compiler would shard activations like the parameters,
+    whose width is sharded over `fsdp`: each device would compute attention for all sequences, and
+    the devices would exchange sums of full activations in each layer. With the constraint, the
+    compiler gathers a layer's parameters when the layer uses them.
     """
 
     def around_layer(layer: Apply, args: Args, kwargs: Kwargs, module: Layer) -> object:
         del module
-        # Tokens may be sharded over `context`; the width is not sharded.
+        # Leave the sharding of tokens to the compiler (they may be sharded over `context`); do not
+        # shard the width.
         spec = PartitionSpec(automatic(BATCH_AXES), PartitionSpec.UNCONSTRAINED)
         by_sequence = NamedSharding(current(mesh), spec)
         x, *rest = args  # x: [B, T, D]
@@ -78,15 +79,16 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
 
 
 def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to run attention kernels per device, on its part of the arrays.
+    """Wraps a model's `apply` to run attention kernels on each device, for its shard of the arrays.
 
-    The compiler cannot divide a kernel and would gather sharded sequences and heads. If tokens are
-    sharded, the devices form a ring.
+    The compiler cannot divide a kernel over devices: it would gather the shards of sequences and
+    heads. If tokens are sharded, the devices form a ring.
     """
     heads = MESH_AXES["heads"]
     axes_by_ndim = {4: (None, heads), 3: (heads,), 2: ()}
-    """The mesh axes of the dimensions after the batch: of `[B, T, heads, head_dim]`, of dropout
-    keys `[B, heads, 2]`, and of segments `[B, T]`. Other arrays are replicated.
+    """The mesh axes of the dimensions after the batch dimension, by number of dimensions: for
+    arrays `[B, T, heads, head_dim]`, dropout keys `[B, heads, 2]`, and segment ids `[B, T]`. Other
+    arrays are replicated.
     """
 
     def spec(x: jax.Array) -> PartitionSpec:
@@ -111,16 +113,17 @@ def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
 
 
 def _around_ring(mesh: Mesh) -> Around:
-    """Returns the function that runs an attention kernel on rings of devices."""
+    """Returns a function for `around` that runs an attention kernel on rings of devices."""
     size, heads = mesh.shape[CONTEXT], MESH_AXES["heads"]
 
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, module: FusedAttention) -> object:
         del kernel
         query, key, value = args
-        # Dropout keys have heads but no tokens, so they are sharded separately from the other
-        # arrays.
+        # Dropout keys have a dimension of heads but none of tokens, so their sharding differs from
+        # that of the other arrays.
         head_keys: HeadKeys | None = kwargs.pop("keys", None)
-        # The sizes of a call are known only while the call is traced, so check the kernel here.
+        # Check here whether the kernel supports the call, because its sizes are known only while it
+        # is traced.
         call = AttentionCall(
             num_queries=query.shape[1],
             num_keys=key.shape[1],

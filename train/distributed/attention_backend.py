@@ -1,4 +1,4 @@
-"""The choice of a run's attention kernel: the fastest kernel that supports devices and sizes."""
+"""Chooses a run's attention kernel: the fastest one that supports the devices and the sizes."""
 
 import dataclasses
 import re
@@ -20,11 +20,11 @@ NAMES: dict[str, str] = {
     "triton": "flash attention in Triton",
     "blocks": "XLA block by block",
 }
-"""Kernel names for messages."""
+"""The names of kernels in messages."""
 FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
 """The fastest kernel by platform; XLA on other platforms."""
 DROPPING: dict[str, Kernel] = {"gpu": "triton", "tpu": "flash"}
-"""The kernel for models with attention dropout by platform, if it differs from `FASTEST`."""
+"""The fastest kernel for models with attention dropout, by platform."""
 FASTEST_ON_RING: dict[str, tuple[Kernel, ...]] = {
     "gpu": ("cudnn", "blocks"),
     "tpu": ("splash", "blocks"),
@@ -46,7 +46,7 @@ class Device(Protocol):
 
     @property
     def device_kind(self) -> str:
-        """The name of its model."""
+        """The name of the device's model, such as "NVIDIA H100"."""
         ...
 
 
@@ -56,11 +56,11 @@ class KernelChoice:
 
     kernel: Kernel
     instead_of: str = ""
-    """A faster kernel that was not chosen."""
+    """A faster kernel that was not chosen; empty if there is none."""
     reason: str = ""
     """The reason why the faster kernel was not chosen."""
     ring: int = 1
-    """The number of devices of the ring; 1 for no ring."""
+    """The number of devices in a ring; 1 if the devices form no ring."""
 
     @property
     def description(self) -> str:
@@ -77,7 +77,7 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         config: the configuration of the run. If `execution.attention` names a kernel, the run uses
           this kernel.
         device: a device that the step is compiled for.
-        context: the number of parts of the tokens of a row.
+        context: the number of devices over which the tokens of a row are sharded.
 
     Raises:
         UserError: the kernel named by `execution.attention` does not support the run.
@@ -94,10 +94,12 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         kernels = FASTEST_ON_RING.get(platform, ("blocks",))
     else:
         kernels = () if fastest is None else (fastest,)
-        # XLA would store the scores of all pairs of a long row, although few pairs are visible.
+        # XLA would store the attention scores of all pairs of tokens in a long row, although
+        # windows hide most pairs.
         if config.model.has_two_sided_windows and max(config.data.lengths) > LARGEST_BLOCK:
             kernels = *kernels, "blocks"
-    # Take the first kernel that works; remember why the best kernel does not work.
+    # Take the first kernel that supports the run, and remember why the first one in the list does
+    # not.
     refused: list[tuple[str, str]] = []
     for kernel in kernels:
         reason = _reason(kernel, config, device, context)
@@ -117,14 +119,14 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
 
 
 def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -> str | None:
-    """Returns why a kernel does not support a training step, or None."""
+    """Returns why a kernel does not support a training step, or None if it does."""
     # Check the device first, then the sizes of the calls.
     platform = PLATFORMS.get(kernel)
     if platform not in (None, device.platform):
         return f"the kernel requires a {platform}, got a {device.platform}"
     if platform == "gpu" and _is_old(device):
         return f"the kernel requires NVIDIA's Ampere or later, got {device.device_kind}"
-    # Check encoder, decoder and cross-attention, whose sizes differ.
+    # Check the sizes of self-attention in the encoder and the decoder, and of cross-attention.
     source, target = config.data.lengths
     encoder, decoder = config.model, config.model.decoder
     for sizes, queries, keys in (

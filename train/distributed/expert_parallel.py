@@ -1,10 +1,10 @@
 """Expert parallelism: each device computes its experts for the tokens of all devices.
 
-The experts and the sequences of a batch are sharded over the mesh axis `expert`. Without a
-capacity, each device of this axis all-gathers the tokens, computes its experts for all tokens, and
-reduce-scatters the sums. For any router, (n - 1) / n of the tokens are exchanged twice. With a
-capacity, each device sends to every other device only the tokens of that device's experts
-(all-to-all; Lepikhin et al. 2020, "GShard", section 3.2).
+The experts and the sequences of a batch are sharded over the mesh axis `expert`. If experts have no
+capacity, each device of this axis all-gathers the tokens, computes its own experts for all tokens,
+and reduce-scatters the weighted sums. With n devices, (n - 1) / n of the tokens are sent twice,
+whatever the router chooses. If experts have a capacity, each device sends to every other device
+only the tokens for that device's experts (all-to-all; Lepikhin et al. 2020, "GShard", section 3.2).
 """
 
 import jax
@@ -20,26 +20,27 @@ EXPERT, WIDTH, HIDDEN = "expert", "fsdp", "tensor"
 
 
 def over_mesh(apply_fn: Apply, mesh: Mesh, model: TransformerConfig) -> Apply:
-    """Wraps a model's `apply` to run over a mesh: sequences and experts stay on their devices."""
+    """Wraps a model's `apply` to run over a mesh; sequences and experts stay on their devices."""
     apply_fn = constrain_activations(apply_fn, mesh)
     return shard_map_experts(apply_fn, mesh) if model.num_experts and mesh.size > 1 else apply_fn
 
 
 def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` so that each device computes its own part of a mixture's experts.
+    """Wraps a model's `apply`, so that each device computes only its own experts of a mixture.
 
-    The compiler cannot divide the sort by experts and would gather all tokens.
+    The compiler cannot divide the sorting of tokens by expert over devices, and would gather all
+    tokens.
     """
 
     def around_mixture(call: Apply, args: Args, kwargs: Kwargs, mixture: ExpertMixture) -> object:
         del call, kwargs
         x, choice, kernels = args
-        # A capacity applies to the tokens of a whole sequence; without a capacity, tokens are
-        # independent.
+        # A capacity applies to all tokens of a sequence together, so the sequence must be whole.
+        # Without a capacity, tokens are independent.
         whole = mixture.config.expert_capacity is not None or x.shape[1] % mesh.shape[CONTEXT]
         rows = PartitionSpec(automatic(BATCH_AXES), None if whole else CONTEXT)
-        # [E, D, F] of each kernel from the model width, and [E, F, D] of the kernel back to the
-        # model width.
+        # The specs of the kernels [E, D, F], which map from the model width D to the hidden width
+        # F, and of the kernel [E, F, D], which maps back.
         of_kernels = (
             (PartitionSpec(EXPERT, WIDTH, HIDDEN),) * len(kernels.inputs),
             PartitionSpec(EXPERT, HIDDEN, WIDTH),
@@ -59,26 +60,26 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
 
 
 def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) -> Array:
-    """Returns the sums for the device's tokens over the experts of all devices."""
+    """Returns the weighted sums of the outputs of all devices' experts, for the device's tokens."""
     kernels = Kernels(
-        # Gather the width of the kernels, which is sharded over `fsdp`.
+        # Gather the kernels along the model width, which is sharded over `fsdp`.
         tuple(jax.lax.all_gather(k, WIDTH, axis=1, tiled=True) for k in kernels.inputs),
         jax.lax.all_gather(kernels.down, WIDTH, axis=2, tiled=True),
     )
     if mixture.config.expert_capacity is None:
         x, choice = jax.tree.map(lambda x: jax.lax.all_gather(x, EXPERT, tiled=True), (x, choice))
-        # Count experts from the first expert of the device; other experts are out of range and add
-        # 0.
+        # Number the experts from the device's first expert on; the indices of other devices'
+        # experts are then out of range, and these experts add 0.
         first = jax.lax.axis_index(EXPERT) * kernels.down.shape[0]
         choice = choice._replace(experts=choice.experts - first)
         y = jax.lax.psum_scatter(mixture.dropless(x, choice, kernels), EXPERT, tiled=True)
     else:
-        # Send each expert its slots, and send the outputs back.
+        # Send each expert the tokens in its slots, and send its outputs back.
         rows, slot = mixture.dispatch(x, choice)
         rows = jax.lax.all_to_all(rows, EXPERT, 1, 0, tiled=True)  # [n · B, E / n, C, D]
         outputs = mixture.by_capacity(rows, kernels)
         # [n · B, E / n, C, D] back to [B, E, C, D].
         outputs = jax.lax.all_to_all(outputs, EXPERT, 0, 1, tiled=True)
         y = combine(outputs, slot, choice.weight)
-    # Each device of `tensor` has a slice of the hidden units, whose outputs add up.
+    # Each device along `tensor` has a slice of the hidden units; the outputs of the slices add up.
     return jax.lax.psum(y, HIDDEN)

@@ -6,18 +6,18 @@ micro-batches locally. Parameters that are sharded over `fsdp` are all-gathered 
 
 - "step": Parameters are gathered once per step, and gradients are reduce-scattered after the last
   micro-batch. With n devices along `fsdp`, (n - 1) / n of the parameters' bytes are sent twice per
-  step, for any number of micro-batches. Each device stores the full parameters and gradients.
+  step, however many micro-batches there are. Each device stores the full parameters and gradients.
 - "layer": Each layer gathers its parameters in its forward and its backward pass, and
-  reduce-scatters its gradients at once (Zhao et al. 2023, "PyTorch FSDP"). The bytes of layers are
-  sent three times per micro-batch. Embeddings and heads are gathered at the start of the model, so
-  their bytes are sent twice. Without remat, or with adapters, the compiler inserts the gathers and
-  scatters instead.
+  reduce-scatters its gradients at once (Zhao et al. 2023, "PyTorch FSDP"). The parameters of layers
+  are sent three times per micro-batch. Embeddings and heads are gathered once, at the start of the
+  model, so they are sent twice. If the run uses no remat, or trains adapters, the compiler inserts
+  the gathers and the scatters instead.
 
-Over the axis `data`, gradients are summed once per step.
+Over the axis `data`, gradients are summed once per step in both ways.
 
 The TPU compiler turns a reduce-scatter over all devices of a torus into an all-reduce, which sends
 twice the bytes, but it keeps a reduce-scatter over groups of devices. On TPUs gradients are
-therefore scattered in two stages (`scatter_stages`), which together send as many bytes as one
+therefore scattered in two stages (`scatter_stages`), which together send as many bytes as a single
 reduce-scatter.
 """
 
@@ -43,13 +43,13 @@ from .activations import Apply
 from .sharding import axes_of
 
 GradientFn: TypeAlias = Callable[[Params, Params | None, PyTree, PyTree], tuple[Params, PyTree]]
-"""`function(params, frozen, scales, rows) -> (gradients, sums)`, of rows `[B, …]`."""
+"""`function(params, frozen, scales, rows) -> (gradients, sums)`, where rows are arrays `[B, …]`."""
 LINEAR = re.compile(r"(?:.*/)?(?:kernel|experts/(?:gate|up|down)|output_embedding/embedding)")
-"""The parameters of linear maps, including untied vocabulary matrices. Models cast these parameters
-to the compute dtype before use, and compute their gradients in this dtype."""
+"""Matches the parameters of linear maps, including untied vocabulary matrices. Models cast these
+parameters to the compute dtype before use, and compute their gradients in this dtype."""
 CAST = re.compile(rf"{LINEAR.pattern}|(?:.*/)?token_embedding/embedding")
-"""All parameters that models cast. Tied embedding tables are used twice, for the tokens and for the
-logits, so their gradient is a sum in float32."""
+"""Matches all parameters that models cast. A tied embedding table is used twice, for the tokens and
+for the logits, so its gradient is a sum of two gradients, in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,26 +61,28 @@ class Way:
     axes: tuple[str, ...]
     """The mesh axes that `exchanged` sums over. The compiler sums over all other axes."""
     per_layer: bool
-    """Whether each layer gathers its parameters when it is computed."""
+    """Whether this module gathers the parameters of each layer when the layer is computed."""
     dtype: DTypeLike | None
-    """The compute dtype, used to gather linear maps; None for the dtype of the parameters."""
+    """The compute dtype, in which linear maps are gathered; None for the dtype of the
+    parameters."""
     micro_batches: int
-    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, the
-    dtype of their computation. Sums over several micro-batches have the dtype of the parameters."""
+    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, in
+    which they were computed. With several, their sums are exchanged in the dtype of the
+    parameters."""
 
 
 def compute_dtype(
     name: str, own: DTypeLike, dtype: DTypeLike | None, cast: re.Pattern[str] = LINEAR
 ) -> DTypeLike:
-    """Returns the dtype of a gathered parameter and of its gradient."""
+    """Returns the dtype in which a parameter is gathered and its gradient is computed."""
     return own if dtype is None or not cast.fullmatch(name) else dtype
 
 
 def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainState) -> GradientFn:
-    """Returns `function` run on each device for its rows, with results summed over devices.
+    """Wraps `function` to run on each device for the device's rows, and sums the results.
 
     Args:
-        function: sums gradients over given rows, in one or several micro-batches.
+        function: sums gradients over the given rows, in one or several micro-batches.
         way: the way to exchange gradients. If `way` has no axes, returns `function` unchanged.
         mesh: the mesh; it must be jax's current mesh when the result is traced.
         shardings: the shardings of the state; gradients are sharded like the parameters.
@@ -88,16 +90,16 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     axes = way.axes
     if not axes:
         return function
-    # The specs of `shard_map` name only the axes that it is manual over.
+    # The specs for `shard_map` must name only its manual axes.
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
-    # Each device gets its rows; the compiler divides them further over the other axes.
+    # Each device gets its rows; the compiler then divides these over the other axes.
     by_row = PartitionSpec(tuple(filter(axes.__contains__, BATCH_AXES)))
     # Whether all other axes have a single device.
     alone = num_shards(mesh, axes) == mesh.size
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     wire = Wire(way.dtype, scatter_stages(mesh.shape["fsdp"]) if on_tpu else ())
     gathering = _gathering_per_layer if way.per_layer else _gathering_first
-    # A sum over micro-batches is sent in its own, higher precision.
+    # A sum over several micro-batches is sent in its own dtype, which has a higher precision.
     sent_dtype = way.dtype if way.micro_batches == 1 else None
 
     def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:
@@ -113,8 +115,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         params: Params, frozen: Params | None, scales: PyTree, rows: PyTree
     ) -> tuple[Params, PyTree]:
         gradients, sums = gathering(function, specs, wire)(params, frozen, scales, rows)
-        # Up to here, gradients are sums over the rows of a device. Sum the gradients over the
-        # devices.
+        # So far, gradients are sums over the rows of one device; now sum them over the devices.
         return map_named(scattered, gradients, specs[0], params), jax.lax.psum(sums, axes)
 
     return jax.shard_map(
@@ -127,18 +128,18 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
 
 
 def _only(sharding: NamedSharding, axes: tuple[str, ...]) -> PartitionSpec:
-    """Restricts a sharding to some axes of the mesh."""
+    """Returns the spec of a sharding with only the given mesh axes."""
     kept = (tuple(filter(axes.__contains__, axes_of(over))) for over in sharding.spec)
     return PartitionSpec(*(over or None for over in kept))
 
 
 def _axes(spec: PartitionSpec) -> set[str]:
-    """Returns the mesh axes that shard an array."""
+    """Returns all mesh axes that a spec names."""
     return {axis for _, axes in _sharded(spec) for axis in axes}
 
 
 def _sharded(spec: PartitionSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yields each sharded dimension with its mesh axes."""
+    """Yields the index and the mesh axes of each sharded dimension."""
     return ((number, axes_of(over)) for number, over in enumerate(spec) if over)
 
 
@@ -149,14 +150,16 @@ class Wire:
     dtype: DTypeLike | None
     """See `Way`."""
     stages: tuple[list[list[int]], ...] = ()
-    """The stages of a scatter, from `scatter_stages`; empty for a single stage."""
+    """The device groups of each stage of a scatter, from `scatter_stages`; empty for a single
+    stage."""
 
     def gather(self, name: str, x: Array, spec: PartitionSpec) -> Array:
         """Returns the full parameter, all-gathered from the shards.
 
-        Linear maps and embeddings are sent in `dtype`; only linear maps stay in `dtype`.
+        Linear maps and embeddings are sent in `dtype`. Embeddings are then cast back to their own
+        dtype.
         """
-        # Cast before sending, because bfloat16 has half of the bytes of float32.
+        # Cast before sending, because bfloat16 takes half as many bytes as float32.
         sent, full = compute_dtype(name, x.dtype, self.dtype, CAST), x
         for dimension, axes in _sharded(spec):
             full = jax.lax.all_gather(full.astype(sent), axes, axis=dimension, tiled=True)
@@ -167,7 +170,7 @@ class Wire:
 
         Args:
             x: the full array.
-            spec: how the array is sharded; only the axis `fsdp` may shard it.
+            spec: how the result is sharded; it may name only the axis `fsdp`.
             axes: the axes to sum over.
         """
         for dimension, over in _sharded(spec):
@@ -175,7 +178,7 @@ class Wire:
                 x = _scattered_in_stages(x, dimension, over, self.stages)
             else:
                 x = jax.lax.psum_scatter(x, over, scatter_dimension=dimension, tiled=True)
-        # A scatter also sums over its axes. The other axes remain for an all-reduce.
+        # A scatter has already summed over its axes, so all-reduce over the other axes.
         left = tuple(sorted(axes - _axes(spec)))
         return jax.lax.psum(x, left) if left else x
 
@@ -183,22 +186,24 @@ class Wire:
 def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     """Returns the device groups of a two-stage reduce-scatter.
 
-    There are a · b devices, and device (i, j) has the number i · b + j. The first stage sums over
-    the devices with the same j, and gives device (i, j) the i-th of `a` equal parts. The second
-    stage sums such parts over the devices with the same i, and gives device (i, j) the j-th of `b`
-    equal parts. The result is the device's shard of the full sum.
+    Let there be a · b devices, and let device (i, j) have the index i · b + j. The first stage sums
+    over the devices with the same j, and gives device (i, j) the i-th of `a` equal parts. The
+    second stage sums these parts over the devices with the same i, and gives device (i, j) the j-th
+    of `b` equal parts of the sum. Each device then has its shard of the full sum.
 
     Args:
         num_devices: the number of devices along the mesh axis.
 
     Returns:
-        The groups of both stages, as indices along the axis; empty for a prime number.
+        The groups of devices in both stages, as indices along the axis; empty if the number of
+        devices is prime.
     """
-    # Find the two most balanced factors of the number.
+    # Find two factors of the number of devices that are as equal as possible.
     inner = max(n for n in range(1, math.isqrt(num_devices) + 1) if num_devices % n == 0)
     if inner == 1:
         return ()
-    # Row i has the devices (i, 0) to (i, b - 1). The first stage uses the columns.
+    # Row i of `indices` has the devices (i, 0) to (i, b - 1). The groups of the first stage are the
+    # columns.
     indices = [list(range(first, first + inner)) for first in range(0, num_devices, inner)]
     return list(map(list, zip(*indices, strict=True))), indices
 
@@ -209,12 +214,12 @@ def _scattered_in_stages(
     """Returns this device's shard of the sum of an array along a dimension.
 
     A TPU stores the last two dimensions in tiles of 8 × 128, and the compiler scatters only
-    multiples of a tile. The shards are therefore moved to a leading dimension.
+    multiples of a tile. The dimension of shards is therefore moved to the front.
     """
     num_shards = math.prod(len(groups[0]) for groups in stages)
     x = jnp.moveaxis(x, dimension, 0)
     others = x.shape[1:]
-    # [shards, rows of a shard, others]: each stage scatters the first axis.
+    # The shape is [shards, rows of a shard, others]; each stage scatters the first dimension.
     x = x.reshape(num_shards, x.shape[0] // num_shards, math.prod(others))
     for groups in stages:
         x = jax.lax.psum_scatter(x, over, tiled=True, axis_index_groups=groups)
@@ -223,10 +228,10 @@ def _scattered_in_stages(
 
 
 def _gathering_first(function: GradientFn, specs: PyTree, wire: Wire) -> GradientFn:
-    """Returns `function` of shards: all parameters are gathered before the first micro-batch."""
+    """Makes `function` take shards; gathers all parameters before the first micro-batch."""
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
-        with jax.named_scope(name):  # a plan distinguishes concurrent collectives by this name
+        with jax.named_scope(name):  # `flaxzoo plan` tells collectives apart by this name
             return wire.gather(name, x, spec)
 
     def gathering(
@@ -239,8 +244,8 @@ def _gathering_first(function: GradientFn, specs: PyTree, wire: Wire) -> Gradien
 
 
 def _gathering_per_layer(function: GradientFn, specs: PyTree, wire: Wire) -> GradientFn:
-    """Returns `function` of shards: each layer gathers its parameters when it is computed."""
-    # `reading` looks up the reader in the context that traces the model.
+    """Makes `function` take shards; gathers each layer's parameters when the layer is computed."""
+    # The model is traced in this context, where `reading` looks up the reader.
     context = copy_context()
     context.run(_reader.set, _ShardReader(specs, wire))
 
@@ -257,13 +262,14 @@ class _ShardReader:
         """Creates the reader.
 
         Args:
-            specs: the specs of the parameters, including any frozen ones. In all stacks of a model,
-              parameters with the same name within a layer have the same sharding.
-            wire: gathers and scatters.
+            specs: the specs of the parameters, including any frozen ones. If a model has several
+              stacks, parameters with the same name within a layer must have the same sharding in
+              all stacks.
+            wire: gathers the parameters and scatters the gradients.
         """
         self._wire = wire
-        # A layer sees its variables without the path of its stack, so the keys of specs omit that
-        # path.
+        # The variables of a layer have no path of the stack in their names, so the keys of specs
+        # have none either.
         self._of_layer: dict[str, PartitionSpec] = {}
         self._outside: dict[str, PartitionSpec] = {}
         for name, spec in (pair for tree in specs for pair in named(tree)):
@@ -274,22 +280,22 @@ class _ShardReader:
                 self._outside[name] = spec
 
     def read_layer(self, variables: Params) -> Params:
-        """Gathers the parameters in the variables of a layer."""
+        """Gathers the parameters of a layer."""
         return {"params": map_named(self._read(self._of_layer), variables["params"])}
 
     def read_outside(self, params: Params) -> Params:
-        """Gathers the parameters outside of the layers."""
+        """Gathers the parameters that do not belong to layers."""
         return map_named(self._read(self._outside), params)
 
     def _read(self, specs: dict[str, PartitionSpec]) -> Callable[[str, Array], Array]:
-        """Returns the function that gathers a parameter if `specs` contain its name."""
+        """Returns a function that gathers a parameter, if it is sharded by `specs`."""
 
         def read(name: str, x: Array) -> Array:
             spec = specs.get(name, PartitionSpec())
             if not any(_sharded(spec)):
                 return x
-            # The transpose of a gather is a scatter; this scatter runs in stages, in the gradient's
-            # dtype.
+            # The backward pass of a gather is a scatter. Define it here, so that it runs in stages
+            # and in the gradient's dtype.
             gather = jax.custom_vjp(lambda x: self._wire.gather(name, x, spec))
 
             def forward(x: Array) -> tuple[Array, None]:
@@ -310,10 +316,10 @@ _reader: ContextVar[_ShardReader | None] = ContextVar("reader", default=None)
 
 
 def reading(apply_fn: Apply) -> Apply:
-    """Wraps the `apply` of the trained model to gather its parameters.
+    """Wraps the `apply` of the trained model, so that it can gather its own parameters.
 
-    The wrapped `apply` gathers parameters only in a step that gathers parameters per layer. Other
-    models of the objective, such as a teacher, have full parameters.
+    It does so only in a step that gathers parameters per layer. The parameters of other models of
+    the objective, such as a teacher, are not sharded.
     """
 
     def apply(variables: Params, *args: object, **kwargs: object) -> object:

@@ -18,7 +18,7 @@ from ..state import TrainState, in_units
 from .fsdp import GradientFn, Way, compute_dtype, exchanged
 
 ONCE = ("data", "fsdp")
-"""The mesh axes that allow summing gradients once per step."""
+"""The mesh axes over which gradients can be summed once per step."""
 LARGEST_PART = 0.9
 """By default, "step" is tried only if the state, the full parameters and the gradients take at most
 this fraction of a device's memory. Activations need the remaining memory."""
@@ -26,13 +26,13 @@ this fraction of a device's memory. Activations need the remaining memory."""
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """The method that the devices of a mesh use to exchange gradients."""
+    """A way for the devices of a mesh to exchange gradients."""
 
     wrap: Callable[[GradientFn], GradientFn] | None = None
     """Wraps the function that sums gradients over the rows of a batch, so that it also sums over
     devices. None on a single device."""
     description: str = ""
-    """A clause for a message; empty if no gradients are exchanged."""
+    """Describes the exchange, to show to the user; empty if no gradients are exchanged."""
 
 
 def choose_exchanges(
@@ -49,31 +49,32 @@ def choose_exchanges(
     device_memory: int | None,
     has_adapter: bool = False,
 ) -> tuple[Exchange, ...]:
-    """Returns the ways to exchange gradients over a mesh, in the order to try them.
+    """Returns the ways to exchange gradients over a mesh, in the order in which to try them.
 
     Args:
         gather: when parameters are gathered, as in `TrainConfig`.
         mesh: the mesh; its devices need not be present.
         state: arrays or their shapes.
-        state_bytes: the bytes of the state per device.
+        state_bytes: the number of bytes of the state on each device.
         shardings: the shardings of the state.
         whole_batch: whether the loss of an example depends on the other examples of the batch.
-        by_rows: whether the exchanged gradients are nevertheless sums over the rows of the devices,
-          as the gradients of `cached_gradient` are.
+        by_rows: whether the exchanged gradients are sums over the rows of each device. This may be
+          so even if `whole_batch` is true, as in `cached_gradient`.
         micro_batches: the number of micro-batches.
-        execution: how the model is run.
+        execution: the settings that say how to run the model.
         device_memory: the memory of a device in bytes; None if unknown.
-        has_adapter: whether adapters to the layers are trained.
+        has_adapter: whether the run trains adapters.
 
     Raises:
         UserError: "step" does not suit the mesh or the objective.
     """
-    # An adapter adds to kernels before kernels are cast, so gather kernels in their own dtype.
+    # Adapters are added to kernels before the kernels are cast, so gather kernels in their own
+    # dtype.
     dtype = None if has_adapter else execution.dtype
     full = full_bytes(state, dtype, micro_batches)
     fits = state_bytes + full <= LARGEST_PART * (device_memory or 0)
-    # Without remat the backward pass would keep the full parameters of all layers. Let the compiler
-    # gather the parameters again instead.
+    # If this module gathered layers in a run without remat, the full parameters of all layers would
+    # stay in memory for the backward pass. Let the compiler gather them instead.
     layers_can = execution.remat != "none" and not has_adapter and mesh.shape["fsdp"] > 1
 
     def exchange(gather: Gather) -> Exchange:
@@ -83,7 +84,7 @@ def choose_exchanges(
         wrap = functools.partial(exchanged, way=way, mesh=mesh, shardings=shardings)
         return Exchange(wrap, describe(way, mesh, full))
 
-    # Later candidates are tried only if the first candidate does not fit into memory.
+    # The other candidates are tried only if the first one does not fit into memory.
     gathers = gather_candidates(gather, mesh, whole_batch=whole_batch, fits=fits)
     first, *others = map(exchange, gathers)
     why = "gathered once a step they do not fit"
@@ -91,7 +92,7 @@ def choose_exchanges(
 
 
 def full_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -> int:
-    """Returns the bytes per device, besides the state, of gathering parameters once per step.
+    """Returns how many bytes a device needs, besides the state, to gather parameters once per step.
 
     These bytes are the full parameters, their gradients and, with several micro-batches, their
     sums.
@@ -108,7 +109,7 @@ def full_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -
 
         return sum(jax.tree.leaves(map_named(of_array, tree)))
 
-    # Sums over micro-batches have the dtype of the parameters.
+    # The sums over several micro-batches have the dtype of the parameters.
     sums = size(state.params, None) * (micro_batches > 1)
     return 2 * size(state.params, dtype) + sums + size(state.frozen, dtype)
 
@@ -122,13 +123,14 @@ def gather_candidates(
         gather: as in `TrainConfig`.
         mesh: the mesh.
         whole_batch: as in `choose_exchanges`.
-        fits: whether state, full parameters and gradients leave memory for activations. Only the
-            compiled step shows whether the activations fit.
+        fits: whether state, full parameters and gradients leave some memory for activations. Only
+            the compiled step shows whether the activations fit.
 
     Raises:
         UserError: "step" does not suit the mesh or the objective.
     """
-    # "step" needs full parameters on each device, and a loss that is a sum over examples.
+    # "step" is possible only if each device can have full parameters, and the loss is a sum over
+    # examples.
     problems = [f"mesh.{axis} is {mesh.shape[axis]}" for axis in _sizes(mesh).keys() - set(ONCE)]
     if whole_batch:
         problems.append("the objective needs the whole batch or runs further models")
@@ -140,25 +142,26 @@ def gather_candidates(
         )
     if gather != "auto":
         return (gather,)
-    # Gathering once sends fewer bytes; gathering per layer always fits.
+    # Gathering once per step sends fewer bytes, but gathering per layer needs less memory.
     return ("step", "layer") if mesh.shape["fsdp"] > 1 and fits and not problems else ("layer",)
 
 
 def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, ...]:
-    """Returns the mesh axes whose exchange is done by `fsdp` and not by the compiler.
+    """Returns the mesh axes over which `fsdp.exchanged` and not the compiler exchanges gradients.
 
-    The result is empty if `expert`, `context` or `tensor` divide the layers, because XLA's
+    The result is empty if a layer is divided over `expert`, `context` or `tensor`, because XLA's
     partitioner (jaxlib 0.10) crashes on programs that are partly manual and partly divided over
     several axes.
 
     Args:
         mesh: the mesh.
         micro_batches: the number of micro-batches.
-        shards: whether `fsdp` can be one of the axes.
+        shards: whether the axis `fsdp` can be in the result.
     """
     sizes = _sizes(mesh)
     axes = tuple(sizes) if shards else tuple(sizes.keys() & {"data"})
-    # With one micro-batch, a partly manual exchange sends as many bytes as the compiler's exchange.
+    # With one micro-batch, a manual exchange over only some axes saves no bytes over the
+    # compiler's.
     is_useful = len(axes) == len(sizes) or micro_batches > 1
     return axes if is_useful and sizes.keys() <= set(ONCE) else ()
 
@@ -168,11 +171,11 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
 
     Args:
         way: the way to exchange gradients.
-        mesh: the mesh, of several devices.
+        mesh: the mesh, which has several devices.
         full: from `full_bytes`.
     """
     if mesh.size == mesh.shape["tensor"]:
-        return ""  # each device has all tokens, and the gradients of its part of the model
+        return ""  # each device has all tokens, and computes the gradients of its own shard
     once_per_step = way.micro_batches == 1
     often = "once a step" if once_per_step else "in each micro-batch"
     # With data parallelism alone, no parameters are gathered.
@@ -189,5 +192,5 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
 
 
 def _sizes(mesh: Mesh) -> dict[str, int]:
-    """Returns the axes of a mesh that have several devices."""
+    """Returns the sizes of those axes of a mesh that have several devices."""
     return {axis: size for axis, size in mesh.shape.items() if size > 1}

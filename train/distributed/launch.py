@@ -1,8 +1,8 @@
 """`flaxzoo launch`: several training processes on one machine.
 
-Each process gets a share of the GPUs. Process 0 has the terminal. Each output line of another
-process begins with the number of this process. If a process fails, `flaxzoo launch` ends the other
-processes, because they would wait forever.
+Each process gets a share of the GPUs. Process 0 prints directly to the terminal. Each line that
+another process prints gets the index of that process as a prefix. If a process fails, `flaxzoo
+launch` ends the other processes, because they would wait forever.
 """
 
 import functools
@@ -21,14 +21,14 @@ from pathlib import Path
 from ...data.common.fields import require
 
 ENDING_SECONDS = 10.0
-"""Seconds for the other processes to end by themselves after a process failed."""
+"""After a process failed, the number of seconds in which the others may end by themselves."""
 FORWARDED = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 ]
 
 
 def launch(command: list[str], processes: int) -> int:
-    """Runs a command in several connected processes.
+    """Runs a command in several processes that train together.
 
     Args:
         command: Program and arguments.
@@ -50,7 +50,8 @@ def launch(command: list[str], processes: int) -> int:
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # not reachable from other machines
         "JAX_NUM_PROCESSES": str(processes),
     }
-    # Forward signals before the first process starts, so that no process is orphaned.
+    # Install the signal handlers before the first process starts, so that a signal leaves no
+    # process running.
     started: list[subprocess.Popen[bytes]] = []
     with _forwarding(started):
         for index, gpus in enumerate(shares):
@@ -70,7 +71,7 @@ def launch(command: list[str], processes: int) -> int:
             all_failed = len({process.poll() for process in started}) == 1
         finally:
             for process in started:
-                # The remaining processes would wait for the failed process.
+                # The other processes would wait for the failed process forever, so kill them.
                 process.kill()
                 process.wait()
             for thread in printing:
@@ -84,7 +85,7 @@ def launch(command: list[str], processes: int) -> int:
 
 
 def split_gpus(gpus: list[str], processes: int) -> list[list[str]]:
-    """Splits the GPUs into equal contiguous shares for the processes; empty without GPUs.
+    """Splits the GPUs into equal contiguous shares, one per process; shares are empty without GPUs.
 
     Raises:
         UserError: The GPUs cannot be divided equally.
@@ -102,7 +103,7 @@ def visible_gpus() -> list[str]:
     """Returns the names of the NVIDIA GPUs that jax would use here."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
-    # An empty variable hides all GPUs, and a missing variable hides none.
+    # If this variable is empty, it hides all GPUs; if it is not set, it hides none.
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return list(filter(None, named.split(",")))
@@ -117,8 +118,8 @@ def free_port() -> int:
 
 
 def _start(command: list[str], environment: dict[str, str], first: bool) -> subprocess.Popen[bytes]:
-    # In a separate session, a process gets Ctrl-C only once: from the handler that forwards
-    # signals.
+    # Start the process in its own session: it then gets Ctrl-C once, from the handler that forwards
+    # signals, and not also from the terminal.
     start = functools.partial(subprocess.Popen, command, env=environment, start_new_session=True)
     if first:
         return start()
@@ -130,7 +131,7 @@ def _start(command: list[str], environment: dict[str, str], first: bool) -> subp
 
 
 def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
-    """Prints the output of a process with its number; process 0 prints directly."""
+    """Prints each output line of a process with its index; process 0 prints by itself."""
     if process.stdout is None:
         return
     with process.stdout as output:
@@ -140,7 +141,7 @@ def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
 
 
 def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """Returns the index of the first failed process, at most `ENDING_SECONDS` after its failure."""
+    """Waits for all, or `ENDING_SECONDS` after a failure; returns which process failed first."""
     failed, deadline = None, math.inf
     statuses: list[int | None] = [None]
     while None in statuses and time.monotonic() < deadline:
@@ -164,7 +165,7 @@ def _failure_message(index: int, returncode: int) -> str:
 
 @contextmanager
 def _forwarding(started: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Forwards signals to the processes, which save and exit."""
+    """Forwards signals to the processes, which then save a checkpoint and exit."""
 
     def forward(number: int, frame: object) -> None:
         for process in started:

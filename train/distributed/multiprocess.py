@@ -1,7 +1,7 @@
 """Several processes that train together, through `jax.distributed`.
 
-All processes take the same steps in the same order, and each process reads its part of a batch.
-Only process 0, the primary process, prints and writes files; all processes write checkpoints
+All processes take the same steps in the same order, and each process reads its own share of each
+batch. Only process 0, the primary process, prints and writes files; all processes write checkpoints
 together. If a process dies, jax ends the other processes with a message after `SILENCE_SECONDS`
 without a heartbeat.
 """
@@ -27,15 +27,16 @@ from ...data.common.fields import require
 from ...models.nn.typing import Params
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""The address of process 0, the number of processes, and the index of this process."""
+"""The environment variables with the address of process 0, the number of processes, and the index
+of this process."""
 SILENCE_SECONDS = 60
 """Seconds without a heartbeat after which a process is considered dead."""
 FAREWELL_SECONDS = 5
 """Seconds that a failing process waits for the other processes to fail as well."""
 CARRIERS = ("Gloo", "NCCL", "coordination service")
-"""Names in error messages of the libraries for communication between processes."""
+"""Words by which an error message shows that the communication between processes failed."""
 NO_LIMIT = 10**9
-"""A timeout in milliseconds without a practical limit, because process 0 may prepare text for
+"""A timeout in milliseconds that is practically infinite, because process 0 may prepare text for
 hours."""
 
 T = TypeVar("T")
@@ -43,17 +44,17 @@ T = TypeVar("T")
 
 @contextmanager
 def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
-    """Connects to the other training processes, if environment variables name other processes.
+    """Connects to the other training processes, if the environment says that there are any.
 
-    Enter the context before jax initializes its devices. Environment variables define the other
-    processes. `flaxzoo launch`, SLURM (for a step with several tasks) and Kubernetes (for a TPU
-    pod) set these variables, or the user sets `JAX_COORDINATOR_ADDRESS`.
+    Enter the context before jax initializes its devices. Environment variables say which other
+    processes there are. These variables are set by `flaxzoo launch`, by SLURM (for a step with
+    several tasks), by Kubernetes (for a TPU pod), or by the user (`JAX_COORDINATOR_ADDRESS`).
 
     Args:
         rendezvous_seconds: The time to wait for all processes, in seconds.
 
     Raises:
-        RunError: Another process was lost, or the environment is incomplete.
+        RunError: Another process was lost, or the environment variables are incomplete.
     """
     if not has_others(os.environ):
         yield
@@ -63,7 +64,7 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
         yield
     except BaseException as error:
         _leave()
-        # An error of the communication means that another process was lost.
+        # If the communication failed, another process was lost.
         if not any(name in str(error) for name in CARRIERS):
             raise
         raise RunError(
@@ -74,8 +75,8 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
 
 
 def has_others(environment: Mapping[str, str]) -> bool:
-    """Returns whether environment variables name other processes to train with."""
-    # SLURM_NTASKS is also set outside of a step, but there this process is alone.
+    """Returns whether environment variables say that there are other processes to train with."""
+    # SLURM sets SLURM_NTASKS outside of a step too, but there only this process runs.
     tasks = int(environment.get("SLURM_NTASKS", 1)) if "SLURM_STEP_NODELIST" in environment else 1
     pod = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
     return ADDRESS in environment or tasks > 1 or len(pod) > 1
@@ -85,21 +86,21 @@ def _connect(seconds: int) -> None:
     address, count, index = os.environ.get(ADDRESS), _number(COUNT), _number(INDEX)
     problem = f"{INDEX} {index} is not below {COUNT} {count}: count from 0"
     require(count is None or index is None or index < count, problem, RunError)
-    # End with a message before the timeout of jax, which ends the process with a traceback.
+    # After `seconds`, end with a message. jax's own, longer timeout would end with a traceback.
     alone = threading.Timer(seconds, _give_up, (seconds, address, count))
     alone.daemon = True
     alone.start()
     jax.distributed.initialize(
         num_processes=count,
         process_id=index,
-        # With explicit settings, jax must not look for a cluster.
+        # If all settings are explicit, jax must not detect a cluster.
         cluster_detection_method=None if None in (address, count, index) else "deactivate",
         initialization_timeout=seconds + 60,
         heartbeat_timeout_seconds=SILENCE_SECONDS,
         shutdown_timeout_seconds=SILENCE_SECONDS,
     )
     alone.cancel()
-    # jax installed a SIGTERM handler for preemption notices: restore the default.
+    # jax has installed a SIGTERM handler for preemption notices; restore the default handler.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -122,7 +123,7 @@ def _give_up(seconds: int, address: str | None, count: int | None) -> None:
 
 
 def _leave() -> None:
-    """Makes a failing process exit without waiting for the others, unless all of them fail."""
+    """Lets a failing process exit without waiting for the others, unless all of them fail too."""
     try:
         _client().wait_at_barrier("flaxzoo/failed", FAREWELL_SECONDS * 1000)
     except jax.errors.JaxRuntimeError:
@@ -151,7 +152,7 @@ _barriers = itertools.count()
 
 @contextmanager
 def barrier() -> Iterator[None]:
-    """Makes all processes leave the block together, or fail if one fails; uses no device.
+    """Makes all processes leave the block together, and fail if one of them fails; uses no device.
 
     Raises:
         RunError: Another process failed; the message includes its error.
@@ -165,8 +166,7 @@ def barrier() -> Iterator[None]:
         yield
     except Exception as error:
         failed = error
-        # Publish the error before the barrier, so that the other processes can read the error after
-        # it.
+        # Store the error before the wait, so that the other processes can read it afterwards.
         client.key_value_set(f"{name}/{jax.process_index()}", " ".join(str(error).split()))
     client.wait_at_barrier(name, NO_LIMIT)
     if failed is not None:
@@ -177,7 +177,7 @@ def barrier() -> Iterator[None]:
 
 
 def primary_first(work: Callable[[], T]) -> T:
-    """Runs `work` on process 0, then on all others, which reuse its files; returns the result."""
+    """Runs `work` on process 0, and then on all others, which can reuse files that it wrote."""
     result: list[T] = []
     for mine in (is_primary(), not is_primary()):
         with barrier():
@@ -187,23 +187,24 @@ def primary_first(work: Callable[[], T]) -> T:
 
 
 def from_primary(work: Callable[[], T]) -> T:
-    """Runs `work` on process 0 and returns its result, JSON values, in all processes."""
+    """Runs `work` on process 0, and returns its result, which must be JSON, in all processes."""
     if jax.process_count() == 1:
         return work()
     key = f"flaxzoo/result/{next(_barriers)}"
     with barrier():
         if is_primary():
-            # Metrics may be infinite or NaN, which only this form of JSON can represent.
+            # Use Python's own JSON, which has values for infinity and NaN, because metrics may have
+            # these.
             _client().key_value_set(key, json.dumps(work()))
     return json.loads(_client().blocking_key_value_get(key, NO_LIMIT))
 
 
 def on_one_device(params: Params) -> Params:
-    """Returns parameters on the first device of this process; a collective call."""
+    """Copies whole parameters to the first device of this process; a collective call."""
     device = jax.local_devices()[0]
 
     def gathered(x: jax.Array) -> jax.Array:
-        # A replicated array needs no copy.
+        # Of a replicated array, this process already has a whole copy.
         if x.is_fully_replicated:
             return x.addressable_data(0)
         return jax.device_put(process_allgather(x, tiled=True), device)
@@ -221,8 +222,8 @@ def greatest_everywhere(number: int) -> int:
 def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
     """Makes a function that returns the elementwise maximum of numbers over all processes.
 
-    With several processes, a call returns the maxima of the previous call, which are known by then.
-    If the function is called once per step, devices do not wait for the maxima.
+    With several processes, each call returns the maxima of the previous call, which are computed by
+    then. A loop that calls the function once per step therefore does not wait for the devices.
     """
     if jax.process_count() == 1:
         return lambda numbers: numbers
@@ -232,7 +233,7 @@ def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
     pending: list[jax.Array] = []
 
     def reduce(numbers: Sequence[int]) -> Sequence[int]:
-        # Use one row per device, so that the reduction runs on all devices.
+        # Give each device a row, so that the reduction runs on all devices.
         local = np.tile(np.asarray(numbers, np.int32), (jax.local_device_count(), 1))
         pending.append(greatest(jax.make_array_from_process_local_data(each, local)))
         return np.asarray(pending.pop(0)).tolist() if len(pending) > 1 else [0] * len(numbers)

@@ -1,7 +1,7 @@
 """Data parallelism by `pmap`: each device has a copy of the model and a part of each batch.
 
-This module wraps the function that sums gradients, and computes the same as `jit` over the mesh
-axis `data`. Prefer `jit`; `pmap` is the older form.
+This module wraps the function that sums gradients. The result is the same as with `jit` over the
+mesh axis `data`. Prefer `jit`; `pmap` is the older interface of jax.
 """
 
 import functools
@@ -20,7 +20,7 @@ AXIS = "devices"
 
 
 def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
-    """Returns the exchange of gradients by `pmap` over the devices of a mesh.
+    """Returns the exchange that sums gradients by `pmap` over the devices of a mesh.
 
     Args:
         mesh: a mesh of one process whose axes, except for `data`, have size 1.
@@ -38,7 +38,7 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
 
 
 def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
-    """Returns `function` run by `pmap` on each device for its rows, with summed results."""
+    """Wraps `function` to run by `pmap` on each device for its rows, and sums the results."""
 
     def summed(
         params: Params, frozen: Params | None, scales: PyTree, rows: tuple[PyTree, Array]
@@ -48,7 +48,7 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
         def on_one(
             params: Params, frozen: Params | None, scales: PyTree, batch: PyTree, data: Array
         ) -> tuple[Params, PyTree]:
-            # Rebuild typed keys from their data.
+            # Make typed keys from the raw key data again.
             rows = batch, jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
             return jax.lax.psum(function(params, frozen, scales, rows), AXIS)
 
@@ -59,12 +59,11 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
             out_axes=None,
             devices=mesh.devices.flatten().tolist(),
         )
-        # [B, …] → [devices, B / devices, …]. pmap cannot split typed keys, so it gets their data.
+        # [B, …] → [devices, B / devices, …]. pmap cannot split typed keys, so pass their raw data.
         parts = jax.tree.map(
             lambda x: x.reshape(mesh.size, -1, *x.shape[1:]), (batch, jax.random.key_data(keys))
         )
-        # pmap makes a mesh with another axis, so do not hide this mesh behind the current mesh of
-        # the step.
+        # pmap makes its own mesh, with another axis, so unset the step's current mesh meanwhile.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return mapped(params, frozen, scales, *parts)
 

@@ -1,29 +1,34 @@
 """Ring attention over sharded sequences: keys and values rotate around a ring of devices.
 
 Liu et al. 2023, "Ring attention with blockwise transformers for near-infinite context", section 3.
-Each of n devices has T / n tokens. In each of n steps, a device attends to the keys that it has,
-and sends these keys to the next device. The partial results are merged by their log-sum-exps
-(`models.nn.kernels.blockwise`). In the backward pass keys and values rotate again, with their
-gradients. A device stores at most two parts of the keys, and keeps only the arrays of its tokens
-for the backward pass.
+Each of n devices has T / n tokens. In each of n steps, a device attends to the keys that it holds
+at this time, and sends them to the next device. The results of all steps are merged by their
+log-sum-exps (`models.nn.kernels.blockwise`). In the backward pass keys and values rotate again,
+together with their gradients. A device stores the keys of at most two devices at once, and saves
+only the arrays of its own tokens for the backward pass.
 
-**Causal order.** With contiguous parts, the first device would be idle in n - 1 of n steps, while
-the last device computes in all n steps. Therefore the sequence is cut into 2n parts, and device i
-gets the parts i and 2n - 1 - i ("zigzag"). In each step after the first, exactly two of the four
-pairs of parts are visible on every device, and both pairs are completely visible:
+**Causal order.** If each device had T / n consecutive tokens, the first device would be idle in n -
+1 of n steps, while the last device would compute in all of them. Therefore the sequence is cut into
+2n chunks, and device i gets the chunks i and 2n - 1 - i ("zigzag"). In the code, these chunks are
+called parts. A step has four pairs of a part of the queries and a part of the keys. In each step
+after the first, every device computes exactly two of these pairs, because the mask hides the other
+two; these two pairs have no masked entries:
 
-- the device's second part attends to the first arriving part, which is always earlier;
-- if the keys come from an earlier device, the device's first part also attends to the first
-  arriving part; otherwise its second part attends to the second arriving part.
+- the queries of the device's second part attend to the first part of the arriving keys, which
+  always comes earlier in the sequence;
+- if the keys come from a device with a smaller index, the queries of the device's first part attend
+  to the first part of the keys too; otherwise the queries of its second part attend to the second
+  part of the keys.
 
 Queries, keys and values are permuted into this order before the ring, and the outputs are permuted
-back after it. Each permutation is one exchange: a device sends half of its tokens to one device and
-half to another. Outside of the ring, the tokens, positions and labels keep their order. (Brandon et
-al. 2023, "Striped attention", distribute single tokens instead; then every pair of blocks is half
-masked.)
+back after it. A permutation takes a single exchange: each device sends half of its tokens to one
+device and half to another. Outside of the ring, the tokens, positions and labels keep their order.
+(Brandon et al. 2023, "Striped attention", distribute single tokens instead; then half of every pair
+of blocks is masked.)
 
-**Windows.** With a sliding window only the nearest parts are visible, so the work is already
-balanced: parts keep their order, and keys stop at the last device that sees them.
+**Windows.** With a sliding window, queries see only the nearest keys, so the work is balanced
+without zigzag: tokens stay in their order, and keys are sent no further than the last device whose
+queries see them.
 """
 
 import dataclasses
@@ -53,7 +58,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 Half = Array | int
 Halves = tuple[Half, Half] | None
-"""The halves of a device's tokens that are stacked along the batch; None for all tokens."""
+"""Which two halves of a device's tokens are stacked along the batch axis; None for all tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,22 +75,23 @@ PART_KERNELS: dict[str, PartKernel] = {
     "blocks": PartKernel(blockwise.forward, blockwise.backward),
     "splash": PartKernel(splash_parts.forward, splash_parts.backward),
 }
-"""Kernels by name; the other kernels do not return the log-sum-exps needed for merging."""
+"""The kernels that a ring can use, by name. Other kernels do not return log-sum-exps, which are
+needed to merge results."""
 
 
 def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | None:
-    """Returns why a ring does not support a call over whole sequences, or None if it does."""
+    """Returns why a ring of devices does not support an attention call, or None if it does."""
     if kernel not in PART_KERNELS:
         return f"the tokens of a sequence are sharded over mesh.context {num_devices}"
     if call.two_sided:
         return "windows have two sides, but a ring supports only causal windows"
-    parts = 2 * num_devices  # two parts on each device, for causal order
+    parts = 2 * num_devices  # zigzag order needs two parts on each device
     if call.num_queries % parts or call.num_keys % parts:
         return (
             f"rows have {call.lengths} tokens, but mesh.context {num_devices} requires {parts} "
             "equal parts"
         )
-    # The kernel itself sees one part of the queries and keys at a time.
+    # Each call of the kernel gets one part of the queries and one part of the keys.
     sizes = {"num_queries": call.num_queries // parts, "num_keys": call.num_keys // parts}
     if call.dropout_rate > 0 and sizes["num_keys"] % GROUP:
         return (
@@ -97,7 +103,7 @@ def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | No
 
 
 def holder(part: int, num_devices: int) -> int:
-    """Returns the device that has one of the 2n parts: device i has the parts i and 2n - 1 - i."""
+    """Returns the device that has a part: of 2n parts, device i has the parts i and 2n - 1 - i."""
     return min(part, 2 * num_devices - 1 - part)
 
 
@@ -113,16 +119,17 @@ def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]
 
 
 def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
-    """Returns the numbers of later steps with only visible keys, and with some visible keys.
+    """Counts the steps after the first whose keys are all visible, and those with any visible keys.
 
     Args:
         length: the number of tokens of a device.
         window: the number of keys that a query attends to, including its own key.
         num_devices: n.
     """
-    # Steps to the farthest visible key, rounded up.
+    # The number of steps to the farthest visible key, rounded up.
     seen = min(-(-(window - 1) // length), num_devices - 1)
-    # Step i sees whole parts if its farthest keys, (i + 1) · length - 1 tokens away, are visible.
+    # In step i all keys are visible if the farthest ones, (i + 1) · length - 1 tokens away, are
+    # visible.
     return min(max(window // length - 1, 0), seen), seen
 
 
@@ -130,7 +137,7 @@ _Pair = tuple[Array, Array]
 
 
 class _Keys(NamedTuple):
-    """The arrays that rotate around the ring."""
+    """The arrays of keys, which rotate around the ring."""
 
     key: Array
     value: Array
@@ -140,14 +147,15 @@ class _Keys(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """The arrays that stay on their device; `attended` and `gradient` in the backward pass only."""
+    """The arrays of queries, which stay on their device; the last two only in the backward pass."""
 
     query: Array
     segments: Array | None
     positions: Array | None
     """The positions of the queries in their row; None without dropout."""
     head_keys: HeadKeys | None
-    """The keys of dropout. The second axis of these arrays is heads, not tokens."""
+    """The random keys of dropout. The second axis of these arrays is that of heads, not of
+    tokens."""
     attended: Attended | None = None
     gradient: Array | None = None
 
@@ -159,11 +167,12 @@ class Ring:
     Attributes:
         axis: the axis of the mesh that the devices are on.
         size: the number of devices, n.
-        kernel: attends to a part of the keys.
+        kernel: computes attention to a part of the keys.
         causal: whether a query attends only to its own key and to earlier keys.
-        window: if given, a query attends only to the last `window` of these keys.
+        window: if given, a query attends only to the last `window` keys among these.
         cap: if given, scores s become cap · tanh(s / cap).
-        dropout_rate: the probability that a weight is dropped, if there are dropout keys.
+        dropout_rate: the probability that an attention weight is dropped, if dropout keys are
+          given.
     """
 
     axis: str
@@ -177,12 +186,12 @@ class Ring:
     def __call__(
         self, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
     ) -> Float[Array, "B T N V"]:
-        """Returns the weighted values of the device's queries.
+        """Returns the outputs of attention for the device's queries.
 
         Args:
-            inputs: the queries of the device's T of n · T tokens, scaled, `[B, T, N, H]`; and its
-              part of the keys `[B, S, K, H]` and of the values `[B, S, K, V]`.
-            segments: numbers of the device's queries and keys.
+            inputs: the arrays of the device's shard of the sequences: scaled queries `[B, T, N, H]`
+              of T of the n · T tokens, keys `[B, S, K, H]` and values `[B, S, K, V]`.
+            segments: the segment ids of the device's queries and of its keys.
             head_keys: dropout keys for the device's heads and sequences; None for no dropout.
         """
         if not self.is_zigzag:
@@ -192,11 +201,11 @@ class Ring:
 
     @property
     def is_zigzag(self) -> bool:
-        """Whether device i has the parts i and 2n - 1 - i."""
+        """Whether device i has the parts i and 2n - 1 - i within the ring."""
         return self.causal and self.window is None
 
     def to_zigzag(self, x: Array) -> Array:
-        """Returns the parts i and 2n - 1 - i; the device has the parts 2i, 2i + 1 `[B, T, …]`."""
+        """Exchanges the device's parts 2i and 2i + 1 `[B, T, …]` for the parts i and 2n - 1 - i."""
         even, odd = (
             jax.lax.ppermute(half, self.axis, self._exchange(first))
             for first, half in enumerate(jnp.split(x, 2, axis=1))
@@ -204,7 +213,7 @@ class Ring:
         return self._in_turn(even, odd)
 
     def from_zigzag(self, x: Array) -> Array:
-        """Returns the parts 2i and 2i + 1: the inverse of `to_zigzag`."""
+        """Exchanges the parts back; the inverse of `to_zigzag`."""
         even, odd = jnp.split(self._in_turn(*jnp.split(x, 2, axis=1)), 2, axis=1)
         halves = (
             jax.lax.ppermute(half, self.axis, [(b, a) for a, b in self._exchange(first)])
@@ -225,11 +234,11 @@ class Ring:
         return jnp.broadcast_to(positions, x.shape[:2])
 
     def _exchange(self, first: int) -> list[tuple[int, int]]:
-        """Returns the permutation that sends the parts 2i + `first` to their devices."""
+        """Returns pairs of devices (from, to), which send the parts 2i + `first` to `holder`."""
         return [(i, holder(2 * i + first, self.size)) for i in range(self.size)]
 
     def _in_turn(self, a: Array, b: Array) -> Array:
-        """Concatenates both halves, after swapping them on odd devices."""
+        """Concatenates two halves, swapped if the index of the device is odd."""
         odd = jax.lax.axis_index(self.axis) % 2 == 1
         return jnp.concatenate([jnp.where(odd, b, a), jnp.where(odd, a, b)], axis=1)
 
@@ -248,7 +257,7 @@ class Ring:
         return self._go_round(visit, (own, None), keys)[0]
 
     def gradients(self, mine: _Queries, keys: _Keys) -> Gradients:
-        """Returns the gradients of the device's own queries, keys and values."""
+        """Returns the gradients with respect to the device's own queries, keys and values."""
         add = functools.partial(jax.tree.map, jnp.add)
 
         def visit(
@@ -259,14 +268,15 @@ class Ring:
             total = self._join(total, query, of_queries, add)
             return total, self._join(sums, (key, value), of_keys, add)
 
-        # Start with the device's own keys. The gradients of keys travel around the ring with them.
+        # Start with the device's own keys. The gradients of keys and values travel around the ring
+        # with them.
         query, key, value = self._backward(mine, keys, self._own_band)
         query, (key, value) = self._go_round(visit, (query, (key, value)), keys)
         return Gradients(query, key, value)
 
     @property
     def _own_band(self) -> Band | None:
-        """The mask of the device's own keys, whose two parts are in order."""
+        """The mask for the device's own keys: the usual one, as zigzag order ascends as well."""
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:
@@ -298,20 +308,20 @@ class Ring:
     def _go_round(
         self, visit: Callable[..., tuple[T, U]], first: tuple[T, U], keys: _Keys
     ) -> tuple[T, U]:
-        """Calls `visit` with the keys of each other device in turn.
+        """Calls `visit` with the keys of each other device, one after another.
 
-        A device sends its keys to the next device while it computes with them, because the two
-        operations are independent.
+        Sending the keys to the next device and computing with them are independent, so that they
+        can overlap.
 
         Args:
-            visit: maps its last results, the current keys, the step number and the mask of the keys
-              to new results, which include the contribution of these keys.
-            first: the results for the device's own keys: sums that stay, and sums that rotate with
-              the keys.
+            visit: takes the results so far, the current keys, the step number and the mask of these
+              keys, and returns the results with the contribution of these keys added.
+            first: the results for the device's own keys: sums that stay on the device, and sums
+              that rotate with the keys.
             keys: the device's own keys.
 
         Returns:
-            The sums. After the last step, the rotating sums belong to the device's own keys again.
+            The sums. The rotating sums have come back, so they belong to the device's own keys.
         """
         alike, bands = self._later_steps(keys.key.shape[1])
         last = alike + len(bands)
@@ -325,11 +335,12 @@ class Ring:
             def visited(stays: T, travels: U) -> tuple[T, U]:
                 return visit(stays, travels, keys, step=number, band=band)
 
-            # The sums of the keys follow their keys around the ring.
+            # The sums that belong to the keys follow them around the ring.
             travels = self._hand_on(travels)
             if self.window is None:
                 return visited(stays, travels)
-            # Keys that wrapped around the ring are later than all queries.
+            # Keys that have passed the end of the ring are later in the sequence than all queries
+            # here.
             earlier = jax.lax.axis_index(self.axis) >= number
             return jax.lax.cond(earlier, visited, lambda *sums: sums, stays, travels)
 
@@ -338,8 +349,8 @@ class Ring:
             arriving = self._hand_on(keys)
             return (*step(stays, travels, keys, number=number, band=None), arriving), None
 
-        # Steps that see whole parts are equal and run in a loop. The other steps have bands and are
-        # unrolled.
+        # The steps whose keys are all visible are the same program, so run them in a loop. The
+        # other steps have different masks, so unroll them.
         carry = (*first, self._hand_on(keys))
         if in_loop:
             carry, _ = jax.lax.scan(loop, carry, jnp.arange(1, in_loop + 1))
@@ -348,44 +359,46 @@ class Ring:
             arriving = self._hand_on(keys) if number < last else keys
             stays, travels = step(stays, travels, keys, number=number, band=band)
             keys = arriving
-        # Send the sums of the keys back to the devices that own the keys.
+        # Send the sums that belong to keys back to the devices that own these keys.
         return stays, self._hand_on(travels, -last)
 
     def _later_steps(self, length: int) -> tuple[int, list[Band]]:
-        """Returns the number of steps that see whole parts, and the bands of the later steps."""
+        """Returns the number of steps whose keys are all visible, and the masks of the steps after
+        them."""
         if self.window is None:
             return self.size - 1, []
         alike, seen = window_steps(length, self.window, self.size)
         return alike, [Band(i * length, self.window) for i in range(alike + 1, seen + 1)]
 
     def _hand_on(self, tree: T, by: int = 1) -> T:
-        """Sends arrays `by` devices further along the ring."""
+        """Sends each device's arrays to the device `by` places further along."""
         pairs = [(i, (i + by) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), tree)
 
     def _cut(
         self, mine: _Queries, keys: _Keys, step: Array | int
     ) -> tuple[tuple[_Queries, Halves], tuple[_Keys, Halves]]:
-        """Returns the visible queries and keys of a later step, and the halves that they come from.
+        """Selects the visible queries and keys of a step, and returns which halves these are.
 
-        In causal order, two pairs of halves are visible, and are stacked along the batch.
+        In zigzag order, two pairs of halves see each other; they are stacked along the batch axis.
         """
         if not self.is_zigzag:
             return (mine, None), (keys, None)
-        # Keys that wrapped around the ring come from a later device.
+        # Keys that have passed the end of the ring come from a device with a larger index.
         is_later = (jax.lax.axis_index(self.axis) < step).astype(jnp.int32)
         of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
         queries = _halves(mine._replace(head_keys=None), of_queries)
         if mine.head_keys is not None:
-            # Dropout keys have no token axis, so repeat the dropout keys for both pairs.
+            # Dropout keys have no axis of tokens to halve, so repeat them for both pairs.
             queries = queries._replace(head_keys=jnp.concatenate([mine.head_keys] * 2))
         return (queries, of_queries), (_halves(keys, of_keys), of_keys)
 
     def _join(self, total: T, part: T, halves: Halves, join: Callable[[T, T], T]) -> T:
-        """Merges the result of a later step for two halves into the sums of all tokens."""
+        """Merges the result of a step for two stacked halves into the sums for all tokens."""
         if halves is None:
             return join(total, part)
-        # Both halves may be the same half, so read the second half after the first half is written.
+        # Both may be the same half of the tokens, so read the second only after the first is
+        # written.
         for half, of_half in zip(halves, _two(part), strict=True):
             total = _put(total, join(_half(total, half), of_half), half)
         return total
@@ -402,14 +415,14 @@ def _half(tree: T, half: Half) -> T:
 
 
 def _halves(tree: T, halves: tuple[Half, Half]) -> T:
-    """Stacks two halves of the tokens along the batch."""
+    """Stacks two halves of the tokens along the batch axis."""
     a, b = (_half(tree, half) for half in halves)
     # Two arrays [B, T / 2, …] to [2B, T / 2, …].
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
 
 
 def _two(tree: T) -> tuple[T, T]:
-    """Splits what `_halves` stacked."""
+    """Splits arrays that `_halves` has stacked."""
     first, second = (jax.tree.map(lambda x, i=i: jnp.split(x, 2)[i], tree) for i in range(2))
     return first, second
 
@@ -432,10 +445,10 @@ def _segments(mine: _Queries, keys: _Keys) -> Segments | None:
 def _placed(
     ring: Ring, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
 ) -> tuple[_Queries, _Keys]:
-    """Returns the arrays of a device's queries and of its keys."""
+    """Collects the arrays of a device's queries, and those of its keys."""
     query, key, value = inputs
     of_queries, of_keys = (None, None) if segments is None else segments
-    # Positions only determine the dropped weights.
+    # Positions are needed only to determine which weights dropout drops.
     positions = (None, None) if head_keys is None else (ring.positions(query), ring.positions(key))
     queries = _Queries(query, of_queries, positions[0], head_keys)
     return queries, _Keys(key, value, of_keys, positions[1])
@@ -456,7 +469,8 @@ def _on_ring_forward(
 ) -> tuple[Array, _Residuals]:
     attended = ring.attend(*_placed(ring, inputs, segments, head_keys))
     attended = attended._replace(output=attended.output.astype(inputs[2].dtype))
-    # The name lets a remat policy keep these residuals, so that the ring does not run twice.
+    # The name allows a remat policy to save these residuals, so that the forward ring does not run
+    # again.
     attended = checkpoint_name(attended, KERNEL_RESIDUALS)
     return attended.output, (inputs, segments, head_keys, attended)
 

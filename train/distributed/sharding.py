@@ -4,9 +4,10 @@ The rules of a model's family (`models.registry.Family.parameter_axes`) name the
 each dimension of a parameter; `MESH_AXES` maps logical axes to mesh axes. Models are independent of
 the mesh.
 
-The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`. An attention
-kernel then rotates keys and values (`ring_attention`). For XLA attention, the compiler all-gathers
-keys and values in each layer, but no other arrays of a sequence.
+The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`. If tokens are
+sharded, attention kernels rotate keys and values around a ring (`ring_attention`). For attention by
+XLA, the compiler all-gathers keys and values in each layer, but keeps all other arrays of a
+sequence sharded.
 """
 
 import dataclasses
@@ -34,12 +35,12 @@ LogicalAxes = tuple[str | None, ...]
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
-    """Makes the mesh of all or of the given devices, with the sizes of `config`.
+    """Makes a mesh of the given devices, or of all, with the sizes in `config`.
 
     Raises:
-        UserError: the sizes do not multiply to the number of devices.
+        UserError: the product of the sizes is not the number of devices.
     """
-    # The devices of a process are neighbors, so that the process reads consecutive sequences.
+    # Order devices by process, so that each process reads consecutive sequences of a batch.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     devices = in_order if devices is None else devices
     sizes = [getattr(config, name) for name in MESH_AXIS_NAMES]
@@ -63,25 +64,26 @@ def parameter_spec(
 ) -> PartitionSpec:
     """Returns the mesh axes that a parameter's dimensions are sharded over.
 
-    The factors of an adapter are sharded like their kernel; their rank is not sharded.
+    The two factors of an adapter are sharded like the kernel that it adapts; the rank is not
+    sharded.
 
     Args:
         name: the parameter's path.
         shape: its shape.
         mesh: from `make_mesh`.
-        model: the model's configuration, whose family has the rules; if None, the rules of all
-          families.
+        model: the configuration of the model, whose family has the rules. If None, the rules of all
+          families apply.
 
     Raises:
         UserError: not exactly one rule matches the path, or a dimension cannot
           be divided evenly.
     """
-    if name.startswith("further/"):  # a second model of any family
+    if name.startswith("further/"):  # an additional model of the objective, which is replicated
         return PartitionSpec()
     several = {axis for axis, size in mesh.shape.items() if size > 1}
     spec: list[tuple[str, ...]] = []
     for size, logical in zip(shape, _logical_axes(name, shape, model), strict=True):
-        # A mesh axis shards only the first dimension that requests it.
+        # If several dimensions ask for the same mesh axis, it shards only the first of them.
         axes = tuple(filter(several.__contains__, MESH_AXES[logical]))
         several -= {*axes}
         over = " × ".join(f"mesh.{axis} {mesh.shape[axis]}" for axis in axes)
@@ -98,18 +100,19 @@ def _logical_axes(
     name: str, shape: tuple[int, ...], model: TransformerConfig | None
 ) -> LogicalAxes:
     """Returns the logical axis of each dimension of a parameter, by the rules of its family."""
-    # Without a model the rules of all families together must be unambiguous.
+    # If the model is unknown, exactly one of the rules of all families must match.
     known = families().values() if model is None else [family_of(model)]
     rules = {rule for family in known for rule in family.parameter_axes.items()}
     parent, slash, own = name.rpartition("/")
-    # An adapter's factors follow the rule of their kernel, and have fewer axes.
+    # The factors of an adapter follow the rule of the kernel that it adapts, but have other axes.
     stored = f"{parent}{slash}kernel" if own in (A, B) else name
     found = (
         _factor_axes(own, axes, len(shape))
         for pattern, axes in rules
         if re.fullmatch(pattern, stored)
     )
-    # Norms of queries have a scale of one head in some families, and of all heads in others.
+    # The norm of queries has a scale for one head in some families, and for all heads in others, so
+    # the number of axes decides between rules.
     matches = [axes for axes in found if len(axes) == len(shape)]
     where = "all families" if model is None else "its family"
     require(
@@ -122,7 +125,7 @@ def _logical_axes(
 
 
 def _factor_axes(own: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
-    """Returns the logical axes of an adapter's factor, given its kernel's axes; else `axes`."""
+    """Returns the logical axes of an adapter's factor from its kernel's; for others, `axes`."""
     if own == A:  # [L, *inputs, r]
         return (*axes[: ndim - 1], None)
     if own == B:  # [L, r, *outputs]
@@ -139,13 +142,13 @@ def axes_of(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def parameter_shardings(
     params: Params, mesh: Mesh, model: TransformerConfig | None = None
 ) -> Params:
-    """Returns the sharding of each parameter, given as an array or a shape.
+    """Returns the sharding of each parameter.
 
     Args:
         params: the parameters, or their shapes.
         mesh: from `make_mesh`.
         model: the model's configuration, whose family names the axes of each parameter. If None,
-          the rules of all families together must name the axes uniquely.
+          exactly one of the rules of all families must match each parameter.
 
     Raises:
         UserError: a parameter cannot be divided over the mesh.
@@ -163,29 +166,29 @@ def moment_spec(
     mesh: Mesh,
     axes: MatrixAxes | None,
 ) -> PartitionSpec:
-    """Returns the mesh axes that a moment is sharded over.
+    """Returns how the array of an optimizer's moment is sharded.
 
     Args:
         field: the kind of array: "" or "codes" for an array of the parameter's shape; "scales" for
           the scales of blocks along the last axis; "rows" or "columns" for means over the output or
           the input axes.
         shape: the array's shape.
-        whole: the spec of the parameter.
+        whole: the spec of the parameter that the moment belongs to.
         mesh: from `make_mesh`.
-        axes: the axes of the parameter's matrix.
+        axes: the axes of the parameter's matrix; None if it is not a matrix.
 
     Returns:
-        The parameter's spec without the axes that the array lacks. Scales are replicated along a
-        last axis that has fewer blocks than shards.
+        The parameter's spec, without the dimensions that the array does not have. The last
+        dimension of scales is replicated if the shards would divide a block.
     """
-    # Means over some axes keep the sharding of the remaining axes.
+    # Means over some axes are sharded over the remaining axes, like the parameter.
     if field in ("rows", "columns") and axes is not None:
         removed = axes.outputs if field == "rows" else axes.inputs
         return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in removed))
     if field != "scales":
         return whole
     *leading, last = whole
-    # A block must not be divided over several shards.
+    # Each block must lie within one shard.
     shards = num_shards(mesh, axes_of(last))
     return PartitionSpec(*leading, last if shape[-1] % shards == 0 else None)
 
@@ -193,16 +196,16 @@ def moment_spec(
 def state_shardings(
     state: TrainState, mesh: Mesh, model: TransformerConfig | None = None
 ) -> TrainState:
-    """Returns the sharding of each array of a state, given as arrays or shapes.
+    """Returns the sharding of each array of a train state.
 
-    Moments and quantized moments (`moment_spec`) are sharded like their parameters, and frozen
-    parameters like trained parameters. The paths of the optimizer state identify moments and their
-    parameters.
+    Moments, quantized or not, are sharded like their parameters (`moment_spec`), and frozen
+    parameters are sharded by the same rules as trained parameters. The path of an array in the
+    optimizer state shows whether it is a moment, and of which parameter.
 
     Args:
-        state: arrays or shapes.
+        state: the state, as arrays or their shapes.
         mesh: from `make_mesh`.
-        model: the model's configuration, see `parameter_shardings`.
+        model: the configuration of the model; see `parameter_shardings`.
 
     Raises:
         UserError: a parameter cannot be divided over the mesh.
@@ -214,8 +217,8 @@ def state_shardings(
 
     def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
         parts = path.split("/")
-        # A moment's path ends with the path of its parameter, which a field of the moment's format
-        # may follow.
+        # The path of a moment ends with the path of its parameter. After it, there may be the name
+        # of a field, such as `codes`, if the moment consists of several arrays.
         for first in range(len(parts)):
             for end, field in ((len(parts), ""), (len(parts) - 1, parts[-1])):
                 name = "/".join(parts[first:end])
@@ -227,7 +230,7 @@ def state_shardings(
         return replicated
 
     opt_state = map_named(sharding, state.opt_state)
-    # Further models may be of any family, so they are replicated.
+    # Additional models may belong to any family, so they are replicated.
     further = jax.tree.map(lambda _: replicated, state.further)
     return TrainState(replicated, params, opt_state, frozen, further)
 
@@ -237,18 +240,18 @@ def has_virtual_devices() -> bool:
 
     A device of XLA's CPU client runs a limited number of programs at once, including programs that
     wait for a collective. With many queued programs, the collective itself may never start. A
-    caller that starts several programs therefore has to wait for each program.
+    caller that starts several programs must therefore wait for each one before it starts the next.
     """
     return jax.default_backend() == "cpu" and jax.local_device_count() > 1
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """Returns the number of parts into which the sequences of a batch are divided."""
+    """Returns the number of shards into which the sequences of a batch are divided."""
     return num_shards(mesh, BATCH_AXES)
 
 
 def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1) -> None:
-    """Raises UserError if sequences, or the tokens of a sequence, cannot be divided evenly."""
+    """Raises UserError if the mesh does not divide a batch, or the tokens of a sequence, evenly."""
     devices, context = num_batch_shards(mesh), mesh.shape[CONTEXT]
     parts = devices * micro_batches
     require(
@@ -266,9 +269,9 @@ def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1
 def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding of an array of a batch: its first axis over `BATCH_AXES`.
 
-    The last axis, tokens, is sharded over `CONTEXT` if the size of this axis is divisible.
+    The last axis, of tokens, is sharded over `CONTEXT` if its size is a multiple of that mesh axis.
     """
-    # Axes between rows and tokens, such as choices, are not sharded.
+    # Axes between those of rows and tokens, such as choices, are not sharded.
     tokens = (None,) * (len(shape) - 2)
     if len(shape) > 1 and shape[-1] % mesh.shape[CONTEXT] == 0:
         tokens = (*tokens, CONTEXT)
@@ -277,22 +280,24 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
 @functools.cache
 def process_shard(mesh: Mesh) -> tuple[int, int]:
-    """Returns the index of this process's part of each batch, and the number of parts.
+    """Returns the index of this process's share of each batch, and the number of shares.
 
-    Processes with the same sequences, sharded over `context` or `tensor`, read the same part.
+    Processes whose devices share sequences, because these are sharded over `context` or `tensor`,
+    read the same share.
 
     Raises:
-        UserError: the part of a process would not be one of several equal parts.
+        UserError: the processes would need shares of a batch that are not of equal size.
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    # Find the parts of a batch on the devices of each process.
+    # Find which shards of a batch the devices of each process hold.
     shards: dict[int, set[int]] = {}  # process → the shards on its devices
     for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
         shards.setdefault(device.process_index, set()).add(rows.indices(number)[0])
     own = shards[jax.process_index()]
     wide = len(own)
-    # Each part must be an aligned range of consecutive shards.
+    # The share of a process must consist of consecutive shards, and begin at a multiple of its
+    # size.
     aligned = [set(range(first, first + wide)) for first in range(0, number, wide)]
     sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
     require(
@@ -305,11 +310,11 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
 
 
 def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
-    """Places this process's part of a batch on its devices, and returns the global batch."""
+    """Places this process's share of a batch on its devices, and returns the global batch."""
     parts = process_shard(mesh)[1]
 
     def put(rows: np.ndarray | jax.Array) -> jax.Array:
-        # All processes have equal parts of the global batch.
+        # All processes have shares of the global batch of the same size.
         shape = (parts * rows.shape[0], *rows.shape[1:])
         return jax.make_array_from_process_local_data(batch_sharding(mesh, shape), rows, shape)
 

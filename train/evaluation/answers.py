@@ -18,18 +18,18 @@ from .reward_model import RewardModel
 NUM_PROMPTS = 2
 NUM_TOKENS = 60
 Rows = list[dict[str, Any]]
-"""Rows of `runs.report.write_report`: step, prompt, completion, and optionally the reward."""
+"""Rows for `runs.report.write_report`, each with step, prompt, completion, and a reward if any."""
 
 
 def answers_before_and_after(
     folders: Sequence[tuple[int, str | Path]], tokenizer: Tokenizer, records: Sequence[Any]
 ) -> Rows:
-    """Returns the greedy answers of several models to the first prompts.
+    """Returns the greedy answers of several models to the first `NUM_PROMPTS` prompts.
 
     Args:
         folders: the step and the folder of each model.
         tokenizer: the tokenizer of the run, whose chat template all models get.
-        records: demonstrations, or preferences, whose chosen text is used.
+        records: demonstrations, or preferences, of which the chosen texts are used.
     """
     contexts = [without_answer(_better(record)) for record in records[:NUM_PROMPTS]]
     prompts = [PromptRecord(one, {}).encode(tokenizer) for one in contexts]
@@ -40,7 +40,8 @@ def answers_before_and_after(
         # The initial model may be a reward model, which cannot generate text.
         if model.config.head not in CAUSAL_HEADS:
             continue
-        # A chat template may add tokens that the initial model does not have.
+        # The chat template may use tokens that the initial model does not have; leave such a model
+        # out.
         if max(max(prompt.ids) for prompt in prompts) >= model.config.vocab_size:
             continue
         ends = {"eos_token_id": tokenizer.special_ids.eos}
@@ -55,7 +56,7 @@ def answers_before_and_after(
 
 
 def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference]) -> Rows:
-    """Returns the rewards of the chosen and the rejected text of the first pairs."""
+    """Returns the rewards of both texts of the first pairs."""
     texts = [text for pair in pairs[:NUM_PROMPTS] for text in (pair.chosen, pair.rejected)]
     contexts = list(map(without_answer, texts))
     completions = list(map(_answer, texts))
@@ -68,7 +69,7 @@ def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference])
 
 
 def log_rows(rows: Rows, log: LogFn) -> None:
-    """Logs each row in a short line."""
+    """Logs a short line for each row."""
     for row in rows:
         reward = f"; reward {row['reward']}" if "reward" in row else ""
         prompt, answer = (textwrap.shorten(row[x], 100) for x in ("prompt", "completion"))
@@ -80,7 +81,7 @@ def _better(record: Demonstration | Preference) -> Demonstration:
 
 
 def _answer(text: Demonstration) -> str:
-    """Returns the completion, or the last message of a conversation."""
+    """Returns the completion, or for a conversation the last message."""
     return text.completion if isinstance(text, PromptedText) else text.texts[-1]
 
 

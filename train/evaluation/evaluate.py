@@ -1,4 +1,4 @@
-"""Computes a trained model's loss and metrics on data of the kind that it was trained on."""
+"""Computes a trained model's loss and metrics, on data of the kind that it learned from."""
 
 import dataclasses
 import functools
@@ -45,24 +45,26 @@ def score_run(
     ema: bool = False,
     log: LogFn = print,
 ) -> dict[str, float | int]:
-    """Evaluates a model on every row of a source, truncated as in training.
+    """Evaluates a model on all rows of a source, which are truncated as in training.
 
     Args:
         folder: a run folder.
         source: a source with the kind of data that the run was trained on, or a list of examples.
           Defaults to the run's validation data.
         step: the checkpoint. Defaults to the newest checkpoint.
-        num_beams: the number of beams for translation, by default 4. Only for translation data.
-        max_length: the number of tokens to truncate rows to, which may exceed the length in
-          training unless the positions are learned. Defaults to the length in training.
+        num_beams: the number of beams for translation, by default 4. Other kinds of data do not
+          support it.
+        max_length: the number of tokens to which rows are truncated. It may exceed the length in
+          training, unless the model has learned position embeddings. Defaults to the length in
+          training.
         ema: whether to evaluate the moving average of the parameters, which a run with
           `optimizer.ema_decay` keeps.
         log: called with a line that describes the data.
 
     Returns:
         `loss` (nats) and the metrics of this kind of data: perplexity and bits per byte, accuracy,
-        F1, exact match, BLEU …. For vectors, the scores of a search, nDCG@10 …. For a policy, the
-        mean reward.
+        F1, exact match, BLEU …. For a model of vectors, these are the scores of a search, nDCG@10
+        …; for a policy, the mean reward.
 
     Raises:
         RunError: `num_beams` is given for a model that does not translate.
@@ -77,10 +79,10 @@ def score_run(
     require(num_beams is None or generation is not None, problem, RunError)
     own = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length, ema=ema)
-    # A policy is scored by its rewards on sampled completions, not by a loss on given completions.
+    # A policy is evaluated by the rewards of completions that it samples, not by a loss.
     if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
-    # Translate before computing losses, so that an invalid source raises an error first.
+    # Translate before the loss is computed, so that an error in the source text shows first.
     written = {}
     if generation is not None:
         if missing := generation.missing():
@@ -92,7 +94,7 @@ def score_run(
         texts = _translations(translator, split, request.num_beams, log)
         scores = generation.scores(split.content.targets, texts)
         written = {**scores, "num_beams": request.num_beams, "sentences": len(texts)}
-    # A loss that compares the rows of a batch needs the batch size of training.
+    # If the loss compares the examples of a batch, it needs the same batch size as in training.
     loss, number = objective_of(config), split.examples.num_examples
     parts = config.micro_batches
     size = config.batch_size if loss.whole_batch else _rows_at_once(config, number)
@@ -117,10 +119,10 @@ def score_run(
 def with_further(
     objective: Objective, params: Params, folder: str | Path, step: int | None, *, part: str
 ) -> Params:
-    """Returns the parameters of a run's model and of the further models that it trained.
+    """Returns the parameters of a run's model, and of additional models that the run trained.
 
     Raises:
-        RunError: the folder has only the model.
+        RunError: the folder has no additional models, although the objective needs them.
     """
     shapes = jax.eval_shape(lambda: objective.initial_models(jax.random.key(0))[0])
     if shapes is None:
@@ -154,7 +156,7 @@ class Opened(NamedTuple):
 
 
 def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
-    """Opens a run's configuration, with another length of model and data if it is given."""
+    """Opens a run's configuration; `max_length`, if given, replaces the lengths in it."""
     config, tokenizer = open_run(folder)
     config = dataclasses.replace(config, objective=config.objective.for_evaluation())
     if max_length is None:
@@ -178,7 +180,7 @@ def _opened(
     fields = read_fields(local_folder(folder))
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
-    # The folder of an imported or averaged model does not name data to validate on.
+    # The folder of an imported model does not say on which data to validate.
     require(
         source is not None or recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
         f"{folder} does not name its validation data: name the data (--data SOURCE)",
@@ -203,7 +205,7 @@ def _opened(
     model, params = load_finite(folder, step=step, max_length=max_length, ema=ema)
     if source is None:
         split = data.validation_split(tokenizer, labels)
-        # Only scores on the same data are comparable with the metrics of the run.
+        # The scores are comparable with the metrics of the run only if the data are the same.
         if recorded is not None and split.fingerprint != recorded.get("validation"):
             log("the validation data has changed since the run was created")
     else:
@@ -220,9 +222,9 @@ def losses_without_heads(
     step: int | None = None,
     log: LogFn = print,
 ) -> dict[str, np.ndarray]:
-    """Computes the loss of a trained model without each of its attention heads, one at a time.
+    """Computes the loss of a trained model, each time with another attention head removed.
 
-    The model does not depend on a head if the loss without it equals the loss of the whole model.
+    If the loss without a head equals the loss of the whole model, the model does not need the head.
 
     Args:
         folder: a run folder.
@@ -233,8 +235,8 @@ def losses_without_heads(
 
     Returns:
         The loss of the whole model as `loss`, and tables float32 [L, N] of the loss without head n
-        of layer l, under the name of the model argument that masks the head: `head_mask`, and for
-        an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
+        of layer l. The key of a table is the model's argument that masks the heads: `head_mask`,
+        and for an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
 
     Raises:
         UserError: The data cannot be downloaded or read, or the loss is not finite.
@@ -247,7 +249,7 @@ def losses_without_heads(
     if sizes.head == "seq2seq_lm":
         shape = decoder.num_layers, decoder.num_heads
         shapes |= {"decoder_head_mask": shape, "cross_attn_head_mask": shape}
-    # Pass all masks as arguments, so that one compiled program serves every head.
+    # Pass the masks as arguments, so that the same compiled program can remove any head.
     masks = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
 
     @jax.jit

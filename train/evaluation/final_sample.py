@@ -9,9 +9,9 @@ from ..runs.load_run import open_run
 
 
 def final_sample(folder: str | Path, prompt: str, seed: int) -> str:
-    """Returns a continuation of `prompt`, its translation, or the candidates for its masks."""
+    """Returns a continuation or a translation of `prompt`, or the candidates for its [MASK]s."""
     config = open_run(folder)[0]
-    # The head determines what the model does with the prompt: fill masks, translate or continue.
+    # The model's head determines whether to fill masks, to translate or to continue the prompt.
     if HEADS[config.model.head].predicts_masked:
         gaps = MaskFiller.of_run(folder)(prompt, top_k=5)
         lines = [", ".join(f"{c.token} {c.probability:.3f}" for c in gap) for gap in gaps]

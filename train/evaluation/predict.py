@@ -37,7 +37,7 @@ class Predictor:
     """A fine-tuned model that predicts labels, tags, spans, choices or scores.
 
     Attributes:
-        config: the configuration of the run, or a configuration that could have trained the model.
+        config: the configuration of the run, or of a run that could have trained the model.
         tokenizer: the tokenizer.
     """
 
@@ -74,7 +74,8 @@ class Predictor:
         @jax.jit
         def predictions(params: PyTree, batch: PyTree) -> PyTree:
             found = objective.predictions(objective.outputs(model.apply, params, batch))
-            # For several labels, the logits become probabilities instead.
+            # Apply the activation of a cross-encoder only to a single score; several logits become
+            # probabilities later.
             if scoring is not None and config.data.label_target == "regression":
                 return {"logits": scoring(found["logits"])}
             return found
@@ -83,7 +84,7 @@ class Predictor:
 
     @property
     def max_length(self) -> int:
-        """The number of tokens of an example, with special tokens."""
+        """The maximum number of tokens of an example, with special tokens."""
         return self.config.data.length
 
     def encode(self, path: SourceLike) -> DataSplit:
@@ -91,10 +92,10 @@ class Predictor:
         return self.config.data.input_split(path, self.tokenizer, self.config.model.labels)
 
     def filler(self, length: int) -> Batch:
-        """Returns an example of a number of tokens, to compile programs with."""
+        """Returns a dummy example with `length` tokens, to compile programs with."""
         spec = self.config.data.batch_spec(len(self.config.model.labels), 2)
         row = {name: np.zeros(spec[name].shape, np.int32) for name in token_specs()}
-        # The mask determines the length of the row. The tokens may be 0, because the result is not
+        # Only the mask matters, which determines the length: the predictions for this row are not
         # used.
         row["attention_mask"][..., :length] = 1
         return row
@@ -102,10 +103,10 @@ class Predictor:
     def outputs(
         self, example: Callable[[int], Batch], lengths: Sequence[int]
     ) -> dict[str, np.ndarray]:
-        """Computes the outputs for encoded examples in batches of similar length.
+        """Computes the outputs for encoded examples, in batches of examples with similar lengths.
 
         Args:
-            example: returns the arrays of an example, given its index.
+            example: a function from the index of an example to its arrays.
             lengths: the number of tokens of each example; see `token_length`.
 
         Returns:
@@ -144,8 +145,8 @@ def predict(
         log: called with a line that describes the file.
 
     Returns:
-        One JSON-ready prediction per example, in the order of the file. The score of a folder of
-        sentence-transformers' CrossEncoder has the activation that the folder names. Any other
+        One JSON-ready prediction per example, in the order of the file. If the folder is a
+        CrossEncoder of sentence-transformers, its activation is applied to the score. Any other
         score is the unchanged output of the model.
 
     Raises:
@@ -166,7 +167,7 @@ def predict(
 
 
 def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | None]:
-    """Returns the configuration, the tokenizer, and the settings of a cross-encoder's scores.
+    """Returns the configuration, the tokenizer, and how a cross-encoder computes scores.
 
     Raises:
         RunError, DataError: the model does not predict labels.
@@ -179,8 +180,7 @@ def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | N
         config = _of_pairs(config, scoring)
     problem = f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
     require(config.model.head != "none", problem, RunError)
-    # Data without labels have no format for inputs. The error names the command for a run of such
-    # data.
+    # Data without labels define no format for inputs. The error names the command to use instead.
     command = config.objective.next_command.format(run=folder)
     problem = f"{config.data.kind} data has no labels to predict: use flaxzoo {command}"
     require(type(config.data).input_split is not DataConfig.input_split, problem, RunError)
@@ -202,7 +202,7 @@ def predict_yes_no(
         folder: a run folder of a language model, a folder in the Hugging Face format, or a name on
           the hub.
         path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of pairs.
-        instruction: see `models.YesNoPrompt`, whose instruction is the default.
+        instruction: the instruction of the prompt. Defaults to that of `models.YesNoPrompt`.
         step: the checkpoint. Defaults to the newest checkpoint.
         ema: whether to use the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
@@ -219,7 +219,7 @@ def predict_yes_no(
     scorer = YesNoScorer.of_run(folder, step=step, log=log, ema=ema)
     if instruction is not None:
         scorer = scorer.with_prompt(YesNoPrompt(instruction=instruction))
-    # Read the file as the input of a classifier of pairs with one label.
+    # Read the file like the input of a classifier that gives pairs of texts a single score.
     data = SequenceClassificationData(
         source="jsonl:-#label,text,text_b",
         length=scorer.max_length,
@@ -237,7 +237,7 @@ def predict_yes_no(
 
 
 def _of_pairs(config: TrainConfig, scoring: PairScoring) -> TrainConfig:
-    """Returns the configuration of a cross-encoder that reads pairs of texts to predict."""
+    """Returns the configuration for predictions of a cross-encoder on pairs of texts."""
     if not isinstance(config.data, SequenceClassificationData):
         config = config_of_model(config.model)
     longest = config.model.max_length

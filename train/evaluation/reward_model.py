@@ -32,17 +32,16 @@ from ..runs.load_run import open_run
 
 
 class RewardModel:
-    """The score of a trained reward model, as `reward(contexts, completions)`.
+    """A reward function `reward(contexts, completions)` that runs a trained reward model.
 
     The function encodes a prompt and its completion like `RewardData`, with the reward model's
-    tokenizer and chat template. Texts that exceed the length in the training of the reward model
-    are an error.
+    tokenizer and chat template. Texts that are longer than `length` raise an error.
 
     Args:
         model: the model, whose head has a single label.
         params: its parameters.
         tokenizer: the tokenizer of the reward model, which may differ from the policy's tokenizer.
-        length: the maximum number of tokens.
+        length: the maximum number of tokens, as in the training of the reward model.
         mesh: the devices to shard the model over. If None, the model is on one device.
     """
 
@@ -90,11 +89,11 @@ class RewardModel:
         """Scores completions.
 
         Args:
-            contexts: the prompt of each completion.
+            contexts: the prompt of each completion, before the chat template is applied.
             completions: the completions.
         """
-        # If encoding fails in one process, `barrier` stops all processes. Without the barrier, the
-        # other processes would wait forever in a computation that this process does not start.
+        # If encoding fails in one process, `barrier` makes all processes fail. Otherwise, the
+        # others would wait forever in a computation that this process does not start.
         together = nullcontext if self._mesh is None else barrier
         with together():
             rows = [
@@ -102,7 +101,7 @@ class RewardModel:
                 for one, completion in zip(contexts, completions, strict=True)
             ]
         longest, number = max(map(len, rows)), len(rows)
-        # All processes compute together, so the arrays of all processes must have equal shapes.
+        # All processes run the model together, so their arrays must have equal shapes.
         if self._mesh is not None:
             longest, number = greatest_everywhere(longest), greatest_everywhere(number)
         require(
@@ -114,13 +113,14 @@ class RewardModel:
         )
         shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
         if jax.process_count() > 1:
-            # Every process must run the same number of batches, so score all rows in one batch.
+            # All processes must run the same number of batches, so each scores its rows in a single
+            # batch.
             size, length = round_up(power_of_two(number), shards), self._length
             given = pad_rows(rows, num_rows=size, length=padded_length(longest, length))
             found = self._of_batch(*given)[: len(rows)]
         else:
             found = np.zeros(len(rows), np.float32)
-            # A single process may batch rows of similar length.
+            # A single process may use several batches, each with rows of similar length.
             for batch, number in padded_batches(list(map(len, rows)), self._length):
                 chosen = [rows[i] for i in batch]
                 given = pad_batch(chosen, round_up(number, shards), self._length)
@@ -135,8 +135,8 @@ class RewardModel:
         if self._mesh is not None:
             batch = shard_batch(batch, self._mesh)
         scores = self._scores(self._params, batch["input_ids"], batch["attention_mask"])
-        # Replicated shards have the same start, so keep one shard of each start, in the order of
-        # the rows.
+        # Several devices may hold copies of a shard, so keep one shard for each first row, in
+        # order.
         parts = sorted(
             {part.index[0].start or 0: part.data for part in scores.addressable_shards}.items()
         )
@@ -167,7 +167,7 @@ class RewardModel:
 
 
 def _placed(x: Array, sharding: Sharding) -> Array:
-    """Returns an array over devices, including devices of other processes.
+    """Places an array on the devices of a sharding, which may belong to several processes.
 
     Unlike `jax.device_put`, this function does not wait for processes that open the model later.
     """

@@ -26,17 +26,18 @@ from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
 _EVALUATION = 0x5EED
-"""A number that is folded into the key of evaluations, so that steps draw other random numbers.
+"""A number that is folded into the key of evaluations, so that their random numbers differ from
+those of training steps.
 """
 
 
 def evaluation_key(seed: int) -> Key[Array, ""]:
-    """Returns the key for sampling in evaluations. The keys of rows are derived from this key."""
+    """Returns the key for sampling in evaluations. The key of each row is derived from it."""
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), _EVALUATION)
 
 
 def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int, ...]:
-    """Returns the tokens that end a completion: end of text and, in dialogues, end of turn.
+    """Returns the tokens that end a completion: the end of text and, in dialogues, of a turn.
 
     Raises:
         RunError: the tokenizer has no end-of-text token.
@@ -65,8 +66,8 @@ def score_policy(
         tokenizer: its tokenizer.
 
     Returns:
-        `loss` (the negated mean reward), `reward`, the mean of each reward under TRL's names, and
-        the lengths of the completions.
+        `loss` (the negated mean reward), `reward`, the mean of each single reward, and metrics of
+        the completions' lengths, under TRL's names.
 
     Raises:
         RunError: the rewards of the run are Python functions, which the run folder does not
@@ -90,7 +91,8 @@ def score_policy(
     prompts = [examples.prompts.prompt(0, index) for index in range(number)]
     each = rewards(prompts, texts)  # [number, F]
     total = weighted(each, rewards.weights) - objective.missing_end_penalty * ~np.asarray(ended)
-    # A completion without a reward has the reward NaN, and the means exclude this completion.
+    # The reward of a completion is NaN if no function rewards it; the means leave such completions
+    # out.
     reward = float(np.nanmean(total))
     return {
         "loss": -reward,
@@ -116,13 +118,14 @@ def _completions(
     """Samples a completion for each prompt.
 
     Returns:
-        The text of each completion, its number of tokens, and whether it has an end token.
+        Three lists: the texts of the completions, their numbers of tokens, and whether each has an
+        end token.
     """
     objective, data = cast(OnlineConfig, config.objective), cast(PolicyData, config.data)
     ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
     part = config.batch_size // config.micro_batches
     size = rows_at_once(data.length, part, number)
-    # Decoding is faster with separate layers than with stacked layers.
+    # Unstack the layers, because decoding is faster then.
     model, params = unstack_layers(model, params)
 
     @jax.jit
@@ -140,7 +143,7 @@ def _completions(
             temperature=objective.temperature,
         )
 
-    # Sample all completions in batches of one shape.
+    # All batches have the same shape, so that a single program is compiled.
     texts: list[str] = []
     lengths: list[int] = []
     ended: list[bool] = []
@@ -154,5 +157,5 @@ def _completions(
             texts.append(tokenizer.decode([token for token in answer if token not in ends]))
             lengths.append(len(answer))
             ended.append(any(end in answer for end in ends))
-    # The last batch may contain padding rows, which are dropped.
+    # Drop the filler rows of the last batch.
     return texts[:number], lengths[:number], ended[:number]

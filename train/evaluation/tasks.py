@@ -1,8 +1,8 @@
 """Tasks that measure a model, in `flaxzoo evaluate` and in the evaluations of a run.
 
-A task is part of lm-evaluation-harness, a search in a collection, or a file of prompts with
-answers. All tasks open the model through its folder. A run that trains passes its current
-parameters.
+A task is a task of lm-evaluation-harness, a search in a collection of texts, or a file of prompts
+with answers. All tasks open the model from its folder. During training, they get the run's current
+parameters in addition.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from ..losses.metrics import text_scores
 from .vectors.retrieval import bm25_scores, model_scores
 
 Results = dict[str, dict[str, float | int]]
-"""The metrics of each task by name, the main metric first."""
+"""The name of each task → its metrics, of which the first is the main metric."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Judged:
     Attributes:
         folder: The folder of a run or a model.
         step: The checkpoint. If None, the newest checkpoint.
-        loaded: The model and newer parameters than the folder's, if any.
-        log: Called with lines about texts that are truncated.
+        loaded: The model and its parameters, if they are newer than the checkpoints in the folder.
+        log: Called with lines about how many texts were truncated.
     """
 
     folder: str | Path
@@ -62,20 +62,21 @@ class Judged:
 
 
 class Task(ABC):
-    """Opened tasks, which use the same questions in all evaluations."""
+    """One or several opened tasks, which ask the same questions in all evaluations."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The names before the metrics; a group of the harness also has other names."""
+        """The tasks' names, the prefixes of metrics; groups of the harness have further
+        prefixes."""
 
     @abstractmethod
     def check(self, model: TransformerConfig) -> None:
-        """Raises UserError if the tasks cannot measure a model."""
+        """Raises UserError if these tasks cannot measure a model of this kind."""
 
     @abstractmethod
     def __call__(self, judged: Judged) -> Results:
-        """Returns the metrics of a model."""
+        """Measures a model; returns its metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Harness(Task):
         """See `Task`."""
         settings = self.settings
         lm = harness_model(judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded)
-        # A run that trains shows its own progress.
+        # During training, the run shows its own progress bar.
         lm.progress = Progress(quiet=judged.loaded is not None)
         return evaluate_tasks(
             lm, self.tasks, shots=settings.shots, limit=settings.limit, chat=settings.chat
@@ -149,7 +150,7 @@ class Search(Task):
 
 @dataclasses.dataclass(frozen=True)
 class Answers(Task):
-    """Greedy texts after prompts, compared with the answers in their records."""
+    """Texts that the model writes greedily after prompts, compared with the answers in the file."""
 
     prefix: ClassVar[str] = "prompts:"
     name: str
@@ -198,12 +199,12 @@ class Answers(Task):
         return {self.name: {"exact_match": numbers.pop("exact_match"), **numbers}}
 
     def _continued(self, judged: Judged) -> list[str]:
-        """Returns the texts of a causal language model."""
+        """Returns the texts that a causal language model writes after the prompts."""
         writer = TextGenerator.of_run(
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
         encoded = [record.encode(writer.tokenizer) for record in self.records]
-        # The tokens that end a turn also end the answer of a conversation.
+        # In a conversation, the tokens that end a turn also end the answer.
         is_chat = any(isinstance(record.context, Dialogue) for record in self.records)
         stop = self.settings.stop
         ends: dict[str, Any] = answer_options(writer, stop) if is_chat else {"stop_strings": stop}
@@ -217,7 +218,7 @@ class Answers(Task):
         return [each.completions[0].text for each in completed]
 
     def _translated(self, judged: Judged) -> list[str]:
-        """Returns the targets of an encoder-decoder."""
+        """Returns the texts that an encoder-decoder writes for the prompts."""
         translator = TextTranslator.of_run(
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
@@ -261,12 +262,12 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
 
 
 def judge(tasks: Iterable[Task], judged: Judged) -> Results:
-    """Returns the metrics of a model in all tasks, `{"hellaswag": {"acc": 0.3, …}, …}`."""
+    """Measures a model in all tasks; returns `{"hellaswag": {"acc": 0.3, …}, …}`."""
     return {name: own for task in tasks for name, own in task(judged).items()}
 
 
 def flat(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns the metrics with the names of evaluations, `{"hellaswag/acc": 0.3, …}`."""
+    """Flattens the metrics of tasks to `{"hellaswag/acc": 0.3, …}`, the names in evaluations."""
     return {
         f"{name}/{metric}": float(value)
         for name, own in results.items()
@@ -292,7 +293,7 @@ def _reference(row: JsonObject, location: str) -> str:
     """Returns the answer of a record: its field `answer`, or the text that follows the prompt."""
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    # The last message may be a question of the user, which is not an answer.
+    # The last message is an answer only if it is the assistant's; it may be a question of the user.
     answer = last if isinstance(last, dict) and last.get("role") == "assistant" else {}
     written = answer.get("content")
     for given in (row.get("answer"), row.get("completion"), written):

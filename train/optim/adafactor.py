@@ -1,10 +1,11 @@
 """Adafactor (Shazeer & Stern 2018), which factors second moments into rows and columns.
 
-Algorithms 4 and 5: the second moment of a matrix is the product of the running means of its squared
-gradient over each row and over each column; updates are clipped to a root mean square of 1, and the
-learning rate is relative to the root mean square of the parameter itself, at least 0.001. optax's
-`scale_by_factored_rms` factors an array along its two largest axes. This module factors the kernel
-of each layer and expert separately, as one matrix that contains all heads.
+Algorithms 4 and 5: the squared gradient of a matrix is averaged over each row and over each column,
+and the second moment is the product of the running means of these averages. Updates are clipped to
+a root mean square of 1. The learning rate is multiplied by the root mean square of the parameter
+itself, or by 0.001 if this is larger. optax's `scale_by_factored_rms` factors an array along its
+two largest axes. This module instead treats the kernel of each layer and each expert as a matrix of
+its own, which contains all heads.
 """
 
 import functools
@@ -24,20 +25,20 @@ DECAY_EXPONENT = 0.8
 REGULARIZER = 1e-30
 """ε₁, which is added to the squared gradient (section 8)."""
 SMALLEST_FACTORED = 128
-"""Matrices with fewer rows or columns keep a full second moment, as in optax."""
+"""Matrices with fewer rows or columns have a full second moment, as in optax."""
 
 
 class Factored(NamedTuple):
-    """The second moment of a matrix, or of each matrix of a stack."""
+    """The factored second moment of a matrix, or of each matrix in a stack."""
 
     rows: Array
-    """Means over the output axes, float32, of the parameter's shape without these axes."""
+    """Means over the output axes, float32; the shape is the parameter's without these axes."""
     columns: Array
-    """Means over the input axes, float32, of the parameter's shape without these axes."""
+    """Means over the input axes, float32; the shape is the parameter's without these axes."""
 
 
 class FactoredState(NamedTuple):
-    """State of `scale_by_factored_rms`."""
+    """The state of `scale_by_factored_rms`."""
 
     steps: Array
     """The number of steps taken, int32[]."""
@@ -46,7 +47,7 @@ class FactoredState(NamedTuple):
 
 
 def is_factored(name: str, param: Leaf) -> bool:
-    """Returns whether a parameter's second moment is kept as rows and columns."""
+    """Returns whether a parameter's second moment is stored as rows and columns."""
     axes = matrix_axes(name, len(param.shape))
     if axes is None:
         return False
@@ -59,7 +60,7 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
 
     def init(params: PyTree) -> FactoredState:
         def moment(name: str, param: Array) -> Factored | Array:
-            # Only the shapes of the moments are needed, because they start at 0.
+            # Moments start at 0, so only their shapes matter here.
             kept = jax.ShapeDtypeStruct(param.shape, jnp.float32)
             if is_factored(name, param):
                 kept = jax.eval_shape(functools.partial(_means, name), kept)
@@ -86,7 +87,8 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
             axes = axes_of_matrix(name, gradient.ndim)
             rows = jnp.expand_dims(moment.rows, axes.outputs)
             columns = jnp.expand_dims(moment.columns, axes.inputs)
-            # The moment is rows · columns / mean(rows): both factors contain the overall scale.
+            # The moment is rows · columns / mean(rows), because both factors contain the overall
+            # scale.
             mean = jnp.mean(rows, axes.inputs, keepdims=True)
             return gradient * jax.lax.rsqrt(rows / mean) * jax.lax.rsqrt(columns)
 
@@ -97,10 +99,10 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
 
 
 def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies a stateless transformation to each layer and expert of a stack separately."""
+    """Applies a stateless transformation separately to each layer and each expert of a stack."""
 
     def apply(update: Array, param: Array) -> Array:
-        # The transformation is stateless, so a fresh state suffices.
+        # The transformation is stateless, so use a new state each time.
         return transformation.update(update, transformation.init(param), param)[0]  # pyright: ignore[reportReturnType]
 
     def apply_named(name: str, update: Array, param: Array) -> Array:
@@ -110,7 +112,7 @@ def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTr
 
 
 def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
-    # Apply one `vmap` for each leading axis, of layers and of experts.
+    # Apply a `vmap` for each leading axis: that of layers, and that of experts.
     return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
 
 

@@ -1,7 +1,8 @@
-"""The exponential moving average (EMA) of the parameters, as the last part of an optimizer.
+"""The exponential moving average (EMA) of the parameters, as the last step of an optimizer.
 
-The average is part of the optimizer's state, and therefore sharded, skipped and resumed like a
-moment. A checkpoint stores the average as a separate part in the form of the parameters.
+The average is part of the optimizer's state. Like a moment, it is therefore sharded, restored when
+a run resumes, and left unchanged by a skipped step. A checkpoint stores the average in a subfolder
+of its own, with the same tree structure as the parameters.
 """
 
 import dataclasses
@@ -23,20 +24,21 @@ class ParameterEma(NamedTuple):
 
 
 def parameter_ema(decay: float) -> optax.GradientTransformation:
-    """Keeps decay · ema + (1 - decay) · parameters after each update, and changes no update.
+    """Updates an average, decay · ema + (1 - decay) · parameters, and returns updates unchanged.
 
     The average starts at the initial parameters, so that it needs no bias correction (Polyak &
     Juditsky 1992 average uniformly; Morales-Brotons et al. 2024 compare decays).
     """
 
     def init(params: PyTree) -> ParameterEma:
-        # Copy the parameters: a step donates its state, which must not have a buffer twice.
+        # Copy the parameters, because a step donates its state, which must not contain a buffer
+        # twice.
         return ParameterEma(jax.tree.map(jnp.array, params))
 
     def update(
         updates: PyTree, state: ParameterEma, params: PyTree | None = None
     ) -> tuple[PyTree, ParameterEma]:
-        # This transformation is the last part of an optimizer, so it gets the final updates.
+        # As the last transformation of an optimizer, this one gets the final updates.
         new = optax.apply_updates(params, updates)  # pyright: ignore[reportArgumentType]
         ema = jax.tree.map(lambda old, x: decay * old + (1 - decay) * x, state.ema, new)
         return updates, ParameterEma(ema)
@@ -51,24 +53,24 @@ def ema_of(opt_state: optax.OptState) -> Params | None:
 
 
 def with_ema(opt_state: optax.OptState, ema: PyTree) -> optax.OptState:
-    """Returns the state of an optimizer with another average, if the state has an average."""
+    """Replaces the average in the state of an optimizer, if it has one."""
     return jax.tree.map(
         lambda x: ParameterEma(ema) if _is_ema(x) else x, opt_state, is_leaf=_is_ema
     )
 
 
 def map_ema(function: Callable[[Params], Params], opt_state: optax.OptState) -> optax.OptState:
-    """Returns the state of an optimizer with `function` applied to its average, if any."""
+    """Applies `function` to the average in the state of an optimizer, if it has one."""
     ema = ema_of(opt_state)
     return opt_state if ema is None else with_ema(opt_state, function(ema))
 
 
 def evaluated_by_ema(state: TrainState) -> TrainState | None:
-    """Returns a state with the average as its parameters, or None without an average."""
+    """Returns a train state with the average as its parameters, or None if it has no average."""
     ema = ema_of(state.opt_state)
     if ema is None:
         return None
-    # The average is one tree of all trained models, like the parameters that the optimizer gets.
+    # The average is a single tree for all trained models, so separate the additional models again.
     further = ema.get("further")
     params = {name: x for name, x in ema.items() if name != "further"}
     return dataclasses.replace(state, params=params, further=further)

@@ -1,18 +1,20 @@
 """Low-precision moments: bfloat16 with stochastic rounding, and block-wise 8 bits.
 
-Each step reads a moment as float32, updates it, and rounds it at random to one of the two nearest
-representable numbers, without bias on average. Rounding to nearest would lose small changes: with
-beta2 0.999 a second moment changes by a thousandth per step, and bfloat16 has 8 significant bits.
+Each step converts a moment to float32, updates it, and rounds it at random to one of the two
+nearest representable numbers, so that the rounding has no bias. Rounding to nearest would lose
+small changes: with beta2 0.999 a second moment changes by about a thousandth per step, which the 8
+significant bits of bfloat16 cannot represent.
 
-**8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a block of 64 to
-127 numbers along the last axis (32 to 256 for some sizes) has a float32 scale, its largest absolute
-value, and each number has an 8-bit code. This module replaces the paper's table of codes, which is
+**8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a moment is
+divided into blocks of 64 to 127 numbers along its last axis (32 to 256 for some sizes). Each block
+has a float32 scale, its largest absolute value, and each number has an 8-bit code. This module
+replaces the paper's table of codes, which is
 dense near zero, by a fourth power: code k of a first moment means sign(k) · (|k| / 127)⁴ of the
-scale, k from -127 to 127; code k of a second moment means ((k + 1) / 256)⁴, k from 0 to 255. A
-second moment has no code for zero, because updates are divided by its root. Codes have the shape of
-the parameter and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so up to 2ⁿ
-shards have whole blocks. Vectors, small parameters, and parameters whose last axis does not divide
-into blocks keep float32.
+scale, k from -127 to 127; code k of a second moment means ((k + 1) / 256)⁴, k from 0 to 255. No
+code of a second moment means zero, because updates are divided by the moment's root. Codes have the
+shape of the parameter and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so it
+can be divided into up to 2ⁿ shards of whole blocks. The moments of vectors, of small parameters,
+and of parameters whose last axis cannot be divided into such blocks stay in float32.
 
 The random bits depend only on the optimizer's step count, the parameter's name and the index of the
 number, so they are the same on any number of devices and in a resumed run.
@@ -34,9 +36,9 @@ from .parameters import Leaf, is_decayed, map_named
 SEED = 0x5EED
 SMALLEST_BLOCK, LARGEST_BLOCK = 32, 256
 SPLIT_ABOVE = 128
-"""The smallest size of a block that is halved if possible."""
+"""Blocks of at least this size are halved if possible."""
 SMALLEST_QUANTIZED = 4096
-"""Smaller arrays keep float32 (Dettmers et al. 2022, section 2)."""
+"""Moments of smaller arrays stay in float32 (Dettmers et al. 2022, section 2)."""
 
 MOMENTS = ("mu", "ema", "nu")
 SECOND_MOMENT = "nu"
@@ -46,7 +48,8 @@ class Blocks(NamedTuple):
     """A moment in 8 bits."""
 
     codes: Array
-    """A code per number of the parameter; int8 for a first moment, uint8 for a second moment."""
+    """A code for each number of the parameter: int8 for a first moment, uint8 for a second
+    moment."""
     scales: Array
     """The largest absolute value of each block, float32[…, blocks]."""
 
@@ -54,7 +57,7 @@ class Blocks(NamedTuple):
 def store_moments(
     tx: optax.GradientTransformation, dtype: StateDtype
 ) -> optax.GradientTransformation:
-    """Keeps the moments of an optimizer in `dtype` between steps.
+    """Makes an optimizer store its moments in `dtype` between steps.
 
     Args:
         tx: an optimizer whose state is a NamedTuple with the step `count` and moments `mu`, `nu` or
@@ -62,7 +65,7 @@ def store_moments(
         dtype: "bfloat16_stochastic" or "int8"; with other dtypes, returns the optimizer unchanged.
 
     Returns:
-        The optimizer. In its state, an 8-bit moment is a `Blocks`.
+        The new optimizer. In its state, each 8-bit moment is a `Blocks`.
     """
     if dtype not in ("bfloat16_stochastic", "int8"):
         return tx
@@ -71,7 +74,8 @@ def store_moments(
         key = jax.random.fold_in(jax.random.key(SEED, impl="threefry2x32"), state.count)
 
         def moment(name: str, x: Array, kind: str) -> Array | Blocks:
-            # Draw 32 bits per number of a parameter, and use 16 for each of its two moments.
+            # Draw 32 random bits for each number of a parameter, and use 16 of them for each of the
+            # two moments.
             own = jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
             bits, x = jax.random.bits(own, x.shape, jnp.uint32), x.astype(jnp.float32)
             bits = bits & 0xFFFF if kind == SECOND_MOMENT else bits >> 16
@@ -101,7 +105,7 @@ def store_moments(
 
     def init(params: PyTree) -> PyTree:
         state: PyTree = tx.init(params)
-        # Make zeros by shape, because compiling the quantization of constants is slow.
+        # Make the zeros from shapes: quantizing constant zeros would take long to compile.
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(store, state))
         return zeros._replace(**{k: x for k, x in state._asdict().items() if k not in MOMENTS})
 
@@ -115,7 +119,7 @@ def store_moments(
 
 
 def is_quantized(name: str, param: Leaf) -> bool:
-    """Returns whether a parameter's moments have 8 bits under "int8"."""
+    """Returns whether a parameter's moments are stored in 8 bits if the dtype is "int8"."""
     if not is_decayed(name) or param.size < SMALLEST_QUANTIZED:
         return False
     block = param.shape[-1] // num_blocks(param.shape[-1])
@@ -136,14 +140,14 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
     Args:
         x: the numbers, which must not be negative unless `signed`.
         bits: uint32 of the same shape, uniform in [0, 2¹⁶).
-        signed: whether codes have a sign, and a zero.
+        signed: whether the codes have a sign and a code for zero, as for a first moment.
     """
     # [..., last] to [..., blocks, numbers of a block].
     parts = x.reshape(*x.shape[:-1], num_blocks(x.shape[-1]), -1)
     size = jnp.abs(parts)
     scales = jnp.max(size, -1)
     share = size / jnp.where(scales > 0, scales, 1)[..., None]  # in [0, 1]
-    # The fourth root inverts the codes' fourth power.
+    # A code means a fourth power, so take the fourth root to find the code.
     root = jnp.sqrt(jnp.sqrt(share))
     below = jnp.clip(jnp.floor(root * 127), 0, 126) if signed else _below_without_zero(root)
     low, high = (_share(k, signed=signed) for k in (below, below + 1))
@@ -170,7 +174,7 @@ def _below_without_zero(root: Array) -> Array:
 
 
 def _share(codes: Array, *, signed: bool) -> Array:
-    """Returns the fraction of the scale that each code represents."""
+    """Returns which fraction of the scale each code means."""
     if not signed:
         return jnp.square(jnp.square((codes + 1) / 256))
     return jnp.sign(codes) * jnp.square(jnp.square(codes / 127))
@@ -183,8 +187,9 @@ def round_stochastically(x: Float[Array, "*shape"], bits: Array) -> Float[Array,
         x: the numbers.
         bits: uint32 of the same shape, uniform in [0, 2¹⁶).
     """
-    # Adding random low bits carries into the upper 16 with the probability of rounding up.
+    # Add random bits to the lower 16 bits: they carry into the upper 16 with the probability of
+    # rounding up.
     words = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = jax.lax.bitcast_convert_type((words + bits) & np.uint32(0xFFFF0000), jnp.float32)
-    # Infinity and NaN keep their bits, which the addition could change.
+    # Leave infinity and NaN as they are, because the addition could change them.
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)

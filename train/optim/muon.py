@@ -5,8 +5,9 @@ The factor 0.2 · √max(inputs, outputs) scales the update to about the root me
 update, 0.2, so that AdamW's learning rates and weight decay can be used (Liu et al. 2025, "Muon is
 scalable for LLM training", section 2.2).
 
-Muon updates the matrices inside layers, each layer and expert separately; a map to or from heads is
-one matrix `[D, N·H]`. Embeddings, output matrices and vectors get AdamW's update.
+Muon updates the matrices inside layers, each layer and each expert separately. A linear map to or
+from the heads is a single matrix `[D, N·H]`. Embeddings, output matrices and vectors get AdamW's
+update.
 """
 
 import math
@@ -30,11 +31,11 @@ def is_orthogonalized(name: str, ndim: int) -> bool:
 def scale_by_muon(
     muon: optax.GradientTransformation, adam: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Updates matrices inside layers by `muon`, at AdamW's length, and other parameters by `adam`.
+    """Updates matrices inside layers by `muon`, scaled like AdamW, and other parameters by `adam`.
 
     Args:
-        muon: from `optax.contrib.scale_by_muon`, with `dimension_numbers`.
-        adam: for all other parameters.
+        muon: the result of `optax.contrib.scale_by_muon` with `dimension_numbers`.
+        adam: the update rule for all other parameters.
     """
 
     def rules(params: PyTree) -> PyTree:
@@ -49,7 +50,7 @@ def scale_by_muon(
 
 
 def dimension_numbers(params: PyTree) -> PyTree:
-    """Returns the axes of each parameter's matrix, which is orthogonalized."""
+    """Returns the axes of each parameter's matrix, in the form that optax needs."""
     from optax.contrib import MuonDimensionNumbers  # slow to import, and seldom needed
 
     def numbers(name: str, param: Array) -> MuonDimensionNumbers:
@@ -60,7 +61,7 @@ def dimension_numbers(params: PyTree) -> PyTree:
 
 
 def scale_to_adamw() -> optax.GradientTransformation:
-    """Gives orthogonal matrices the root mean square of AdamW's updates."""
+    """Scales orthogonal matrices to the root mean square of AdamW's updates."""
 
     def scale(name: str, update: Array) -> Array:
         axes = axes_of_matrix(name, update.ndim)

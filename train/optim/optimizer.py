@@ -1,7 +1,7 @@
 """AdamW, LAMB, Adafactor and Muon with weight decay of matrices, layer-wise rates and freezing.
 
-Optimizers are composed of optax's parts. The treatment of a parameter depends only on its path
-(`parameters.py`).
+Optimizers are composed of optax's transformations. How a parameter is treated depends only on its
+path (`parameters.py`).
 """
 
 import difflib
@@ -43,34 +43,35 @@ def make_optimizer(
     model: TransformerConfig | None = None,
     schedule_start: int = 0,
 ) -> optax.GradientTransformation:
-    """Makes an optimizer: gradient clipping, an update rule, decay and per-parameter rates.
+    """Makes an optimizer: gradient clipping, update rule, weight decay and rates per parameter.
 
     AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the initial bias of its moments. BERT's
     original optimizer did not correct the bias, which makes its first step (1 - beta1) / √(1 -
     beta2) times as long, 3.2 for its betas. Mosbach et al. (2021) recommend the correction for
     fine-tuning.
 
-    LAMB (You et al. 2020, algorithm 2) also corrects this bias. This LAMB differs from `optax.lamb`
-    in two respects. Biases and norms have no decay and therefore no trust ratio, as in the
-    published LAMB code for BERT. Each layer of the stack has a separate trust ratio.
+    LAMB (You et al. 2020, algorithm 2) also corrects this bias. LAMB as implemented here differs
+    from `optax.lamb` in two ways. Biases and norms have no weight decay and therefore no trust
+    ratio, as in the published LAMB code for BERT. Each layer of a stack has a trust ratio of its
+    own.
 
-    Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All rules
-    multiply decay by the learning rate.
+    Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All update
+    rules multiply the weight decay by the learning rate.
 
-    The clipped norm excludes frozen parameters. A frozen parameter gets no update and no decay; its
-    moments are stored and stay 0.
+    The gradient norm for clipping does not include frozen parameters. A frozen parameter gets
+    neither update nor weight decay; its moments are stored, and stay 0.
 
     Args:
         config: the hyperparameters.
-        steps: length of the run, for the schedule.
-        model: the model's configuration, whose family names the parameters below and above the
-          layers, for `config.layer_decay`; if None, the names of all families apply.
+        steps: the number of steps of the run, for the schedule.
+        model: the configuration of the model. For `config.layer_decay`, its family says which
+          parameters are below and above the layers; if None, the names of all families apply.
         schedule_start: the number of steps that precede the schedule; see `make_schedule`.
 
     Returns:
-        The transformation; its `init` raises UserError if a pattern of `config.frozen` matches no
-        parameter or all are frozen, and if `config.layer_decay` is below 1 and the depth of a
-        parameter is unknown.
+        The optimizer. Its `init` raises UserError if a pattern of `config.frozen` matches no
+        parameter, if all parameters are frozen, or if `config.layer_decay` is below 1 and the depth
+        of a parameter is unknown.
     """
     clip = config.max_gradient_norm
     lamb, frozen = config.name == "lamb", bool(config.frozen)
@@ -84,20 +85,20 @@ def make_optimizer(
         optax.chain(
             *_update_rule(config),
             optax.add_decayed_weights(config.weight_decay, decay_mask),
-            # LAMB's ratio includes the decay.
+            # The trust ratio of LAMB includes the weight decay.
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
             optax.scale_by_learning_rate(make_schedule(config, steps, schedule_start)),
         ),
-        # Scale the rates last, so that decay is scaled as well.
+        # Multiply by the rates of parameters last, so that they scale the weight decay as well.
         *([scale_by_factors(rates)] if uneven else []),
-        # The average needs the whole update.
+        # The moving average needs the final update.
         *([] if config.ema_decay is None else [parameter_ema(config.ema_decay)]),
     )
 
 
 def _update_rule(config: OptimizerConfig) -> list[optax.GradientTransformation]:
-    """Returns the transformations from gradient to update, before decay and learning rate."""
-    # A moment that `store_moments` quantizes is computed in float32.
+    """Returns the transformations of the update rule, without weight decay and learning rate."""
+    # If `store_moments` rounds a moment, compute it in float32.
     mu_dtype = "bfloat16" if config.state_dtype == "bfloat16" else "float32"
 
     def stored(tx: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -127,7 +128,7 @@ def _update_rule(config: OptimizerConfig) -> list[optax.GradientTransformation]:
 
 
 def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
-    """Scales each matrix's update to the norm of the matrix, per layer of a stack."""
+    """Scales each matrix's update to the matrix's norm, separately for each layer of a stack."""
     ratio = optax.scale_by_trust_ratio()
 
     def scale(update: jax.Array, param: jax.Array) -> jax.Array:
@@ -142,7 +143,7 @@ def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
 
 
 def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
-    """Multiplies each update by its factor.
+    """Multiplies the update of each parameter by a factor.
 
     Args:
         factors_of: maps the parameters (or their shapes) to a tree of numpy arrays that broadcast
@@ -150,14 +151,14 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
     """
 
     def init(params: PyTree) -> optax.EmptyState:
-        # Compute the factors here to raise errors before the first step. optax also calls `init`
-        # with a single leaf, which has no path, to find the parameters in the state.
+        # Compute the factors here too, so that errors are raised before the first step. optax also
+        # calls `init` with a single leaf, which has no path, to find the parameters in the state.
         if not jax.tree_util.treedef_is_leaf(jax.tree.structure(params)):
             factors_of(params)
         return optax.EmptyState()
 
     def scale(update: jax.Array, factor: np.ndarray) -> jax.Array:
-        # 0 · NaN and 0 · infinity are NaN, so a product would not set such gradients to zero.
+        # Do not multiply by 0: 0 · NaN and 0 · infinity are NaN, not 0.
         return jnp.where(factor == 0, 0, update * factor) if np.any(factor != 1) else update
 
     def update(
@@ -170,13 +171,13 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
 
 
 def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
-    """Returns 1 for each trained and 0 for each frozen parameter; for a stack, `[L, 1, …]`.
+    """Returns 1 for a trained and 0 for a frozen parameter; for stacked layers, arrays `[L, 1, …]`.
 
     Args:
         params: parameters or their shapes.
         patterns: regular expressions that match the whole path of a parameter or of a subtree. A
-          layer of the stack is `layers/3/…`; a parameter in all layers also matches by its stored
-          path, `layers/attention/…`.
+          single layer of the stack has the path `layers/3/…`; a parameter of all layers has the
+          path under which it is stored, `layers/attention/…`.
 
     Raises:
         UserError: a pattern matches nothing, or all parameters are frozen.
@@ -185,7 +186,7 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
         _check_matches(pattern, params)
 
     def factor(name: str, param: Leaf) -> np.ndarray:
-        # A pattern may match one layer, or a parameter in all layers.
+        # A pattern may match a parameter of one layer, or the parameter of all layers.
         is_frozen = [
             any(_matches(pattern, path) for pattern in patterns for path in (name, own))
             for own in own_names(name, param)
@@ -204,7 +205,7 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
 def rate_factors(
     params: PyTree, config: OptimizerConfig, model: TransformerConfig | None = None
 ) -> PyTree:
-    """Returns each parameter's learning-rate factor: 0 if frozen, otherwise by its depth.
+    """Returns the factor of each parameter's learning rate: 0 if frozen, else by its depth.
 
     The factor is 1 for the head and all other parameters above the stack, `layer_decay` for the top
     layer, `layer_decay`² for the layer below it, …, and `layer_decay`^(L + 1) for the embeddings.
@@ -216,7 +217,7 @@ def rate_factors(
         model: the model's configuration; see `make_optimizer`.
 
     Raises:
-        UserError: as `trained_factors`, or a parameter's depth is unknown.
+        UserError: as in `trained_factors`, or the depth of a parameter is unknown.
     """
     known = list(families().values()) if model is None else [family_of(model)]
     layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)
@@ -231,7 +232,7 @@ def rate_factors(
 
 
 def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[int]:
-    """Returns an exponent of `layer_decay` for each layer of a stack, else a single exponent."""
+    """Returns exponents of `layer_decay`: one for each layer of a stack, else a single one."""
     part = name.split("/", 1)[0]
     if part == STACK:
         # Layer 0 is the lowest.
@@ -247,7 +248,7 @@ def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[i
 
 
 def _along_leading_axis(values: Sequence[float] | np.ndarray, name: str, param: Leaf) -> np.ndarray:
-    """Returns a value for each layer of a stack `[L, 1, …]`, or a single value `[]`."""
+    """Reshapes values, one per layer, to `[L, 1, …]`, or a single value to `[]`."""
     shape = (-1, *(1,) * (len(param.shape) - 1)) if is_stacked(name) else ()
     return np.asarray(values, np.float32).reshape(shape)
 
@@ -262,13 +263,13 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _check_matches(pattern: str, params: PyTree) -> None:
-    """Raises UserError, with the most similar paths, if a pattern matches nothing."""
-    # A pattern may match a stored path or the path of a single layer.
+    """Raises UserError, with the most similar paths, if a pattern matches no parameter."""
+    # A pattern may match the path of a stored parameter, or of a parameter of one layer.
     names = [n for name, x in named(params) for n in (name, *own_names(name, x))]
     if any(_matches(pattern, name) for name in names):
         return
     paths = list(dict.fromkeys(itertools.chain(*map(_with_parents, names))))
-    # Without similar paths, suggest the parts of the model.
+    # If no path is similar, suggest the modules at the top of the model.
     similar = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.4)
     parts = list(dict.fromkeys(name.partition("/")[0] for name in names))
     raise UserError(

@@ -1,7 +1,7 @@
-"""Properties of parameters by name: which are matrices, which are stacked, and along which axes.
+"""What the names of parameters say: which are matrices, which are stacked, and along which axes.
 
-Optimizers treat a parameter by its path alone. The layers of a model are stored in a stack,
-`layers/…` of shape `[L, …]` (in two stacks for an encoder-decoder, `encoder/layers/…`). For
+How optimizers treat a parameter depends only on its path. The layers of a model are stored in a
+stack, `layers/…` of shape `[L, …]` (in two stacks for an encoder-decoder, `encoder/layers/…`). For
 optimizers, layer i also has the name `layers/i/…`, and is treated like a layer that is stored
 separately.
 """
@@ -16,7 +16,7 @@ from jax.tree_util import keystr
 
 from ...models.nn.typing import PyTree
 
-# Matrices by the name of the array: biases and the scales of norms do not decay.
+# The names of arrays that are matrices; all others, biases and the scales of norms, do not decay.
 ROUTED = ("gate", "up", "down")  # of a mixture, stacked over experts
 DECAYED = ("kernel", "embedding", "lora_a", "lora_b", "router", *ROUTED)
 
@@ -28,34 +28,35 @@ Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(frozen=True)
 class MatrixAxes:
-    """The axes of an array that contains a matrix, or a stack of matrices."""
+    """The axes of a parameter that is a matrix, or a stack of matrices."""
 
     stack: tuple[int, ...]
-    """Axes of layers and experts; each index along these axes has a separate matrix."""
+    """The axes of layers and experts; each index along them has a matrix of its own."""
     inputs: tuple[int, ...]
-    """Axes that are contracted with the input, such as `(N, H)` of attention's output map."""
+    """The axes that a matrix product contracts with the input, such as `(N, H)` of attention's
+    output map."""
     outputs: tuple[int, ...]
-    """Axes of the output, such as `(N, H)` of a query."""
+    """The axes that appear in the output, such as `(N, H)` of the map to queries."""
 
 
 def is_decayed(name: str) -> bool:
-    """Returns whether a parameter is a matrix."""
+    """Returns whether a parameter is a matrix, and so has weight decay."""
     return name.rsplit("/", 1)[-1] in DECAYED
 
 
 def is_stacked(name: str) -> bool:
-    """Returns whether a parameter's leading axis is the layer axis."""
+    """Returns whether the leading axis of a parameter is that of layers."""
     return f"/{STACK}/" in f"/{name}"
 
 
 def split_at_stack(name: str) -> tuple[str, str]:
-    """Splits the path of a stacked parameter into the parts above and within the stack."""
+    """Splits a stacked parameter's path into the path above the stack and within a layer."""
     above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
     return above, below
 
 
 def num_stack_axes(name: str) -> int:
-    """Returns the number of a parameter's leading axes of layers and experts."""
+    """Returns how many leading axes of layers and experts a parameter has: 0, 1 or 2."""
     return is_stacked(name) + (name.rsplit("/", 1)[-1] in ROUTED)
 
 
@@ -73,8 +74,8 @@ def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
     if not is_decayed(name) or ndim < first + 2:
         return None
     parent, _, own = f"/{name}".rpartition("/")
-    # Either the input or the output is a single axis. The output is a single axis for maps that
-    # read heads, such as attention's output `[…, N, H, D]`, and for the A of an adapter.
+    # Either the input or the output has a single axis. It is the output for maps whose input are
+    # heads, such as attention's output map `[…, N, H, D]`, and for the factor A of an adapter.
     reads_all = own == "lora_a" or (own == "kernel" and parent.endswith("/output"))
     cut = ndim - 1 if reads_all else first + 1
     axes = tuple(range(ndim))
@@ -107,7 +108,7 @@ def named(params: PyTree) -> Iterator[tuple[str, Leaf]]:
 
 
 def decay_mask(params: PyTree) -> PyTree:
-    """Returns a tree with True for each parameter that decays."""
+    """Returns a tree that says which parameters have weight decay."""
     return map_named(lambda name, _: is_decayed(name), params)
 
 

@@ -12,25 +12,26 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     """Returns a linear warm-up from 0 to the peak, followed by the decay `config.schedule`.
 
     BERT uses linear decay with `final_fraction` 0: 10,000 of 1,000,000 steps of warm-up, then decay
-    to 0. In this module, step i, counted from 1, has the rate of i, so the first step has a
-    positive rate and the last step has rate 0. (The original code counts from 0 and decays from
-    step 0 on, so its decay starts at 1 - warm-up / steps, 0.99 of the peak.)
+    to 0. In this module, steps are counted from 1, so the first step has a positive rate and the
+    last step has the rate 0. (The original code counts from 0 and also decays during the warm-up,
+    so after the warm-up its rate is 1 - warm-up / steps = 0.99 of the peak.)
 
     Warm-up-stable-decay (`wsd`) keeps the peak until the last `decay_fraction` of the run, then
     decays linearly (Hu et al. 2024, section 4; Hägele et al. 2024, section 3, with their linear
     cooldown).
 
     Args:
-        config: peak, warm-up and kind.
-        steps: length of the run, the last step of linear, cosine and wsd's decay.
+        config: the hyperparameters, of which the schedule uses the peak, the warm-up and the kind.
+        steps: the number of steps of the run, which is the last step of the decay of linear, cosine
+          and wsd.
         start: the number of steps that precede the schedule, as in the last stage of an extended
-            run. Without a warm-up, the peak is at step `start`, so that a constant rate and a stage
-            with a linear decay equal wsd.
+            run. If there is no warm-up, the rate is at its peak at step `start`. A run with a
+            constant rate, followed by a stage with a linear decay, then has the same rates as wsd.
 
     Raises:
         UserError: the warm-up is not shorter than the run, or inverse_sqrt has no warm-up.
     """
-    # Delay the schedule of the remaining steps.
+    # Make a schedule for the remaining steps, and delay it.
     if start:
         before = start - (config.warmup_steps == 0)
         first_phase = make_schedule(config, steps - before)
@@ -38,7 +39,8 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     problem = f"optimizer.warmup_steps must be at least 0 and below {steps}, got {warmup}"
     require(0 <= warmup < steps, problem)
-    # The peak is at the last step of the warm-up, or without a warm-up at the first step.
+    # The rate is at its peak at the last step of the warm-up, or at the first step if there is no
+    # warm-up.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
     decays = {
@@ -49,13 +51,14 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
         "wsd": lambda: _stable_decay(config, decay_steps, round(config.decay_fraction * steps)),
     }
     rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
-    # optax counts from 0, and an update at rate 0 would have no effect, so shift the count by one.
+    # optax counts from 0, where the rate is 0, and such an update would have no effect; so count
+    # from 1.
     schedule = optax.join_schedules([rise, decays[config.schedule]()], [warmup])
     return (lambda step: schedule(step + 1)) if warmup else schedule
 
 
 def _stable_decay(config: OptimizerConfig, steps: int, decay: int) -> optax.Schedule:
-    """Returns the peak for `steps - decay` steps, then a linear decay over `decay` steps."""
+    """Returns the peak for `steps - decay` steps, followed by a linear decay of `decay` steps."""
     peak, decay = config.peak_learning_rate, min(decay, steps)
     stable = optax.constant_schedule(peak)
     if decay == 0:
@@ -65,7 +68,7 @@ def _stable_decay(config: OptimizerConfig, steps: int, decay: int) -> optax.Sche
 
 
 def _inverse_sqrt(peak: float, warmup: int) -> optax.Schedule:
-    """Returns a rate of peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
+    """Returns the schedule peak · √(warmup / step) (Vaswani et al. 2017, section 5.3)."""
     require(
         warmup >= 1,
         "the inverse_sqrt schedule needs optimizer.warmup_steps of at least 1, and a run of at "

@@ -1,1 +1,1 @@
-"""Rewards of completions: functions of texts, and reward models."""
+"""Rewards of completions, computed by functions of texts or by reward models."""

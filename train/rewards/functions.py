@@ -1,10 +1,10 @@
-"""Rewards that are functions of texts, and a table of the rewards that have names.
+"""Rewards that are functions of texts, and the table of built-in rewards.
 
 A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
-each completion, or None for a completion without a reward. All arguments are lists of the same
-length. `fields` are the other fields of the prompts' records, such as `answer`, and `contexts`, the
-prompts before encoding (conversations in dialogues). A function may omit arguments that it does not
-use.
+each completion, or None for a completion without a reward. All of these arguments are lists with an
+entry for each completion. `fields` are the other fields of the prompts' records, such as `answer`,
+and in addition `contexts`: the prompts before the chat template is applied (for dialogues, the
+conversations). A function may omit arguments that it does not use.
 """
 
 import inspect
@@ -25,9 +25,9 @@ from ..objectives.online import OnlineConfig
 RewardFunction = Callable[..., Sequence[float | None]]
 """`reward(prompts, completions, **fields) -> list[float | None]`."""
 
-# A sign after a digit is an operator, not part of the number.
+# A sign right after a digit is an operator and does not belong to the number.
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?\d+(?:\.\d+)?")
-# Commas between groups of three digits are separators.
+# A comma between groups of three digits separates thousands.
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -38,7 +38,8 @@ def exact_match(
 
     Args:
         completions: the completions.
-        answer: the right answer for each completion. A completion with None is not judged.
+        answer: the right answer for each completion. A completion whose answer is None gets no
+          reward.
     """
     return _equal(completions, answer, str.strip)
 
@@ -51,7 +52,7 @@ def arithmetic(
     Args:
         completions: the completions.
         answer: the right answer for each completion, a number or a text with a number. A completion
-          with None is not judged.
+          whose answer is None gets no reward.
     """
     return _equal(completions, answer, _last_number)
 
@@ -59,7 +60,7 @@ def arithmetic(
 def _equal(
     completions: Sequence[str], answer: Sequence[object], read: Callable[[str], object]
 ) -> list[float | None]:
-    """Returns 1 if `read` returns the same for completion and answer, else 0; None if no answer."""
+    """Returns whether `read` returns the same value for completion and answer, as 1 or 0."""
     return [
         None if right is None else float(read(completion) == read(str(right)))
         for completion, right in zip(completions, answer, strict=True)
@@ -91,7 +92,7 @@ def of_format(pattern: str) -> RewardFunction:
 
 
 def of_length(target: str) -> RewardFunction:
-    """Returns a reward that falls linearly from 1 at the target length to 0 at zero or twice it.
+    """Returns a reward of 1 at a target length, falling linearly to 0 at length 0 and at twice it.
 
     Args:
         target: the number of characters, as text.
@@ -121,7 +122,7 @@ def of_word(word: str) -> RewardFunction:
 
 
 def _each(score: Callable[[str], float]) -> RewardFunction:
-    """Returns a reward that scores each completion alone."""
+    """Returns a reward function that calls `score` with each completion."""
 
     def reward(completions: Sequence[str], **_: object) -> list[float | None]:
         return [float(score(completion)) for completion in completions]
@@ -130,13 +131,13 @@ def _each(score: Callable[[str], float]) -> RewardFunction:
 
 
 BUILT_IN: Mapping[str, RewardFunction] = {"exact_match": exact_match, "arithmetic": arithmetic}
-"""Reward name → function, for rewards without a value."""
+"""The name of a reward → its function, for rewards without a parameter."""
 PARAMETRIC: Mapping[str, Callable[[str], RewardFunction]] = {
     "format": of_format,
     "length": of_length,
     "contains": of_word,
 }
-"""Reward name → factory, for rewards with a colon and a value: `contains:cat`."""
+"""The name of a reward → a function that makes it, for rewards with a parameter: `contains:cat`."""
 
 
 def named_reward(name: str) -> RewardFunction:
@@ -161,7 +162,7 @@ def named_reward(name: str) -> RewardFunction:
 
 
 def reward_name(function: RewardFunction) -> str:
-    """Returns the name of a custom reward in metrics and run folders: its function's name."""
+    """Returns the name of a custom reward, as in metrics and run folders: its function's name."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -171,12 +172,13 @@ def rewards_of(
     *,
     open_model: Callable[[str], RewardFunction] | None = None,
 ) -> "Rewards":
-    """Returns the rewards of a run: the rewards that its settings name, then the caller's.
+    """Returns the rewards of a run: first those in its settings, then the caller's functions.
 
     Args:
-        settings: the names of built-in rewards, or folders of reward models.
-        own: the caller's functions.
-        open_model: opens the reward model in a folder.
+        settings: the run's objective, whose rewards are names of built-in rewards or folders of
+          reward models.
+        own: reward functions that the caller passed.
+        open_model: a function that opens the reward model in a folder.
 
     Raises:
         UserError: the rewards are empty, a reward is unknown, or the number of weights differs from
@@ -203,7 +205,7 @@ def rewards_of(
         f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: give a "
         "weight for each reward",
     )
-    # Name each column of the metrics.
+    # Each reward needs a name for its metrics.
     functions: dict[str, RewardFunction] = {}
     for name, function in pairs:
         # Two rewards may have the same name, but metrics need distinct names.
@@ -218,16 +220,16 @@ class Rewards:
     """The rewards of a run."""
 
     functions: Mapping[str, RewardFunction]
-    """Each reward by its name in the metrics."""
+    """The reward functions, keyed by their names in the metrics."""
     weights: tuple[float, ...]
-    """The weight of each reward in the sum."""
+    """The weight of each reward in the sum of rewards."""
     models: tuple[RewardFunction, ...] = ()
-    """The reward models among the functions. All processes compute them together."""
+    """The reward models among the functions. All processes run these models together."""
 
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
     ) -> NDArray[np.float32]:
-        """Returns the rewards float32 `[R, F]` of R completions by F functions, or NaN.
+        """Returns the rewards of R completions by F functions, float32 `[R, F]`; NaN for no reward.
 
         Raises:
             UserError: a record lacks a field that a function needs, or a function returns
@@ -242,8 +244,8 @@ class Rewards:
             "contexts": [prompt.context for prompt in prompts],
         }
         columns = {}
-        # Call models first. If a function failed before in one process, the other processes would
-        # wait in a model.
+        # Call models first: if another function failed in one process before a model runs, the
+        # other processes would wait in the model forever.
         order = sorted(self.functions.items(), key=lambda item: item[1] not in self.models)
         for name, function in order:
             try:
@@ -261,7 +263,7 @@ def weighted(rewards: NDArray[np.float32], weights: Sequence[float]) -> NDArray[
 
 
 def _call(name: str, function: RewardFunction, given: Mapping[str, Sequence[object]]) -> object:
-    """Calls a reward with the arguments that it accepts."""
+    """Calls a reward function with those arguments that it accepts."""
     parameters = inspect.signature(function).parameters.values()
     named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     missing = [x for x, p in named.items() if p.default is p.empty and x not in given]
@@ -276,7 +278,7 @@ def _call(name: str, function: RewardFunction, given: Mapping[str, Sequence[obje
 
 
 def _checked(name: str, values: object, number: int) -> NDArray[np.float32]:
-    """Returns the values of a reward as an array with NaN for None."""
+    """Checks the values that a reward function returned, and converts None to NaN."""
     listed = list(values) if isinstance(values, Sequence | np.ndarray) else []
     require(
         len(listed) == number,

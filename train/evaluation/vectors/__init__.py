@@ -1,1 +1,1 @@
-"""Scores of vectors: retrieval, reranking, pairs of texts, and BM25 as the reference."""
+"""Scores of vectors in retrieval, in reranking and on pairs of texts, with BM25 for comparison."""

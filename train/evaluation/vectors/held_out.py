@@ -1,4 +1,4 @@
-"""Scores of vectors during training: search among the documents of the validation data."""
+"""Scores of vectors during training, such as of a search among the validation data's documents."""
 
 from typing import Any
 
@@ -16,14 +16,13 @@ from .ranking import DEPTH, ranking_scores, retrieval_scores
 def vector_scores(
     evaluation: Evaluation, split: DataSplit, *, by_dot: bool = False
 ) -> dict[str, Any]:
-    """Returns the scores of the vectors that an evaluation kept; empty without vectors.
+    """Scores the vectors that an evaluation collected; returns no scores if there are no vectors.
 
-    Pairs without scores are evaluated as a search: for each different anchor, all different
-    documents of the split are ranked by cosine, and the positives of the anchor are the relevant
-    documents. For scored pairs the cosines are compared with the scores. For texts with labels,
-    `label_accuracy` is the fraction of texts whose nearest other text has the same label. For
-    several data sets, the scores are computed for each data set, such as `qa_ndcg@10`, and then
-    averaged.
+    Pairs without scores are evaluated as a search: for each distinct anchor, all distinct documents
+    of the split are ranked by cosine, and the anchor's positives are the relevant documents. For
+    scored pairs the cosines are compared with the scores. For texts with labels, `label_accuracy`
+    is the fraction of texts whose nearest other text has the same label. For several data sets, the
+    scores are computed for each data set, such as `qa_ndcg@10`, and then averaged.
 
     Args:
         evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
@@ -42,7 +41,7 @@ def vector_scores(
     }
     each = {f"{name}_{metric}": x for name, own in scores.items() for metric, x in own.items()}
     metrics = dict.fromkeys(metric for own in scores.values() for metric in own)
-    # Data sets may have different metrics. The mean covers the data sets with the metric.
+    # Data sets may have different metrics, so average each metric over the data sets that have it.
     means = {
         metric: float(np.mean([own[metric] for own in scores.values() if metric in own]))
         for metric in metrics
@@ -57,23 +56,26 @@ def _scores_of(
     if examples.labels is not None:
         return label_scores(anchors, examples.labels)
     if examples.scores is not None:
-        # With a negative, a single score is a difference, not the similarity of a pair.
+        # If an example has a negative, its single score is a difference of similarities, not the
+        # similarity of its pair.
         of_pairs = examples.scores.ndim == 1 and (examples.rows[:, 2:] < 0).all()
         is_varied = of_pairs and len(np.unique(examples.scores)) > 1
         if not is_varied:
             return {}
         pairs = anchors, documents[:, 0]
-        # A model with equal vectors for all texts must not end the run.
+        # A model may compute equal vectors for all texts, which must not raise an error and end the
+        # run.
         if len(np.unique(cosines(*pairs))) == 1:
             return {"spearman": 0.0, "pearson": 0.0}
         return similarity_scores(*pairs, examples.scores)
-    # Keep each different text once, and leave out absent documents (-1).
+    # Keep each distinct text once, and leave out missing documents (-1).
     queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
     distinct, first_query = np.unique(queries, return_index=True)
     stored, first = np.unique(numbers, return_index=True)
     stored, first = stored[stored >= 0], first[stored >= 0]
     corpus = documents.reshape(numbers.size, -1)[first]
-    # The texts of one of several data sets are not numbered from 0: find their indices.
+    # If there are several data sets, the numbers of a data set's texts do not begin at 0, so find
+    # the index of each text.
     relevant: list[dict[int, float]] = [{} for _ in distinct]
     positives = np.searchsorted(stored, numbers[:, 0])
     rows = zip(np.searchsorted(distinct, queries).tolist(), positives.tolist(), strict=True)
@@ -96,6 +98,6 @@ def label_scores(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         return {}
     units = normalized(vectors)
     first, second = nearest(units, units, 2)[1].T
-    # Another text with an equal vector may come before the text itself.
+    # The nearest vector need not be the text itself, but may be another text with an equal vector.
     other = np.where(first == np.arange(len(labels)), second, first)
     return {"label_accuracy": float(np.mean(labels[other] == labels))}

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class MTEBEncoder:
-    """A model that embeds texts, in the form that `mteb.evaluate` takes.
+    """Wraps a model that embeds texts as an encoder for `mteb.evaluate`.
 
-    Queries and documents have the model's prompts before them, as in `evaluate_retrieval`. Other
-    texts have the model's default prompt, if any. Vectors are compared by cosine.
+    The model's prompts precede queries and documents, as in `evaluate_retrieval`. The model's
+    default prompt, if any, precedes all other texts. Vectors are compared by cosine.
 
     Example::
 
@@ -36,7 +36,7 @@ class MTEBEncoder:
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
           name on the hub.
         step: the checkpoint. Defaults to the newest checkpoint.
-        log: called with the numbers of texts that were truncated.
+        log: called with lines about how many texts were truncated.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
@@ -65,8 +65,8 @@ class MTEBEncoder:
 
         Args:
             inputs: batches of texts under the key `text`.
-            prompt_type: `query` or `document` of mteb's `PromptType`. If None, texts have the
-              default prompt.
+            prompt_type: `query` or `document` of mteb's `PromptType`. If None, the default prompt
+              precedes the texts.
             **_: the task, which is ignored.
         """
         settings = self._embedder.settings
@@ -78,7 +78,7 @@ class MTEBEncoder:
     def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Returns the cosines `[N, M]` of vectors `[N, D]` with other vectors `[M, D]`.
 
-        A single vector `[D]` adds no dimension to the result.
+        If one argument is a single vector `[D]`, the result has no dimension for it.
         """
         return normalized(first) @ normalized(second).T
 

@@ -10,11 +10,12 @@ from ....data.common.fields import PositiveInt, check_value, require
 from ....models.nn.typing import Array, Float, Int
 
 BLOCK = 16_384
-"""The largest number of documents on the device at once."""
+"""The largest number of documents whose vectors are on the device at once."""
 FLOATS = 1024 * BLOCK
-"""The largest number of floats of these documents, because sparse vectors are wide."""
+"""The largest number of floats in these vectors; for wide vectors, such as sparse ones, it allows
+fewer documents."""
 QUERIES = 256
-"""The number of queries that are compared with a block at once."""
+"""The number of queries that are compared with a block of documents at once."""
 
 
 def nearest(
@@ -32,7 +33,8 @@ def nearest(
 
     Returns:
         The dot products float32 `[Q, K]` in descending order, and the indices of the documents
-        int32 `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index.
+        int32 `[Q, K]`, where K = min(`top_k`, N). Documents with equal scores are in the order of
+        their indices.
 
     Raises:
         UserError: `top_k` is below 1, an array is empty, or the widths differ.
@@ -40,7 +42,7 @@ def nearest(
     check_value("top_k", top_k, PositiveInt)
     require(len(queries), "queries must have at least one row, got 0: give their vectors")
     starts = range(0, len(queries), QUERIES)
-    # Pad queries and documents to fixed numbers of rows, so that one program is compiled.
+    # Pad queries and documents to fixed numbers of rows, so that a single program is compiled.
     parts = [_padded(queries[start : start + QUERIES], QUERIES) for start in starts]
     shape = QUERIES, top_k
     empty = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
@@ -58,7 +60,8 @@ def nearest(
         number += len(block)
     require(number, "documents must have at least one row, got 0: give the vectors to search")
     kept = min(top_k, number)
-    # Join the groups of queries, and remove the padding and places without a document.
+    # Concatenate the results of all groups of queries, without padding and without columns beyond
+    # the number of documents.
     found = [np.concatenate([np.asarray(pair[i]) for pair in best]) for i in (0, 1)]
     return found[0][: len(queries), :kept], found[1][: len(queries), :kept]
 
@@ -71,20 +74,20 @@ def _merge(
     start: Int[Array, ""] | int,
     number: Int[Array, ""] | int,
 ) -> tuple[Float[Array, "Q K"], Int[Array, "Q K"]]:
-    """Returns the best of the documents found so far and of a block.
+    """Merges a block into the best documents found so far; returns their scores and indices.
 
     Args:
-        best: scores and indices of earlier documents.
+        best: the scores and the indices of each query's best documents before this block.
         queries: the queries.
-        block: the documents, followed by padding.
+        block: the vectors of the documents in the block, followed by padding.
         start: the index of the first document of the block.
         number: the number of documents in the block.
     """
-    # The default precision of a GPU or a TPU would reorder close documents.
+    # The default precision of a GPU or a TPU could change the order of documents with close scores.
     scores = jnp.dot(queries, block.T, precision="highest")
     scores = jnp.where(jnp.arange(block.shape[0]) < number, scores, -jnp.inf)
     found, rows = jax.lax.top_k(scores, min(best[0].shape[1], block.shape[0]))
-    # `top_k` takes the first of equal scores, so put earlier documents first.
+    # Of equal scores, `top_k` takes the first, so put the documents of earlier blocks first.
     scores = jnp.concatenate([best[0], found], axis=1)
     indices = jnp.concatenate([best[1], rows + start], axis=1)
     scores, chosen = jax.lax.top_k(scores, best[0].shape[1])
@@ -92,14 +95,14 @@ def _merge(
 
 
 def _blocks(documents: np.ndarray | Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Yields the documents in order, at most `size` at a time."""
+    """Yields the vectors of the documents in order, in arrays of at most `size` rows."""
     for array in [documents] if isinstance(documents, np.ndarray) else documents:
         for start in range(0, len(array), size):
             yield array[start : start + size]
 
 
 def _padded(rows: np.ndarray, number: int) -> np.ndarray:
-    """Returns float32 rows, padded with zeros to `number`, so that one program is compiled."""
+    """Converts rows to float32, and pads them with zeros to `number` rows."""
     padded = np.zeros((number, rows.shape[1]), np.float32)
     padded[: len(rows)] = rows
     return padded

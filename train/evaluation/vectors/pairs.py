@@ -26,15 +26,14 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def similarity_scores(
     first: np.ndarray, second: np.ndarray, labels: Sequence[float] | Sequence[int] | np.ndarray
 ) -> dict[str, float]:
-    """Compares the cosines of pairs with scores, as EmbeddingSimilarityEvaluator does.
+    """Correlates the cosines of pairs with given scores, as EmbeddingSimilarityEvaluator does.
 
     Args:
         first: float `[N, D]`.
         second: float `[N, D]`.
         labels: the score of each pair, `[N]`.
 
-    Returns:
-        `spearman` and `pearson`, the rank and the linear correlation.
+    Returns: `spearman` and `pearson`, the rank and the linear correlation.
 
     Raises:
         UserError: the shapes differ, or the scores or the cosines are all equal.
@@ -57,12 +56,12 @@ def similarity_scores(
 def pair_classification_scores(
     first: np.ndarray, second: np.ndarray, labels: Sequence[int] | np.ndarray
 ) -> dict[str, float]:
-    """Scores the decision "similar" for large cosines, as BinaryClassificationEvaluator does.
+    """Scores similar-or-not decisions by cosine, as BinaryClassificationEvaluator does.
 
     Args:
         first: float `[N, D]`.
         second: float `[N, D]`.
-        labels: 1 for a similar pair, 0 for another pair, `[N]`.
+        labels: 1 if the texts of a pair are similar, else 0, `[N]`.
 
     Returns:
         `accuracy` at the threshold that maximizes it (`accuracy_threshold`), `f1`, `precision`,
@@ -81,17 +80,19 @@ def pair_classification_scores(
         f"labels must be 0 or 1 for each of the {len(scores)} pairs, with both values, got "
         f"{len(truth)} of {kinds[:4]}",
     )
-    # Sort by score. A threshold separates two groups of equal scores.
+    # Sort the pairs by score. Pairs with equal scores form a group, and a threshold lies between
+    # two groups.
     order = np.argsort(-scores, kind="stable")
     ranked, positive = scores[order], truth[order] == 1
     last = np.flatnonzero(np.append(ranked[:-1] != ranked[1:], True))
     lower = np.append(ranked[last[1:] - np.diff(last) + 1], ranked[-1])
     middle = (ranked[last] + lower) / 2
-    # A rounded midpoint must not include the next group.
+    # If a midpoint is rounded down to the next group's score, take the score of the upper group, so
+    # that the threshold excludes the next group.
     thresholds = np.where(middle == lower, ranked[last], middle)
     hits, taken = positive.cumsum()[last], last + 1
-    # For the accuracy, the first threshold is above all scores, so that no pair is predicted as
-    # similar.
+    # For the accuracy, there is an additional threshold above all scores, at which no pair is
+    # predicted as similar.
     correct = np.append(0, 2 * hits - taken) + (~positive).sum()
     above = np.nextafter(ranked[0], np.float32(np.inf))
     # F1 = 2 · hits / (predicted positives + true positives), at each threshold.
@@ -132,17 +133,18 @@ def bitext_scores(
     *,
     texts: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> dict[str, float]:
-    """Scores the search for each sentence's translation, as TranslationEvaluator and MTEB do.
+    """Scores the search for the translation of each sentence, as TranslationEvaluator and MTEB do.
 
     Args:
         sources: float `[N, D]`.
         targets: float `[N, D]`; row i translates row i of `sources`.
-        texts: the sources and the targets, so that an equal text at another row is correct. If
-          None, only row i is correct for row i.
+        texts: the texts of the sources and of the targets. If given, a result in another row is
+          also correct if its text is the same. If None, only row i is correct for row i.
 
     Returns:
         `source_to_target_accuracy`, `target_to_source_accuracy`, their mean `accuracy`, and `f1`,
-        the mean of F1 over the targets as classes of the sources (by row alone).
+        the mean of F1 over classes, where each target is a class of the sources, and only row i is
+        correct for row i.
 
     Raises:
         UserError: the shapes differ.
@@ -157,7 +159,7 @@ def bitext_scores(
         float(np.mean(keys[1][forward] == keys[1])),
         float(np.mean(keys[0][backward] == keys[0])),
     ]
-    # Row i is the only true source of class i.
+    # Source i is the only member of class i.
     counts = np.bincount(forward, minlength=number)
     return {
         "source_to_target_accuracy": accuracies[0],

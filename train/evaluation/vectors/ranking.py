@@ -1,4 +1,4 @@
-"""Scores of rankings, equal to the scores that sentence-transformers computes.
+"""Scores of rankings, which equal those that sentence-transformers computes.
 
 nDCG is from Järvelin and Kekäläinen 2002, "Cumulated gain-based evaluation of IR techniques".
 """
@@ -14,16 +14,17 @@ from .nearest import nearest
 CUTOFFS = (1, 3, 5, 10)
 """The values of k of accuracy@k, precision@k and recall@k."""
 DEPTH = 100
-"""The number of documents of each ranking that the scores depend on."""
+"""The scores depend only on this number of documents at the top of each ranking."""
 
 Gains = Mapping[int, float | int]
-"""The index of each relevant document of a query, and its gain; other documents have gain 0."""
+"""The index of each relevant document of a query → its gain; all other documents have the gain
+0."""
 
 
 def retrieval_scores(
     queries: np.ndarray, documents: np.ndarray, relevant: Sequence[Gains]
 ) -> dict[str, float]:
-    """Ranks documents by the cosine with each query, and scores the rankings.
+    """Ranks the documents for each query by cosine, and scores the rankings.
 
     Args:
         queries: float `[Q, D]`.
@@ -43,12 +44,12 @@ def retrieval_scores(
 def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, float]:
     """Scores rankings of documents, as sentence-transformers' InformationRetrievalEvaluator does.
 
-    A document is relevant if its gain is above 0. The ideal ranking has all relevant documents
+    A document is relevant if its gain is above 0. In the ideal ranking, all relevant documents come
     first.
 
     Args:
-        ranked: int `[Q, K]`, the indices of the first K documents for each query, best first. For
-          exact values K must be at least 100, or the number of documents.
+        ranked: int `[Q, K]`, the indices of the first K documents for each query, best first. The
+          scores are exact if K is at least 100, or the number of all documents.
         relevant: the relevant documents of each query, at least one.
 
     Returns:
@@ -78,7 +79,7 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
     )
     gains = np.maximum(gains, 0)
     hits = gains > 0
-    found = hits.cumsum(1)  # [Q, K], the number of relevant documents up to each rank
+    found = hits.cumsum(1)  # [Q, K]: how many relevant documents there are up to each rank
     ranks = np.arange(1, hits.shape[1] + 1)
     scores = {
         "ndcg@10": _ndcg(hits, ideal > 0),
@@ -105,7 +106,7 @@ def _padded(rows: Sequence[Sequence[float | int] | np.ndarray]) -> np.ndarray:
 
 
 def _ndcg(gains: np.ndarray, ideal: np.ndarray) -> np.ndarray:
-    """Returns nDCG@10 for gains `[Q, K]` by rank, and the sorted gains of all documents."""
+    """Returns nDCG@10, given the gains by rank, `[Q, K]`, and the gains of the ideal ranking."""
     discounts = 1 / np.log2(np.arange(2, 12))
     return (gains[:, :10] @ discounts) / (ideal[:, :10] @ discounts)
 
@@ -113,7 +114,7 @@ def _ndcg(gains: np.ndarray, ideal: np.ndarray) -> np.ndarray:
 def reranking_scores(
     scores: Sequence[np.ndarray], relevant: Sequence[np.ndarray]
 ) -> dict[str, float]:
-    """Scores the order of documents by their scores, as RerankingEvaluator does.
+    """Scores the rankings of documents by their scores, as RerankingEvaluator does.
 
     Queries whose documents are all relevant, or all irrelevant, are left out.
 
@@ -122,8 +123,8 @@ def reranking_scores(
         relevant: whether each document is relevant, bool `[N_i]`.
 
     Returns:
-        Means over the queries: `map` and `ndcg@10`, which take the mean over the orders of equal
-        scores, and `mrr@10`, which ranks equal scores by index.
+        Means over the queries: `map` and `ndcg@10`, which are means over all orders of documents
+        with equal scores, and `mrr@10`, which ranks documents with equal scores by index.
 
     Raises:
         UserError: no query has both a relevant and an irrelevant document, or lengths differ.

@@ -19,10 +19,11 @@ from .ranking import DEPTH, ranking_scores
 AT_ONCE = 16_384
 """The largest number of documents whose vectors are in memory at once."""
 FLOATS = 1024 * AT_ONCE
-"""The largest number of floats of these vectors, because sparse vectors are wide."""
+"""The largest number of floats in these vectors; for wide vectors, such as sparse ones, it allows
+fewer documents."""
 
 RERANKED = 20
-"""The number of documents of BM25 that a cross-encoder ranks again."""
+"""The number of BM25's first documents that a cross-encoder ranks again."""
 
 
 def evaluate_retrieval(
@@ -33,11 +34,11 @@ def evaluate_retrieval(
     loaded: Loaded | None = None,
     log: LogFn = print,
 ) -> dict[str, float]:
-    """Evaluates a model on a collection for retrieval, and BM25 for comparison.
+    """Evaluates a model and, for comparison, BM25 on a retrieval collection.
 
-    A model that embeds texts ranks all documents by cosine. The model's prompt `query`, if any,
-    precedes each query. The first of the model's prompts `document`, `passage` and `corpus`, if
-    any, precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a sequence
+    A model that embeds texts ranks all documents by cosine. If the model has a prompt `query`, it
+    precedes each query. If the model has a prompt `document`, `passage` or `corpus`, the first of
+    these precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a sequence
     classifier with one label) ranks the first 20 documents of BM25 again.
 
     Args:
@@ -51,9 +52,9 @@ def evaluate_retrieval(
     Returns:
         `ndcg@10`, `mrr@10`, `map@100`, and `accuracy@k`, `precision@k` and `recall@k` for k = 1, 3,
         5, 10, as InformationRetrievalEvaluator of sentence-transformers computes them; with graded
-        relevance also `graded_ndcg@10`, as trec_eval does. nDCG of BM25 is in `bm25_ndcg@10`.
-        For a sparse encoder also `query_active_dims` and `corpus_active_dims`, the mean numbers of
-        weights above 0.
+        relevance also `graded_ndcg@10`, as trec_eval does. `bm25_ndcg@10` is nDCG@10 of BM25. For a
+        sparse encoder also `query_active_dims` and `corpus_active_dims`, the mean number of weights
+        above 0 in the vector of a query and of a document.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
@@ -64,7 +65,7 @@ def evaluate_retrieval(
     for line in (collection.summary, *collection.notes):
         log(f"data: {line}")
     scores = model_scores(folder, collection, step=step, loaded=loaded, log=log)
-    # The scores of BM25 show whether the model is better than a search for words.
+    # Comparing with BM25 shows whether the model is better than a search for words.
     return scores | bm25_scores(collection)
 
 
@@ -96,7 +97,7 @@ def model_scores(
 
 
 def bm25_scores(collection: RetrievalData) -> dict[str, float]:
-    """Returns nDCG of BM25 on a collection, as `bm25_ndcg@10`."""
+    """Returns the nDCG scores of BM25 on a collection, such as `bm25_ndcg@10`."""
     ids, queries, documents = _texts(collection)
     found = bm25(queries, documents, DEPTH)[1]
     scores = ranking_scores(found, _indices(collection, ids))
@@ -104,7 +105,7 @@ def bm25_scores(collection: RetrievalData) -> dict[str, float]:
 
 
 def _texts(collection: RetrievalData) -> tuple[list[str], list[str], list[str]]:
-    """Returns the identifiers of the documents, the queries and the documents."""
+    """Returns three lists: the documents' identifiers, the queries, and the documents."""
     # The evaluator of sentence-transformers orders documents with equal scores by identifier.
     ids = sorted(collection.documents)
     documents = [collection.documents[id] for id in ids]
@@ -114,7 +115,7 @@ def _texts(collection: RetrievalData) -> tuple[list[str], list[str], list[str]]:
 def _counted(
     blocks: Iterator[np.ndarray], number: int, active: dict[str, float]
 ) -> Iterator[np.ndarray]:
-    """Yields blocks of the vectors of all documents, and adds up their mean active dimensions."""
+    """Passes on blocks of document vectors, and meanwhile computes their mean active dimensions."""
     for block in blocks:
         found = active.get("corpus_active_dims", 0.0)
         active["corpus_active_dims"] = found + np.count_nonzero(block) / number
@@ -124,9 +125,10 @@ def _counted(
 def _reranked(
     scorer: PairScorer, queries: Sequence[str], documents: Sequence[str], log: LogFn
 ) -> np.ndarray:
-    """Returns the first documents of BM25 for each query, ranked by a cross-encoder."""
-    first = bm25(queries, documents, RERANKED)[1]  # [Q, K], and −1 if BM25 finds fewer documents
-    # Score all pairs in one call. A place without a document has the score -inf and comes last.
+    """Ranks the first documents of BM25 for each query by a cross-encoder."""
+    first = bm25(queries, documents, RERANKED)[1]  # [Q, K]; −1 where BM25 finds fewer documents
+    # Score all pairs in one call. Entries without a document get the score -inf, so that they come
+    # last.
     rows, columns = np.nonzero(first >= 0)
     found = zip(rows.tolist(), first[rows, columns].tolist(), strict=True)
     pairs = [(queries[int(i)], documents[int(j)]) for i, j in found]
@@ -139,7 +141,7 @@ def _reranked(
 def embedded(
     embedder: TextEmbedder, documents: Sequence[str], log: LogFn = print
 ) -> Iterator[np.ndarray]:
-    """Yields `comparable` vectors of documents in order, in blocks float32 `[N, D]`."""
+    """Yields the documents' vectors, made `comparable`, in order and in blocks float32 `[N, D]`."""
     prompt = embedder.settings.document_prompt
     size = min(AT_ONCE, max(1, FLOATS // embedder.width))
     for start in range(0, len(documents), size):
@@ -150,9 +152,9 @@ def embedded(
 
 
 def _indices(collection: RetrievalData, ids: Sequence[str]) -> list[dict[int, float | int]]:
-    """Returns the relevant documents of each query by index.
+    """Returns the gains of the relevant documents of each query, by the documents' indices.
 
-    Unknown documents have indices after the last document.
+    Relevant documents that the collection does not contain get indices after the last document.
     """
     index_of = {id: i for i, id in enumerate(ids)}
     return [
