@@ -371,7 +371,7 @@ class Ring:
         return alike, [Band(i * length, self.window) for i in range(alike + 1, seen + 1)]
 
     def _hand_on(self, tree: T, by: int = 1) -> T:
-        """Sends each device's arrays to the device `by` places further along."""
+        """Sends arrays to the device `by` places further along the ring."""
         pairs = [(i, (i + by) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), tree)
 

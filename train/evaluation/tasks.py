@@ -67,8 +67,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The tasks' names, the prefixes of metrics; groups of the harness have further
-        prefixes."""
+        """The tasks' names, which prefix metrics; groups of the harness have more prefixes."""
 
     @abstractmethod
     def check(self, model: TransformerConfig) -> None:

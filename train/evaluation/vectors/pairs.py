@@ -33,7 +33,8 @@ def similarity_scores(
         second: float `[N, D]`.
         labels: the score of each pair, `[N]`.
 
-    Returns: `spearman` and `pearson`, the rank and the linear correlation.
+    Returns:
+        `spearman` and `pearson`, the rank and the linear correlation.
 
     Raises:
         UserError: the shapes differ, or the scores or the cosines are all equal.
