@@ -363,8 +363,7 @@ class Ring:
         return stays, self._hand_on(travels, -last)
 
     def _later_steps(self, length: int) -> tuple[int, list[Band]]:
-        """Returns the number of steps whose keys are all visible, and the masks of the steps after
-        them."""
+        """Counts the steps whose keys are all visible; also returns the masks of later steps."""
         if self.window is None:
             return self.size - 1, []
         alike, seen = window_steps(length, self.window, self.size)
