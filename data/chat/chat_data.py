@@ -71,7 +71,7 @@ class Unusable:
 
         Args:
           records: The records, each with its location if the errors do not name it.
-          use: Computes the result of a record.
+          use: The function that computes the result for a record.
           unusable: The class of the errors that `use` raises for a record that cannot be used.
 
         Raises:

@@ -84,7 +84,7 @@ class ChatTemplate:
     def of_folder(cls, folder: str | Path) -> "ChatTemplate":
         """Reads the template of a folder in the Hugging Face format.
 
-        The template is in ``chat_template.jinja``, and further templates are in
+        The template is in ``chat_template.jinja``, and additional templates are in
         ``additional_chat_templates``. Older folders have all templates in
         ``tokenizer_config.json``.
 
@@ -153,8 +153,8 @@ class ChatTemplate:
         Args:
           messages: The messages.
           first: The number of messages that form the prompt; answers among them are ignored.
-          ends: Names of further tokens that may end an answer, in addition to ``tokens``.
-          **given: ``tools``, ``documents`` and further variables of the template.
+          ends: Names of tokens that may end an answer, in addition to ``tokens``.
+          **given: ``tools``, ``documents`` and other variables of the template.
 
         Raises:
           DataError: The conversation has no answer, the text of a message does not begin with the
@@ -225,7 +225,7 @@ class ChatTemplate:
 
         Args:
           messages: The messages.
-          given: Tools, documents and further variables by name.
+          given: Tools, documents and other variables by name.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
         """
         from .sandbox import MARKS, Marks, compiled
@@ -318,7 +318,7 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
     config = optional_object(path)
-    # A folder may have a default template and further templates with names.
+    # A folder may have a default template, and other templates that have names.
     named = _templates(config.get("chat_template"), path)
     # Separate files override tokenizer_config.json, which has the templates of older folders.
     if (file := folder / TEMPLATE_FILE).is_file():

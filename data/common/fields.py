@@ -345,7 +345,7 @@ def describe(
 
     Args:
       record: A dataclass instance.
-      prefix: The text before the names.
+      prefix: The text to put before the names of the fields.
       nested: Name of a field that is None → function that makes a configuration to describe
           instead.
       with_text: Whether to read the docstrings from the source code, which takes time.

@@ -55,7 +55,7 @@ class CorpusFolder(PickledByFields):
 
     Attributes:
       folder: The folder of the arrays.
-      vocab_size: The size of the vocabulary; every token is smaller.
+      vocab_size: The size of the vocabulary; every token id is smaller.
       fingerprint: A stable hash of the texts, of the tokenizer, and of the rules that split
         documents into sentences, if any.
       num_unknown: The number of unknown tokens.
@@ -261,7 +261,7 @@ class TokenWriter:
 
         Args:
           folder: The folder of the corpus.
-          vocab_size: The size of the vocabulary; every token is smaller.
+          vocab_size: The size of the vocabulary; every token id is smaller.
           unknown: The id of the unknown token, which is counted. If None, no token is counted.
         """
         self._raw = folder / "tokens.raw"

@@ -70,7 +70,7 @@ class Condition:
             )
         # Spell None and booleans as in JSON: ``null``, ``true``, ``false``.
         text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-        # Compare as numbers only if both sides are numbers.
+        # Compare as numbers only if the field's value and the value of the condition are numbers.
         one, other = _number(text), _number(self.value)
         sides = (one, other) if None not in (one, other) else (text, self.value)
         # Two numbers or two texts are ordered; a text and a number are not.

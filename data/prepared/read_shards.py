@@ -65,7 +65,7 @@ class PreparedExamples(PickledByFields):
     Attributes:
       files: The name and the number of sequences of each file, in order.
       length: The tokens of a sequence, T.
-      vocab_size: The size of the vocabulary; every token is smaller.
+      vocab_size: The size of the vocabulary; every token id is smaller.
     """
 
     files: tuple[tuple[str, int], ...]

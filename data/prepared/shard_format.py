@@ -50,7 +50,7 @@ class Settings:
     Attributes:
       source: The source as the user named it.
       tokenizer: The fingerprint of the tokenizer.
-      vocab_size: The size of the vocabulary; every token is smaller.
+      vocab_size: The size of the vocabulary; every token id is smaller.
       length: The target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, by the hash of each document.

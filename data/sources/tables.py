@@ -182,7 +182,7 @@ def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
 
 
 def _tables(source: LabelledSource) -> Iterator[tuple[_Row, Iterator[_Row]]]:
-    """Yields the first row and the further rows of each file that is not empty."""
+    """Yields the first row of each file that is not empty, and an iterator over its other rows."""
     for path in matching_files(source.location, source.name):
         rows = _READERS[source.kind](path)
         for first in itertools.islice(rows, 1):
@@ -270,7 +270,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
 
 
 def _check_separator(first: _Row, source: LabelledSource) -> None:
-    """Rejects a file with the separators of the other kind, which has only one column."""
+    """Rejects a file that has a single column because it uses the separators of the other kind."""
     (line,) = first.cells if len(first.cells) == 1 else ("",)
     other, mark = {"tsv": ("csv", ","), "csv": ("tsv", "\t")}[source.kind]
     require(

@@ -131,7 +131,7 @@ class Tokenizer(ABC):
         return end
 
     def truncated(self, ids: list[int], length: int) -> list[int]:
-        """Returns at most ``length`` tokens, without the others at the folder's truncation side."""
+        """Returns the first ``length`` tokens, or the last if the folder truncates on the left."""
         settings = self.batch_settings
         if settings is None or settings.truncation_side == "right":
             return ids[:length]

@@ -77,7 +77,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         self.kind = _kind(read)
         model = read["model"]
         unknown = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
-        # A token that is unknown and has another role (GPT-2) has only the other role.
+        # In GPT-2, the unknown token is also the begin and end token. Such a token is not the
+        # unknown token here, only a begin or end token.
         others = {**asdict(self.special_ids), "unk": None}.values()
         self._unknown: int | None = None if unknown in others else unknown
         # The library's file does not have the roles of the special tokens.
@@ -133,7 +134,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
                 for merge in model["merges"]
                 if others.keys().isdisjoint((*merge, "".join(merge)))
             ]
-        # Added tokens get their ids from the model, so they need the same names.
+        # Added tokens get their ids from the model's pieces, so rename the added tokens in the same
+        # way.
         for token in content["added_tokens"]:
             token["content"] = others.get(token["content"], token["content"])
         with library_errors(_FAILED):

@@ -75,7 +75,7 @@ class Worker(Protocol[Work, Event]):
     def warm_up(self) -> Sequence[Callable[[], None]]:
         """Compiles the programs of the most common shapes, and logs them.
 
-        Returns functions that compile further programs, which the engine calls while it is idle.
+        Returns functions that compile more programs; the engine calls them while it is idle.
         """
         ...
 
@@ -214,7 +214,7 @@ class Engine:
         self.failed = False
         """Whether the engine's thread has ended with an error."""
         self._later: collections.deque[Callable[[], None]] = collections.deque()
-        """Functions that compile further programs."""
+        """Functions that compile more programs, called while the engine is idle."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[AnyJob, Posted[Any]]]] = {}
         self._tasks: dict[AnyWorker, set[Task[Any, Any]]] = {one: set() for one in self.workers}

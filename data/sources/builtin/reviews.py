@@ -4,7 +4,7 @@ The label of every review follows from its words, and in the part ``order`` only
 the words:
 
 - plain: "The food was terrible.", the label of the adjective;
-- negated: "The food was not terrible.", the other label;
+- negated: "The food was not terrible.", the opposite label;
 - order: "The food was not terrible, great." is positive and "The food was not great, terrible."
   is negative. Both orders of such a review are in the same split, so a model that does not see
   word order is right about exactly one of the two.

@@ -190,7 +190,7 @@ class Rows:
         """Opens a table, one of ``tables``.
 
         Raises:
-          DataError: The table is not a file of its kind.
+          DataError: The file is not in the format that its source states.
         """
         import pyarrow
 
@@ -209,7 +209,7 @@ class Rows:
         """The names of the columns of the first table.
 
         Raises:
-          DataError: The table is not a file of its kind.
+          DataError: The file is not in the format that its source states.
         """
         return self.open_table(0).columns
 
@@ -306,7 +306,7 @@ class ColumnRecords:
           column: The name of the column.
 
         Raises:
-          DataError: A file is not of its kind.
+          DataError: A file is not in the format that its source states.
         """
         self._rows, self._column = rows, column
         # Close each file after counting, because there may be more files than can be open.

@@ -28,10 +28,10 @@ class ServeArguments(RowSettings):
     """A file with the key that clients must send. Defaults to the key in the environment variable
     FLAXZOO_API_KEY."""
     max_requests: PositiveInt = 512
-    """Maximum number of requests that wait or run; further requests get status 429."""
+    """Maximum number of requests that wait or run; any other request gets status 429."""
     max_tokens: PositiveInt = 1_000_000
     """Maximum number of tokens of the requests that wait or run, including the new tokens that
-    these requests may generate; further requests get status 429."""
+    these requests may generate; a request that exceeds the limit gets status 429."""
     time_limit: Positive = 600.0
     """Seconds after which a request is canceled."""
 
