@@ -93,7 +93,7 @@ def _with_hidden(projection: Projection, hidden: Array) -> Projection:
 
 
 def _chunks(*arrays: Array) -> tuple[Array, ...]:
-    """Returns arrays `[B, T, …]` in chunks of positions, and the first position of each chunk."""
+    """Splits arrays `[B, T, …]` into chunks of positions, and adds each chunk's first position."""
     rows, length = arrays[0].shape[:2]
     chunk = chunk_length(rows, length)
     number = -(-length // chunk)

@@ -157,7 +157,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
 
 def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
-    """Returns the gradients of hidden states, kernel `[D, V]` and bias, from that of logits."""
+    """Returns the gradients of hidden states, kernel `[D, V]` and bias, given that of logits."""
     gradient = exact.astype(part.hidden.dtype)
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 

@@ -44,7 +44,7 @@ class _Adapter:
     b: np.ndarray
     """`[L, out, r]`."""
     is_conv1d: bool
-    """Whether the first axis of the map's matrix is the inputs."""
+    """Whether the first axis of the map's matrix is that of the inputs."""
     inner: int = 1
     """Number of values of `{j}` for each value of `{i}`; see `TensorRule`."""
 

@@ -147,7 +147,10 @@ class Bart(EncoderDecoder):
             self.head = spec.module(c, e)  # pyright: ignore[reportCallIssue]
 
     def default_target(self, ids: Int[AnyArray, "B S"] | None) -> Int[Array, "B S"]:
-        """Returns the source shifted right after a start token, unless the head is seq2seq_lm."""
+        """Returns a start token followed by the source without its last token.
+
+        The head seq2seq_lm has no default target.
+        """
         if ids is None or self.config.head == "seq2seq_lm":
             return super().default_target(ids)
         # [B, S]: drop the last token, which has no successor to predict.

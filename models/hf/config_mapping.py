@@ -1,7 +1,8 @@
 """Converts Hugging Face configurations to flaxzoo configurations and back, by a table of fields.
 
-Every field of a `config.json` is converted, known to have no effect, or rejected by name. A dotted
-name such as `rope_parameters.rope_theta` denotes a field in a nested object.
+For every field of a `config.json`, the table states how it is converted or that it has no effect.
+Any other field is rejected by name. A dotted name such as `rope_parameters.rope_theta` denotes a
+field in a nested object.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from ..config import Settings, TransformerConfig
 from .tensors.mapping import WeightsError
 
 HFConfig: TypeAlias = Mapping[str, JsonValue]
-"""The content of a `config.json`, or part of it."""
+"""The content of a `config.json`, or some of its fields."""
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -28,8 +29,8 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Names of non-linearities in Hugging Face and in flaxzoo. On export, the first match is
-written.
+"""The names of non-linearities in Hugging Face, and the corresponding names in flaxzoo. If several
+Hugging Face names correspond to one name, the first is written on export.
 """
 
 
@@ -42,17 +43,19 @@ class Field:
     default: JsonValue
     """The value that transformers uses if a file lacks the field."""
     values: Mapping[str, str] | None = None
-    """Supported values in Hugging Face and their values in flaxzoo. If None, values are copied."""
+    """The supported values in Hugging Face, and the corresponding values in flaxzoo. If None,
+    values are copied."""
     kind: Any = None
     """The type of a non-null value. If None, the type of the default, or any type if the default is
     null.
     """
     omit_default: bool = False
-    """Whether the default is left out on export: for fields that only some models have."""
+    """Whether the field is left out on export if it has the default value; for fields that only
+    some models have."""
 
     @property
     def hint(self) -> object:
-        """The declared type of a value in a file; see `data/common/fields.py`."""
+        """The type that a value in a file must have; see `data/common/fields.py`."""
         if self.default is None:
             return (self.kind or object) | None
         return self.kind or type(self.default)
@@ -60,7 +63,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class FixedField:
-    """A Hugging Face field that flaxzoo lacks. Only some values of the field are supported."""
+    """A Hugging Face field that flaxzoo lacks, of which only some values are supported."""
 
     hf: str
     values: tuple[JsonValue, ...]
@@ -70,7 +73,7 @@ class FixedField:
 def with_defaults(
     rows: Iterable[Field | FixedField], **defaults: JsonValue
 ) -> tuple[Field | FixedField, ...]:
-    """Returns the rows with the given defaults, keyed by the fields' names in transformers."""
+    """Returns the fields with other default values, given by the fields' names in transformers."""
     return tuple(
         dataclasses.replace(row, default=defaults.get(row.hf, row.default))
         if isinstance(row, Field)
@@ -81,13 +84,14 @@ def with_defaults(
 
 @dataclasses.dataclass(frozen=True)
 class ConfigMapping:
-    """All fields that the configurations of a family may contain."""
+    """The table of all fields that the Hugging Face configurations of a family may contain."""
 
     fields: tuple[Field | FixedField, ...]
     ignored: frozenset[str] = frozenset()
     """Fields that do not change the forward pass, in addition to `IGNORED`."""
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Other names of fields, and of objects that contain fields."""
+    """Alternative names of fields, and of objects that contain fields, with the main name of each.
+    """
 
 
 IGNORED = frozenset(
@@ -106,7 +110,7 @@ IGNORED = frozenset(
     use_cache
     """.split()
 )
-"""Fields of any family that do not change the forward pass or are read elsewhere."""
+"""Fields that, in every family, do not change the forward pass or are read elsewhere."""
 
 UNUSED: Mapping[str, tuple[JsonValue, ...]] = {
     "add_cross_attention": (False, None),
@@ -115,8 +119,8 @@ UNUSED: Mapping[str, tuple[JsonValue, ...]] = {
     "pruned_heads": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
-"""Fields that every transformers configuration has, and the values, default first, that
-have no effect. A family may support more values."""
+"""Fields that every transformers configuration has, with those of their values that have no effect,
+the default first. A family may support additional values."""
 
 
 def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> Settings:
@@ -142,7 +146,7 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
             f"{', '.join(_with_nearest(name, known) for name in unknown)}; remove them if "
             f"the model does not depend on them"
         )
-    # Convert the known fields, with transformers' defaults for missing fields.
+    # Convert the known fields. A missing field has transformers' default.
     settings: Settings = {}
     for field in mapping.fields:
         if isinstance(field, FixedField):
@@ -160,13 +164,13 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
 
 
 def _with_nearest(name: str, known: Collection[str]) -> str:
-    """Returns an unknown name, and the known name that was probably meant."""
+    """Describes an unknown name, with the known name that was probably meant."""
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 
 
 def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> JsonObject:
-    """Returns all fields under their full dotted names, with nesting and aliases resolved."""
+    """Flattens nested objects and resolves aliases; returns fields by their dotted names."""
     names = {field.hf for field in mapping.fields} | mapping.ignored | set(mapping.aliases)
     # A known name with a dot is a field of a nested object.
     parents = {name.split(".")[0] for name in names if "." in name}
@@ -198,7 +202,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
 def typed_field(
     hf_config: HFConfig, name: str, default: Any, source: str, *, kind: Any = None
 ) -> Any:
-    """Returns a field that does not fit a row of a table, after checking its type.
+    """Returns the value of a field that the table of fields cannot describe, after a type check.
 
     Args:
       hf_config: The content of the file.
@@ -271,7 +275,7 @@ def settings_to_hf(
                 value = next(hf for hf, flax in field.values.items() if flax == value)
             if field.omit_default and value == field.default:
                 continue
-        # A dotted name is written into nested objects.
+        # A field with a dotted name is written into nested objects.
         *parents, name = field.hf.split(".")
         target = hf_config
         for parent in parents:
@@ -294,7 +298,7 @@ ONLY_HERE: Mapping[str, tuple[object, ...]] = {
     "num_shared_experts": (0,),
     "expert_capacity": (None,),
 }
-"""Settings that no Hugging Face family can vary, and the values that all families have."""
+"""Settings that no Hugging Face family can vary, and the only values that they can have."""
 
 
 def check_exportable(
@@ -308,9 +312,9 @@ def check_exportable(
       family: Its name, for messages.
 
     Raises:
-      WeightsError: The configuration has another value; the message names all such settings.
+      WeightsError: The configuration has another value; the message lists all such settings.
     """
-    # The family's table overrides the general table.
+    # The values that the family allows take precedence over `ONLY_HERE`.
     own = {
         **ONLY_HERE,
         "d_k": (None, config.head_dim),

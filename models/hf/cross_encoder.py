@@ -59,7 +59,7 @@ class PairScoring:
     activation: str = "Sigmoid"
     """The function of the logits, by the name of its class in torch, such as Identity."""
     max_length: int | None = None
-    """Number of tokens that a pair is truncated to, at most the model's maximum."""
+    """The number of tokens to which a pair is truncated, at most the model's maximum."""
     lowercase: bool = False
     """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
 
@@ -107,7 +107,7 @@ def read_pair_scoring(folder: Path) -> PairScoring | None:
 
 
 def _read_modules(folder: Path) -> PairScoring:
-    """Reads a folder of version 6, whose only module is the transformer."""
+    """Reads the settings of a folder of version 6, whose only module is the transformer."""
     file = folder / MODULES
     modules = read_modules(file)
     check_modules(file, modules, "Transformer")
@@ -129,7 +129,7 @@ def write_pair_scoring(folder: Path, settings: PairScoring, *, max_length: int) 
     Args:
       folder: The folder to write to; created if it does not exist.
       settings: The settings.
-      max_length: The truncation length if the settings have none, in tokens.
+      max_length: The truncation length in tokens, if the settings specify none.
     """
     folder.mkdir(exist_ok=True)
     write_modules(folder, [_CLASS])

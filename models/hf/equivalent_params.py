@@ -26,12 +26,13 @@ from ..registry import create
 FROM_STREAM = tuple(
     f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("kernel", "lora_a")
 )
-"""Path suffixes of arrays whose first axis (after the axis of layers) is D."""
+"""Suffixes of the paths of arrays whose first axis, after the axis of layers, has size D."""
 WITHIN = (
     *(f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("bias", "lora_b")),
     *("attention/output/lora_a", "down/lora_a", "output_bias"),
 )
-"""Path suffixes of arrays without an axis of size D. In all other arrays, the last axis has size D.
+"""Suffixes of the paths of arrays without an axis of size D. In all other arrays, the last axis has
+size D.
 """
 POSITIONS = "position_embedding/embedding"
 
@@ -84,7 +85,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
 
 
 def with_zeros(config: TransformerConfig, params: Params) -> Params:
-    """Returns all parameters of a model, with zeros for missing parameters, and any adapters."""
+    """Adds zeros for the parameters that a model lacks; parameters of adapters are kept."""
     flat: Params = flatten_dict(params, sep="/")
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
     arrays = {

@@ -1,4 +1,7 @@
-"""The base class of a family's Hugging Face form; each kind of model derives from `Form`."""
+"""The base class of the conversions of families from and to the Hugging Face format.
+
+Each kind of model derives its own class from `Form`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +33,7 @@ def head_classes(config: type[TransformerConfig], name: str, **renamed: str) -> 
     Args:
       config: The configuration of the family.
       name: The prefix of the class names, such as "Bert".
-      **renamed: Classes that do not end in `HeadSpec.hf_class_suffix`, by head.
+      **renamed: The classes whose names do not end in `HeadSpec.hf_class_suffix`, by head.
     """
     choices = config.__dataclass_fields__["head"].metadata["choices"]
     # transformers has no value head. Every family has a class without a head.
@@ -40,7 +43,7 @@ def head_classes(config: type[TransformerConfig], name: str, **renamed: str) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form(Generic[Config]):
-    """How one family differs from the others of its kind in the Hugging Face format."""
+    """What is specific to one family in its conversion from and to the Hugging Face format."""
 
     config: type[Config]
     model_type: str
@@ -52,10 +55,10 @@ class Form(Generic[Config]):
     the family can vary although other families of its kind cannot.
     """
     own_settings: Callable[[JsonObject, Settings, str], None] | None = None
-    """Reads fields that do not fit a table row: removes them from the fields and completes the
-    settings. Arguments: fields, settings, path for messages."""
+    """Reads the fields that `fields` cannot describe: removes them from the given fields, and adds
+    the resulting settings. Its arguments are the fields, the settings, and a path for messages."""
     own_fields: Callable[[Config], JsonObject] | None = None
-    """The inverse of `own_settings`, for export: returns further fields for a configuration."""
+    """The inverse of `own_settings`, for export: returns additional fields for a configuration."""
     generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
     in_generate: Callable[[Config], Config] = lambda config: config
     """Returns the configuration of the model that transformers' `generate` computes."""
@@ -92,18 +95,18 @@ class Form(Generic[Config]):
         raise NotImplementedError
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
-        """Returns the tensors of a model with its head."""
+        """Returns the mapping from the parameters of a model, including its head, to tensors."""
         raise NotImplementedError
 
     def read_own_settings(self, fields: JsonObject, source: str) -> Settings:
-        """Returns the settings of `own_settings` and removes their fields."""
+        """Returns the settings that `own_settings` reads, and removes their fields."""
         settings: Settings = {}
         if self.own_settings is not None:
             self.own_settings(fields, settings, source)
         return settings
 
     def read_head(self, hf_config: HFConfig, settings: Settings, source: str) -> str:
-        """Returns the head of the class that wrote a model; sets labels and `tie_output`.
+        """Returns the head of the class that wrote a model; sets `labels` and `tie_output`.
 
         Raises:
           WeightsError: The class, or the labels, are not supported.
@@ -135,7 +138,7 @@ class Form(Generic[Config]):
         Raises:
           WeightsError: transformers has no such model.
         """
-        # Reject what transformers lacks before anything is written.
+        # Before anything is written, reject settings that transformers lacks.
         check_exportable(config, {**fixed, **self.allowed}, self.model_type)
         problem = f"{self.model_type} has no class with the head {head}"
         require(head in self.classes, problem, WeightsError)
@@ -155,9 +158,9 @@ def join_forms(
     """Returns the record of a family that has several model types in transformers.
 
     Args:
-      forms: The forms of the model types.
-      form_of: Returns the form of a configuration.
-      **more: Further fields of the record.
+      forms: The conversions of the model types.
+      form_of: Returns the conversion that a configuration needs.
+      **more: Additional fields of the record.
     """
     by_type = {form.model_type: form for form in forms}
     return HFMapping(

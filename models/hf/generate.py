@@ -1,4 +1,4 @@
-"""Generates with any generative model, with the arguments and the output of transformers.
+"""Generates with any generative model, with the arguments and outputs of transformers' `generate`.
 
 Names, meanings and defaults follow transformers' `generate`; unsupported arguments are rejected by
 name. `Generator` does the work.
@@ -130,7 +130,7 @@ def generate(
     else:
         written = _sample(generator, rows, request, seed)
     fill = next(iter(request.eos_token_id), UNSEEN)
-    # Join prompts and new tokens, padded as transformers pads them.
+    # Join the prompts and the new tokens, and pad them as transformers does.
     start, pad = request.decoder_start_token_id, request.pad_token_id
     before = given if causal else [[] if start is None else [start]] * len(rows)
     prompts, _ = pad_rows(before, fill=fill if pad is None else pad, left=True)
@@ -142,7 +142,7 @@ def generate(
 
 
 def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | None) -> Draft | None:
-    """Returns the draft model of a call, or None."""
+    """Returns the draft model that a call specifies, or None."""
     if assistant is None and num_tokens is None:
         return None
     if not isinstance(assistant, tuple):
@@ -155,8 +155,8 @@ def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | Non
 
 
 def as_in_generate(model: Model) -> Model:
-    """Returns the model that transformers' `generate` computes, which may count other positions."""
-    # A family without a Hugging Face form has no other positions.
+    """Returns the model as transformers' `generate` runs it, which may count other positions."""
+    # A family without a Hugging Face conversion does not count positions differently.
     if family_of(model.config).hf_module is None:
         return model
     config = mapping_of(model.config).in_generate(model.config)
@@ -164,7 +164,7 @@ def as_in_generate(model: Model) -> Model:
 
 
 def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
-    """Returns the arguments as JSON values, without arguments that are None."""
+    """Converts the arguments to JSON values, and leaves out arguments that are None."""
     for name in requested.keys() - ARGUMENTS - FIELDS.ignored:
         raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, sorted(EFFECTIVE))}")
     for name in EXTRA_OUTPUTS:
@@ -204,7 +204,7 @@ def _read(
         if ragged or not causal or not isinstance(pad, int) or pad in ends:
             return given
         return [[token for token in row if token != pad] for row in given]
-    # A given mask decides which tokens are padding.
+    # If there is a mask, it determines which tokens are padding.
     mask = _plain(attention_mask)
     rows = mask if isinstance(mask, list) else []
     lengths = [len(row) if isinstance(row, list) else None for row in rows]

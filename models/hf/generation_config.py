@@ -1,7 +1,7 @@
 """Generation settings under transformers' names: arguments, or a `generation_config.json`.
 
-Every field is applied, known to have no effect, or rejected by name. Older folders have the same
-fields in their `config.json`.
+A field that changes the generated tokens is applied. If it is not supported, it is rejected by
+name. Older folders have the same fields in their `config.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ UNSUPPORTED_SAMPLING = ConfigMapping(
         FixedField("eta_cutoff", (0.0,)),
     )
 )
-"""Unsupported sampling methods, which beam search ignores."""
+"""The fields of unsupported sampling methods. Beam search ignores these fields."""
 UNSUPPORTED_NAMES = frozenset(field.hf for field in UNSUPPORTED_SAMPLING.fields)
 TOKENS = frozenset(
     """
@@ -125,10 +125,10 @@ def request_from_hf(
 
     Args:
       fields: settings by name; missing settings have transformers' defaults.
-      where: the file or function with the settings, for messages.
-      causal: whether the model is a causal language model; else it is an encoder-decoder.
+      where: the file or function that the settings come from, for messages.
+      causal: whether the model is a causal language model. Otherwise it is an encoder-decoder.
       prompt_length: the number of prompt tokens, which `max_length` includes.
-      longest: the number of positions of the model.
+      longest: the maximum length of the model, in tokens.
 
     Raises:
       WeightsError: a field is not supported or out of range.
@@ -145,7 +145,7 @@ def request_from_hf(
         if settings["min_new_tokens"] is None:
             settings["min_new_tokens"] = max((settings["min_length"] or 0) - 1, 0)
         settings["no_repeat_ngram_size"] = settings["no_repeat_ngram_size"] or 0
-        settings["top_k"] = settings["top_k"] or None  # 0: all tokens
+        settings["top_k"] = settings["top_k"] or None  # 0 stands for all tokens
         settings["early_stopping"] = fields.get("early_stopping", False)
         # Greedy and beam search ignore the settings of sampling, as in transformers, but a value
         # out of range is a mistake.
@@ -158,7 +158,7 @@ def request_from_hf(
 
 
 def _token_settings(fields: HFSettings, causal: bool) -> Settings:
-    """Returns the special and the banned tokens of a request."""
+    """Returns the special tokens and the banned sequences of a request."""
     eos_ids = _token_ids(fields, "eos_token_id")
     tokens: Settings = {name: _token_id(fields, name) for name in TOKENS - {"eos_token_id"}}
     # The forced end must be an end token, so that the text is finished.
@@ -215,7 +215,7 @@ def stored_request(folder: str | Path, longest: int | None = None) -> Generation
 
     Args:
       folder: as in `generation_arguments`.
-      longest: the number of positions of the model.
+      longest: the maximum length of the model, in tokens.
 
     Raises:
       WeightsError: a field is not supported or out of range, or there is not exactly one end token.
@@ -250,7 +250,7 @@ def generation_arguments(folder: str | Path) -> JsonObject:
 
 
 def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
-    """Returns a folder's settings, whether its model is causal, and the file they come from."""
+    """Returns a folder's settings, whether its model is causal, and the file with the settings."""
     source = folder / "generation_config.json"
     config = read_object(folder / "config.json", WeightsError)
     # A run folder keeps the settings of the folder it was imported from.
@@ -314,7 +314,7 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
 
 
 def _token_ids(fields: HFSettings, name: str) -> tuple[int, ...]:
-    """Returns the tokens of a field with one id or a list of ids; empty if the field is missing."""
+    """Returns the tokens of a field that is an id or a list of ids; empty if it is missing."""
     value = fields.get(name, [])
     tokens = _ids(value if isinstance(value, list) else [value])
     if tokens is None:
@@ -323,7 +323,7 @@ def _token_ids(fields: HFSettings, name: str) -> tuple[int, ...]:
 
 
 def _token_id(fields: HFSettings, name: str) -> int | None:
-    """Returns the token of a field with one id, or a list of one id; None if it is missing."""
+    """Returns the token of a field that is an id or a list of one id; None if it is missing."""
     tokens = _token_ids(fields, name)
     if name in fields and len(tokens) != 1:
         raise UserError(f"{name} {fields[name]!r} is not supported: only one token id")

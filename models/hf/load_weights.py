@@ -20,7 +20,8 @@ from .tensors.read import Index, read_parameter
 from .tensors.safetensors_files import TensorFiles
 
 MAX_THREADS = 8
-"""Maximum number of copying threads; memory bandwidth would limit more threads."""
+"""Maximum number of threads that copy tensors. More threads would be limited by memory bandwidth.
+"""
 
 
 def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
@@ -38,7 +39,7 @@ def config_of_weights(hf_config: HFConfig, source: str) -> TransformerConfig:
         return mapping.config_from_hf(hf_config, source)
     except WeightsError:
         raise
-    except UserError as error:  # the configuration's message does not name the file
+    except UserError as error:  # the original message does not name the file
         raise WeightsError(f"{source}: {error}") from error
 
 
@@ -63,7 +64,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
     flax = {path: target.shape for path, target in targets.items()}
     tensors = TensorFiles(folder)
     mapping = mapping_of(config).tensor_mapping(config)
-    # Compare names and shapes before any tensor is read.
+    # Compare the names and shapes of all tensors before any tensor is read.
     file = folder / "config.json"
     stored = read_object(file) if file.is_file() else {}
     locations = locate(mapping, flax, tensors, str(folder), stored=stored)

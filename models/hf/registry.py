@@ -47,10 +47,10 @@ class HFMapping(Generic[Config]):
     as_stored: Callable[[Config, Callable[[], TensorSource]], Config] = lambda config, tensors: (
         config
     )
-    """Completes a configuration with facts that only the stored tensors show."""
+    """Adjusts a configuration to facts that are known only from the stored tensors."""
     module_mapping: Callable[[Config], TensorMapping] | None = None
-    """Returns the mapping by the names of modules in transformers. If None, they are the names in
-    files."""
+    """Returns the same mapping with the names that modules have in transformers. If None, these are
+    the names in files."""
     in_generate: Callable[[Config], Config] = lambda config: config
     """Returns the configuration of the model that transformers' `generate` computes."""
     notes: Callable[[Config], Sequence[str]] = lambda config: ()
@@ -58,7 +58,7 @@ class HFMapping(Generic[Config]):
 
 
 AnyMapping: TypeAlias = HFMapping[Any]
-"""The mapping of a family that is not known statically."""
+"""The mapping of any family, if the family is not known to the type checker."""
 
 
 @functools.cache
@@ -70,7 +70,7 @@ def mapping_of(config: TransformerConfig) -> AnyMapping:
     """Returns the mapping for a configuration.
 
     Raises:
-      WeightsError: The family has no Hugging Face form.
+      WeightsError: The family cannot be converted to the Hugging Face format.
     """
     return mapping_of_family(family_name(config))
 
@@ -79,7 +79,7 @@ def mapping_of_family(name: str) -> AnyMapping:
     """Returns the mapping of a family, by its name in `models.registry.FAMILIES`.
 
     Raises:
-      WeightsError: There is no such family, or it has no Hugging Face form.
+      WeightsError: There is no such family, or it cannot be converted to the Hugging Face format.
     """
     if name not in families():
         raise WeightsError(f"unknown architecture {name!r}: {suggest(name, list(families()))}")

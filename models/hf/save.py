@@ -43,7 +43,7 @@ class FolderSettings:
     """The content of `generation_config.json`, as `generation_arguments` returns it. Defaults to
     the ids of special tokens, and for translation the search of Vaswani et al. 2017."""
     problem_type: str | None = None
-    """The kind of labels of a classifier, as transformers names it."""
+    """The problem type of a classifier (its kind of labels), as transformers names it."""
     embedding: EmbeddingSettings | None = None
     """How sentence-transformers embeds texts with the model. If None, no files are written."""
     scoring: PairScoring | None = None
@@ -144,7 +144,8 @@ def check_vocabulary(
 
 def write_tokenizer(folder: Path, config: TransformerConfig, tokenizer: Vocabulary) -> str:
     """Writes the files of a model's tokenizer, with its chat template; returns a note."""
-    side = "left" if config.head in CAUSAL_HEADS else "right"  # the default side
+    # the side on which the tokenizer pads by default
+    side = "left" if config.head in CAUSAL_HEADS else "right"
     return tokenizer.export(
         folder,
         closing=config.head == "seq2seq_lm",
@@ -154,7 +155,7 @@ def write_tokenizer(folder: Path, config: TransformerConfig, tokenizer: Vocabula
 
 
 def _notes(config: TransformerConfig) -> Iterator[str]:
-    """Yields what a reader of the folder should know about the model."""
+    """Yields notes that a reader of the folder should know about the model."""
     if config.labels and not HEADS[config.head].needs_labels:
         yield (
             "config.json cannot state that questions may have no answer: this setting is not saved"
@@ -177,7 +178,7 @@ def write_model(
       config: The configuration of the model.
       params: Its parameters, layers stacked.
       tokenizer: The tokenizer to write, or None.
-      settings: Further content of the files.
+      settings: Other settings of the folder.
 
     Raises:
       WeightsError: The model has no counterpart in transformers.
@@ -239,7 +240,7 @@ def write_model(
 
 
 def _special_tokens(tokenizer: Vocabulary, generates: bool, translates: bool) -> JsonObject:
-    """Returns the fields of `config.json` with the ids of special tokens."""
+    """Returns the fields of `config.json` that state the ids of special tokens."""
     special = tokenizer.special_ids
     ids: JsonObject = {
         "bos_token_id": special.bos,
@@ -251,5 +252,6 @@ def _special_tokens(tokenizer: Vocabulary, generates: bool, translates: bool) ->
         target = tokenizer.target.special_ids
         ids |= {"decoder_start_token_id": target.bos, "eos_token_id": target.eos}
     if generates and ids["pad_token_id"] is None:
-        ids["pad_token_id"] = ids["eos_token_id"]  # every token can be the masked padding
+        # padding is masked, so any token can serve as the padding token
+        ids["pad_token_id"] = ids["eos_token_id"]
     return ids

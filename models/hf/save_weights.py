@@ -49,7 +49,7 @@ def write_weights(
       dtype: The precision to write.
       file_bytes: The largest size of a file. A larger model is written as several files with an
         index; no tensor is split.
-      fields: Further fields of `config.json`, such as the ids of special tokens.
+      fields: Additional fields of `config.json`, such as the ids of special tokens.
 
     Raises:
       WeightsError: The model has no counterpart in transformers.
@@ -63,7 +63,7 @@ def write_weights(
     hf_config = _merged(mapping.config_to_hf(config), fields or {})
     flat: Params = flatten_dict(params, sep="/")
     tensors = export_tensors(mapping.tensor_mapping(config), flat)
-    # Tensors are made when their file is written, so that one file at a time is in memory.
+    # Tensors are computed when their file is written, so that only one file at a time is in memory.
     groups = list(_grouped(tensors, DTYPES[dtype], file_bytes))
     names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
     if len(groups) == 1:
@@ -84,7 +84,7 @@ def write_weights(
 
 
 def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
-    """Merges the fields of both; special tokens of the model must equal the tokenizer's."""
+    """Merges the fields of model and tokenizer; both must agree on the special tokens."""
     merged = dict(of_model)
     for name, value in of_tokenizer.items():
         known = merged.get(name)
@@ -99,7 +99,7 @@ def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
 
 
 def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
-    """Returns an array in the precision to write.
+    """Converts an array to the precision in which it is written.
 
     Args:
       name: The name of the tensor, for messages.
@@ -148,7 +148,7 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
         "num_beams": request.num_beams,
         "length_penalty": request.length_penalty,
         "early_stopping": request.early_stopping,
-        "max_length": max_length + 1,  # includes the start token
+        "max_length": max_length + 1,  # transformers' `max_length` includes the start token
         "suppress_tokens": [token for (token,) in request.bad_words_ids] or None,
     }
 

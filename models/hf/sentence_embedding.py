@@ -45,7 +45,8 @@ CLASSES = {
     "Dense": "sentence_transformers.models.Dense",
     "Normalize": "sentence_transformers.models.Normalize",
 }
-"""The classes of written modules, under names that all versions of the package know."""
+"""The classes of the modules that are written, under names that all versions of the package know.
+"""
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """The names of prompts for the documents of a search, in the order of preference."""
 _KEYS: Mapping[PoolingMode, str] = {
@@ -56,7 +57,7 @@ _KEYS: Mapping[PoolingMode, str] = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-"""The fields of the pooling modes before version 6 of the package."""
+"""For each pooling mode, its field before version 6 of the package."""
 _ON_SENTENCES = (
     FixedField("module_input_name", ("sentence_embedding",)),
     FixedField("module_output_name", ("sentence_embedding", None)),
@@ -106,7 +107,7 @@ class Dense:
     bias: np.ndarray | None
     """b, float32 `[E]`."""
     activation: str
-    """The last part of the activation's class name in torch; a key of `ACTIVATIONS`."""
+    """The last component of the activation's class name in torch; a key of `ACTIVATIONS`."""
 
     def __call__(self, x: Float[Array, "B D"]) -> Float[Array, "B E"]:
         """Returns the mapped vectors."""
@@ -125,11 +126,11 @@ class EmbeddingSettings:
     pooling: tuple[PoolingMode, ...] = ("mean",)
     """The pooling modes, whose vectors are concatenated; see `models.nn.pooling.pool`."""
     layers: tuple[Dense | Normalize, ...] = ()
-    """The maps after pooling, in order."""
+    """The layers that follow the pooling, in order."""
     num_dimensions: int | None = None
-    """Number of leading dimensions to keep at the end. If None, all."""
+    """If given, only this many leading dimensions of the final vector are kept. If None, all."""
     max_length: int | None = None
-    """Number of tokens that texts are truncated to, at most the model's maximum."""
+    """The number of tokens to which texts are truncated, at most the model's maximum."""
     lowercase: bool = False
     """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -145,7 +146,7 @@ class EmbeddingSettings:
 
     @property
     def texts(self) -> "EmbeddingSettings":
-        """The settings of texts, which sparse encoders have under the same name."""
+        """The settings of texts. Sparse encoders have a property with the same name."""
         return self
 
     def __post_init__(self) -> None:
@@ -217,7 +218,7 @@ class EmbeddingSettings:
         return width if self.num_dimensions is None else min(width, self.num_dimensions)
 
     def normalized(self, wanted: bool) -> "EmbeddingSettings":
-        """Returns settings whose last layer is a normalization, or is not one."""
+        """Returns settings with or without a normalization as the last layer."""
         layers = self.layers
         # A normalization before a Dense layer is part of the model.
         while layers and isinstance(layers[-1], Normalize):
@@ -274,7 +275,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
 
 
 def _read_dense(folder: Path) -> Dense:
-    """Reads the map of a Dense module."""
+    """Reads the linear map of a Dense module."""
     file = folder / "config.json"
     stated = str(read_settings(_DENSE, file)["activation"])
     activation = activation_name(stated, file, "activation_function")
@@ -332,7 +333,7 @@ def write_embedding_settings(
 
 
 def keep_embedding_settings(source: Path, run: Path, *, d_model: int, max_length: int) -> None:
-    """Copies the settings of a model's folder, if it has any, into a run created from it.
+    """Copies the embedding settings of a model's folder, if any, into a run that starts from it.
 
     Args:
       source: The folder of the model: a sentence-transformers folder or another run.

@@ -2,7 +2,7 @@
 
 `modules.json` lists the modules in order, each with a `config.json` in a subfolder. The first
 module is the transformer; `sentence_bert_config.json` has the options of its tokenizer.
-`config_sentence_transformers.json` names the class of the model. Every setting is honored or
+`config_sentence_transformers.json` names the class of the model. A setting that is not supported is
 rejected by name, because results would be wrong without it.
 
 A run folder that was imported from such a folder keeps these files in a subfolder.
@@ -22,7 +22,7 @@ from .save_weights import write_json
 from .tensors.mapping import WeightsError
 
 IN_RUN = "sentence_transformers"
-"""The subfolder of a run folder with the imported files."""
+"""The subfolder of a run folder that contains the imported files."""
 MODULES = "modules.json"
 TRANSFORMER = "sentence_bert_config.json"
 WHOLE_MODEL = "config_sentence_transformers.json"
@@ -36,11 +36,11 @@ ACTIVATIONS = {
     "Sigmoid": jax.nn.sigmoid,
     "SiLU": jax.nn.silu,
 }
-"""Functions by the last part of their class names in torch."""
+"""Activation functions, by the last component of their class names in torch."""
 
 
 def transformer_fields(task: str, output: str, result: str) -> ConfigMapping:
-    """Returns the mapping of the settings of a transformer module.
+    """Returns the table of the settings of a transformer module.
 
     Args:
       task: The task of the transformer in version 6 of the package.
@@ -70,7 +70,7 @@ def transformer_fields(task: str, output: str, result: str) -> ConfigMapping:
 
 
 def whole_model_fields(kind: Kind, *fields: Field | FixedField) -> ConfigMapping:
-    """Returns the mapping of `config_sentence_transformers.json` for a class of models."""
+    """Returns the table of `config_sentence_transformers.json` for a class of models."""
     # Version 5 and earlier write no class if it is the default.
     return ConfigMapping(
         (*fields, FixedField("model_type", (kind,))),
@@ -80,12 +80,12 @@ def whole_model_fields(kind: Kind, *fields: Field | FixedField) -> ConfigMapping
 
 
 def settings_folder(folder: Path) -> Path:
-    """Returns the folder with the files: the model's folder, or its subfolder in a run."""
+    """Returns the folder that contains the files: the model's folder, or a subfolder of a run."""
     return folder if (folder / MODULES).is_file() else folder / IN_RUN
 
 
 def kind_of(folder: Path) -> str | None:
-    """Returns the class of the model in a folder or run, or None without such files."""
+    """Returns the class of the model in a folder or run, or None if it has no such files."""
     folder = settings_folder(folder)
     if not (folder / MODULES).is_file():
         return None
@@ -96,7 +96,7 @@ def kind_of(folder: Path) -> str | None:
 
 def read_modules(file: Path) -> list[tuple[str, str]]:
     """Returns the class and the folder of each module in a `modules.json`, in order."""
-    # A file that is not a list is rejected as one module of an unknown class.
+    # If the file does not contain a list, its content is rejected as a module of an unknown class.
     content = parse_json(file.read_text(encoding="utf-8"), str(file), "restore it", WeightsError)
     modules = []
     for module in content if isinstance(content, list) else [content]:
@@ -110,7 +110,7 @@ def read_modules(file: Path) -> list[tuple[str, str]]:
                 f"{file} points to {path!r}: modules must be in the folder of {MODULES}"
             )
         package, _, name = kind.rpartition(".")
-        # Keep the full name of a class of another package, so that it is rejected.
+        # Keep the full name of a class that belongs to another package, so that it is rejected.
         modules.append((name if package.startswith("sentence_transformers") else kind, path))
     return modules
 
@@ -144,19 +144,19 @@ def read_transformer(mapping: ConfigMapping, folder: Path) -> Settings:
 
 
 def tokenizer_length(folder: Path) -> int | None:
-    """Returns the number of tokens that the tokenizer of a folder truncates to, if stated."""
+    """Returns the number of tokens to which a folder's tokenizer truncates, if it is stated."""
     file = folder / "tokenizer_config.json"
     limit = read_object(file, WeightsError).get("model_max_length") if file.is_file() else None
     return limit if isinstance(limit, int) else None
 
 
 def activation_name(path: str, file: Path, field: str) -> str:
-    """Returns the key in `ACTIVATIONS` of a class of torch.
+    """Returns the key in `ACTIVATIONS` for the name of a torch class.
 
     Raises:
       WeightsError: `ACTIVATIONS` has no key for the class.
     """
-    # Another package may define the same name differently.
+    # A class with the same name in another package may be a different function.
     *package, name = path.split(".")
     problem = f"{file}: {field} {path} is not supported: only {', '.join(ACTIVATIONS)} of torch"
     require(package[:1] == ["torch"] and name in ACTIVATIONS, problem, WeightsError)
@@ -164,7 +164,7 @@ def activation_name(path: str, file: Path, field: str) -> str:
 
 
 def activation_path(name: str) -> str:
-    """Returns the class of torch with a name in `ACTIVATIONS`."""
+    """Returns the full name of the torch class for a key of `ACTIVATIONS`."""
     return f"torch.nn.modules.{'linear' if name == 'Identity' else 'activation'}.{name}"
 
 

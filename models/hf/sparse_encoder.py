@@ -57,7 +57,8 @@ _CLASSES = (
     "sentence_transformers.sparse_encoder.models.MLMTransformer",
     "sentence_transformers.sparse_encoder.models.SpladePooling",
 )
-"""The classes of written modules, under names that versions 5 and 6 of the package know."""
+"""The classes of the modules that are written, under names that versions 5 and 6 of the package
+know."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,8 @@ class SparseSettings:
     activation: SparseActivation = "relu"
     """relu: log(1 + max(0, logit)). log1p_relu: log(1 + log(1 + max(0, logit)))."""
     texts: EmbeddingSettings = EmbeddingSettings()
-    """The length, the lowercasing and the prompts of texts; its pooling and layers are not used."""
+    """The truncation length, the lowercasing and the prompts of texts. Its pooling and its layers
+    are not used."""
 
     def __call__(self, greatest: Float[Array, "B V"]) -> Float[Array, "B V"]:
         """Returns the weights, given the maximum logit of each token over all positions."""
@@ -76,11 +78,11 @@ class SparseSettings:
 
 
 VectorSettings = EmbeddingSettings | SparseSettings
-"""How a model computes dense or sparse vectors of texts; `texts` has the settings of texts."""
+"""How a model computes dense or sparse vectors of texts; `texts` has the settings for texts."""
 
 
 def read_vector_settings(folder: Path) -> VectorSettings | None:
-    """Returns how the model of a folder computes vectors, or None if the folder has no settings."""
+    """Returns the settings for the vectors of a folder's model, or None if there are none."""
     return read_sparse_settings(folder) or read_embedding_settings(folder)
 
 
@@ -132,7 +134,7 @@ def write_sparse_settings(folder: Path, settings: SparseSettings, *, max_length:
     Args:
       folder: The folder to write to; created if it does not exist.
       settings: The settings.
-      max_length: The truncation length if the settings have none, in tokens.
+      max_length: The truncation length in tokens, if the settings specify none.
     """
     folder.mkdir(exist_ok=True)
     texts = settings.texts

@@ -1,6 +1,6 @@
-"""The Hugging Face form shared by the rotary decoders.
+"""Conversion from and to the Hugging Face format, shared by the rotary decoders.
 
-A family states its differences in a `DecoderForm`: fields, names of parts, classes.
+A family defines its `DecoderForm`: its fields, the names of its modules, and its classes.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from .rotary import KINDS_OF_LAYERS, SCALINGS, rotary_settings, rotary_to_hf, ta
 
 Config = TypeVar("Config", bound=CausalDecoderConfig)
 Parts = Mapping[str | tuple[str, ...], str]
-"""The transformers name of each part of a layer; several parts may form one linear map."""
+"""The transformers name of each module in a layer. Several modules may be one linear map there."""
 
 ATTENTION: Parts = {
     "attention/query": "self_attn.q_proj",
@@ -73,7 +73,7 @@ class DecoderForm(Form[Config]):
     rope_base: float = 10_000.0
     """The rotary base that transformers assumes if a file states no base."""
     fractional: bool = False
-    """Whether a part of each head may stay unrotated."""
+    """Whether some dimensions of each head may stay unrotated."""
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
@@ -92,8 +92,8 @@ class DecoderForm(Form[Config]):
         problem = f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
         require(fraction == 1 or self.fractional, problem, WeightsError)
         settings |= settings_from_hf(self.fields, fields, source)
-        # Set the head. Replace explicit values that equal the default, so that configurations
-        # compare equal.
+        # Set the head. Replace values that equal a default by None, so that configurations compare
+        # equal.
         head = self.read_head(hf_config, settings, source)
         dropout = hf_config.get("classifier_dropout")
         if head in CLASSIFIERS and dropout is not None:
@@ -105,7 +105,7 @@ class DecoderForm(Form[Config]):
         if settings.get("attention_dropout") == 0:
             settings["attention_dropout"] = None
         config = self.config(**settings)
-        # Prefer None for `full_layers` if it means the same layers.
+        # Set `full_layers` to None if None stands for the same layers.
         if isinstance(config, MixedDecoderConfig) and config.full_layers is not None:
             usual = dataclasses.replace(config, full_layers=None)
             if usual.windowed_layers == config.windowed_layers:
@@ -118,7 +118,7 @@ class DecoderForm(Form[Config]):
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`."""
-        # Reject what the family in transformers cannot express.
+        # Reject settings that the family cannot express in transformers.
         kind = None if config.rope_scaling is None else config.rope_scaling.kind
         require(
             kind in (None, *self.rotary_kinds),
@@ -142,23 +142,23 @@ class DecoderForm(Form[Config]):
         # transformers' default may be outside the vocabulary.
         if self.generation_defaults.get("pad_token_id", 0) >= config.vocab_size:
             fields["pad_token_id"] = None
-        # If the files state no rate, both rates default to 0.1.
+        # Write the rate only if it is given: in both libraries it defaults to 0.1.
         if head in CLASSIFIERS and config.classifier_dropout is not None:
             fields["classifier_dropout"] = config.classifier_dropout
         return fields
 
     def parts_of(self, config: Config) -> Parts:
-        """Returns the transformers name of each part of a layer."""
+        """Returns the transformers name of each module in a layer."""
         del config
         return self.layer
 
     def layers_of(self, config: Config, part: str | tuple[str, ...]) -> tuple[int, ...] | None:
-        """Returns the layers that have a part, or None if all layers have the part."""
+        """Returns the indices of the layers that contain a module, or None if all layers do."""
         del config, part
         return None
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
-        """Returns the tensors of a model with its head."""
+        """Returns the mapping from the parameters of a model, including its head, to tensors."""
         # Embedding, layers and final norm; then the head.
         tokens = "model.embed_tokens"
         rules = [*embedding("token_embedding", tokens)]
@@ -180,7 +180,7 @@ class DecoderForm(Form[Config]):
     def _rules(
         self, config: Config, parts: str | tuple[str, ...], name: str
     ) -> tuple[TensorRule, ...]:
-        # Several parts form one matrix, concatenated along its outputs.
+        # Several linear maps are stored as one matrix, concatenated along its outputs.
         if not isinstance(parts, str):
             return (
                 TensorRule(tuple(f"layers/{p}/kernel" for p in parts), f"{name}.weight", LINEAR),
@@ -213,7 +213,7 @@ def size_fields(
     activation: Field | None = None,
     width: str = "intermediate_size",
 ) -> tuple[Field | FixedField, ...]:
-    """Returns the fields that all families share, with one family's defaults in transformers."""
+    """Returns the fields that all families share, with the defaults of one family."""
     return (
         Field("vocab_size", "vocab_size", vocab_size),
         Field("max_position_embeddings", "max_length", max_position_embeddings),
@@ -231,7 +231,7 @@ def size_fields(
 
 
 def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[bool] | None:
-    """Removes `layer_types` from the fields and returns whether each layer has a window, or None.
+    """Removes the field `layer_types`; returns whether each layer has a window, or None.
 
     Raises:
       WeightsError: The length of the list is not the number of layers, or a layer's type is
@@ -252,7 +252,7 @@ def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[b
 
 
 def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Removes a Qwen's window fields; layers from `max_window_layers` on have a window.
+    """Reads and removes a Qwen's window fields; layers from `max_window_layers` on have windows.
 
     Raises:
       WeightsError: A field has a wrong type, or `layer_types` does not fit the layers.

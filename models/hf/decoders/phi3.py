@@ -8,11 +8,12 @@ from ..generation_config import NAMES
 from .causal_decoder import NORMS, DecoderForm, size_fields
 
 PADDING = 32_000
-"""The padding token and the end token that transformers assumes if a file states no tokens."""
+"""The ids of the padding token and the end token that transformers assumes if a file states none.
+"""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the trained length, a separate field, and older names of the scaling."""
+    """Reads the trained length, which is a separate field, and older names of the scaling."""
     del settings, source
     length = fields.pop("original_max_position_embeddings", 4096)
     # Older files name the scaling "su" or "yarn"; the trained length is a separate field.

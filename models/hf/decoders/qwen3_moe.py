@@ -21,11 +21,11 @@ from .causal_decoder import (
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the window, which applies to all layers or to none, and the layers without experts."""
+    """Reads which layers have no experts, and the window, which all layers or no layers have."""
     used = fields.pop("use_sliding_window", False)
     window = fields.pop("sliding_window", 4096)
     fields["sliding_window"] = window if used is True else None
-    # Every n-th layer has experts (n is `decoder_sparse_step`), except the listed layers.
+    # Every n-th layer has experts, where n is `decoder_sparse_step`, except for the listed layers.
     number = typed_field(fields, "num_hidden_layers", 24, source)
     every = typed_field(fields, "decoder_sparse_step", 1, source)
     listed = typed_field(fields, "mlp_only_layers", None, source, kind=list) or []
@@ -48,16 +48,16 @@ def _own_fields(config: Qwen3MoeConfig) -> JsonObject:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen3MoeForm(DecoderForm[Qwen3MoeConfig]):
-    """The form of Qwen3-MoE, where some layers may have no experts."""
+    """The conversion of Qwen3-MoE, where some layers may have no experts."""
 
     def parts_of(self, config: Qwen3MoeConfig) -> Parts:
-        """Returns the transformers name of each part of a layer."""
+        """Returns the transformers name of each module in a layer."""
         return {**self.layer, **FEED_FORWARD} if config.dense_layers else self.layer
 
     def layers_of(
         self, config: Qwen3MoeConfig, part: str | tuple[str, ...]
     ) -> tuple[int, ...] | None:
-        """Returns the layers that have a part, or None if all layers have the part."""
+        """Returns the indices of the layers that contain a module, or None if all layers do."""
         kind = str(part).partition("/")[0]
         if not config.dense_layers or kind not in ("experts", "feed_forward"):
             return None

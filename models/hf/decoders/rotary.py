@@ -14,7 +14,7 @@ SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> JsonObject:
-    """Removes the rotary fields from a `config.json`; returns them in the form of transformers 5.
+    """Removes the rotary fields from a `config.json`; returns them as in transformers 5.
 
     Older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor` instead of the object
     `rope_parameters`.
@@ -65,9 +65,9 @@ def take_windowed_base(
     """Returns the rotary base of windowed layers, whose frequencies are never scaled.
 
     Args:
-      fields: The content of the file. If `rope_parameters` has an object for each kind of layers,
-        the object of layers without a window replaces `rope_parameters`.
-      local: The rotary fields of windowed layers that other fields state.
+      fields: The content of the file. If `rope_parameters` contains an object for each kind of
+        layers, the object for layers without a window replaces it.
+      local: The rotary fields of windowed layers, if they come from other fields of the file.
       source: The path of the file, for messages.
       default_base: The base that transformers uses if the file states no base.
 
@@ -96,7 +96,7 @@ def take_windowed_base(
 
 
 def rotary_by_layers_to_hf(config: CausalDecoderConfig) -> JsonObject:
-    """Returns the object `rope_parameters` with an object for each kind of layers."""
+    """Returns the object `rope_parameters`, which contains an object for each kind of layers."""
     return {
         "full_attention": rotary_to_hf(config.rope_base, config.rope_scaling),
         "sliding_attention": {"rope_type": "default", "rope_theta": config.windowed_rope_base},
@@ -158,7 +158,7 @@ def scaling_from_hf(
     Raises:
       WeightsError: A field is unknown or missing.
     """
-    if kind == "yarn":  # states whether the model was fine-tuned; has no effect
+    if kind == "yarn":  # this field tells whether the model was fine-tuned, and has no effect
         rotary.pop("finetuned", None)
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(

@@ -22,7 +22,7 @@ from .causal_decoder import (
 
 
 def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bool]:
-    """Removes the fields of rotary layers; returns whether each layer has rotary positions."""
+    """Removes the fields that list rotary layers; returns whether each layer is rotary."""
     name = "no_rope_layer_interval"
     every = typed_field(fields, name, UNROTATED_EVERY, source, kind=PositiveInt)
     usual = [int((i + 1) % every != 0) for i in range(num_layers)]
@@ -41,7 +41,7 @@ def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bo
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the layers without positions, and the windows, which these layers have by default."""
+    """Reads which layers have no positions, and which have a window, by default the same."""
     num_layers = typed_field(fields, "num_hidden_layers", 36, source)
     rotated = _rotated_layers(fields, num_layers, source)
     unrotated = tuple(i for i, x in enumerate(rotated) if not x)

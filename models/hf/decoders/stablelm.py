@@ -13,21 +13,21 @@ NORMS_OF_HEADS: Parts = {
     "attention/query_norm": "self_attn.q_layernorm.norms.{e}",
     "attention/key_norm": "self_attn.k_layernorm.norms.{e}",
 }
-"""The norms are stored as one tensor for each head."""
+"""How norms of queries and keys are stored: one tensor for each head."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Sets the default of the rotated fraction, a quarter."""
+    """Sets the rotated fraction of each head to its default, a quarter, if it is missing."""
     del fields, source
     settings["rope_fraction"] = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StableLMForm(DecoderForm[StableLMConfig]):
-    """The form of StableLM, where some models lack some norms."""
+    """The conversion of StableLM, where some models do not have all norms."""
 
     def parts_of(self, config: StableLMConfig) -> Parts:
-        """Returns the transformers name of each part of a layer."""
+        """Returns the transformers name of each module in a layer."""
         lacking = () if not config.parallel_residual else ("feed_forward_norm",)
         more = NORMS_OF_HEADS if config.normalize_heads else {}
         return {part: name for part, name in {**self.layer, **more}.items() if part not in lacking}

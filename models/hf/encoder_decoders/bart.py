@@ -1,7 +1,7 @@
 """BART and mBART in the Hugging Face format.
 
-With heads for labels and answers, an mBART's decoder reads an input that begins with the last token
-of the source; these two heads are supported only for a BART.
+The heads for labels and answers are supported only for BART: in an mBART with such a head, the
+input of the decoder begins with the last token of the source.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ GENERATION = {"bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2, "p
 
 
 def _fields(*, pre_norm: bool) -> ConfigMapping:
-    """Returns the fields of a model type with norms before or after the sublayers."""
+    """Returns the fields of BART (`pre_norm` False) or mBART (`pre_norm` True)."""
     return ConfigMapping(
         (
             *SIZES,
@@ -72,14 +72,14 @@ MBART = dataclasses.replace(
 
 
 def as_stored(config: BartConfig, tensors: Callable[[], TensorSource]) -> BartConfig:
-    """Returns the configuration; `output_bias` is False if the files have no bias of the logits."""
+    """Sets `output_bias` of the configuration to False if the files have no bias of the logits."""
     if config.output_bias and "final_logits_bias" not in tensors().shapes():
         return dataclasses.replace(config, output_bias=False)
     return config
 
 
 def as_bart(config: BartConfig, params: Params) -> tuple[BartConfig, Params]:
-    """Adds biases of zeros to attention and to the output, where a model has no biases."""
+    """Adds biases of zeros to attention and to the output, if the model has no such biases."""
     equivalent = dataclasses.replace(
         config, attention_bias=True, output_bias=config.head == "seq2seq_lm"
     )

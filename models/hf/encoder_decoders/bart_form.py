@@ -1,6 +1,6 @@
-"""The Hugging Face form shared by BART, mBART, Marian and Pegasus.
+"""Conversion from and to the Hugging Face format, shared by BART, mBART, Marian and Pegasus.
 
-A family states its differences in a `BartForm`: fields, classes, and the positions of tokens and
+A family defines its `BartForm`: its fields and classes, its kind of positions, and the place of its
 norms. In transformers 5 an mBART differs from a BART, and a Pegasus from a Marian, only in its
 norms.
 """
@@ -70,7 +70,7 @@ ALIASES = {
 }
 
 PREFIX = "model."
-# Parts of a layer: the path in flaxzoo, and the name in transformers.
+# The modules of a layer: the path in flaxzoo, and the name in transformers.
 LAYER = {
     "attention/query": "self_attn.q_proj",
     "attention/key": "self_attn.k_proj",
@@ -92,9 +92,11 @@ STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
 TABLES = ("decoder.embed_tokens", "encoder.embed_tokens")
 # Before transformers 5 source and target could share an embedding without a tied output.
 SEPARATE_NAMES = tuple((name, "shared") for name in TABLES)
-# For tied tensors, safetensors keeps only the alphabetically first name, so accept every name.
+# Of several tied tensors, safetensors stores only the one whose name is alphabetically first, so
+# accept every name.
 SHARED_NAMES = (("shared", TABLES[0]), TABLES)
-# Parts of heads with other names than in a BERT: the path in flaxzoo, and the name in transformers.
+# The modules of heads whose names differ from those in a BERT: the path in flaxzoo, and the name in
+# transformers.
 HEAD_MAPS = {
     "sequence_classification": {
         "pooler": "classification_head.dense",
@@ -104,7 +106,7 @@ HEAD_MAPS = {
 
 
 def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField, ...]:
-    """Returns the fields that were written when one class implemented several families."""
+    """Returns fields of older files, written when one class implemented several families."""
     return (
         FixedField("normalize_before", (pre_norm,)),
         FixedField("add_final_layer_norm", (pre_norm,)),
@@ -115,17 +117,17 @@ def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BartForm(Form[Config], Generic[Config]):
-    """How one family differs from the others in the Hugging Face format.
+    """What is specific to one family in its conversion from and to the Hugging Face format.
 
     In `classes`, "seq2seq_lm" is the class with logits (and their bias), and "none" is the class
     without logits.
     """
 
     settings: Settings
-    """Settings that a `config.json` does not contain."""
+    """Settings of the family that its `config.json` does not contain."""
     learned_positions: bool
     """Whether positions are learned and embeddings are normalized. If False, positions are a
-    constant.
+    constant table.
     """
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
@@ -145,7 +147,7 @@ class BartForm(Form[Config], Generic[Config]):
         return self.config(**settings, output_bias=head == "seq2seq_lm")
 
     def written_head(self, config: Config) -> str:
-        """Returns the head of the class that a model is exported as."""
+        """Returns the head of the transformers class to which a model is exported."""
         without_logits = config.head == "seq2seq_lm" and not config.output_bias
         return "none" if without_logits else config.head
 
@@ -162,7 +164,8 @@ class BartForm(Form[Config], Generic[Config]):
             "encoder_causal": (False,),
             **{name: (value,) for name, value in self.settings.items()},
         }
-        # Only Marian has a field for a separate source embedding with a tied output.
+        # Only Marian has a field that allows a separate source embedding together with a tied
+        # output.
         if not config.tie_output:
             fixed["share_embeddings"] = (False,)
         elif self.learned_positions and config.output_bias:
@@ -172,7 +175,7 @@ class BartForm(Form[Config], Generic[Config]):
         for name, size in (("d_k", "key_dim"), ("d_v", "value_dim")):
             if any(getattr(half, size) != half.head_dim for half in halves):
                 fixed[name] = (None,)
-        # Write all sizes of both halves.
+        # Write all sizes of the encoder and the decoder.
         explicit = {
             "d_ff": config.feed_forward_dim,
             "num_decoder_layers": decoder.num_layers,
@@ -182,7 +185,7 @@ class BartForm(Form[Config], Generic[Config]):
         return self.write_fields(config, self.written_head(config), fixed=fixed, explicit=explicit)
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
-        """Returns the tensors of a model with its head."""
+        """Returns the mapping from the parameters of a model, including its head, to tensors."""
         prefix = "" if self.written_head(config) == "none" else PREFIX
         shared = f"{prefix}shared"
         source, target = (f"{prefix}{side}.embed_tokens" for side in STACKS)
@@ -229,14 +232,14 @@ class BartForm(Form[Config], Generic[Config]):
     def _half(
         self, config: Config, side: str, name: str
     ) -> tuple[list[IgnoredTensor], list[TensorRule]]:
-        """Returns the tensors of the encoder or decoder around its layers."""
+        """Returns the rules of the tensors of the encoder or the decoder outside of its layers."""
         ignored, rules = list[IgnoredTensor](), list[TensorRule]()
         pre_norm = config.norm_position == "pre"
         if self.learned_positions:
             rules += embedding(f"{side}/position_embedding", f"{name}.embed_positions")
             rules += norm(f"{side}/embedding_norm", f"{name}.layernorm_embedding")
         else:
-            # Positions are a constant, which only Pegasus files must contain.
+            # Positions are a constant table, which only Pegasus files must contain.
             positions = functools.partial(
                 sinusoidal_positions, config.max_length, config.d_model, layout="halves"
             )

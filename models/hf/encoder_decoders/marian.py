@@ -20,11 +20,11 @@ FIXED: Settings = {
     "position_base": 10_000.0,
     "position_layout": "halves",
 }
-"""Settings that a `config.json` does not contain."""
+"""Settings of the family that its `config.json` does not contain."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the sizes of the two vocabularies, which may be the same vocabulary."""
+    """Reads the sizes of the source and target vocabularies, which may be one vocabulary."""
     source_size = fields.get("vocab_size", 58101)
     # Files without decoder_vocab_size have equal vocabularies.
     target_size = fields["decoder_vocab_size"] = fields.get("decoder_vocab_size") or source_size

@@ -88,7 +88,8 @@ TOKENS = "shared.weight"
 OUTPUT_TENSOR = "lm_head.weight"
 # Older files store the shared table under one or more of these names, not always the first.
 TABLE_NAMES = ("shared", "decoder.embed_tokens", "encoder.embed_tokens")
-# Parts of a layer of either half: the path in flaxzoo, and the name in transformers.
+# The modules of a layer of the encoder or the decoder: the path in flaxzoo, and the name in
+# transformers.
 SELF_ATTENTION = {
     "attention/query": "layer.0.SelfAttention.q",
     "attention/key": "layer.0.SelfAttention.k",
@@ -106,7 +107,7 @@ CROSS_ATTENTION = {
 
 
 def _feed_forward(index: int, *, gated: bool) -> dict[str, str]:
-    """Returns the parts of a feed-forward block, given the index of the sublayer."""
+    """Returns the modules of a feed-forward block, given the index of the sublayer."""
     block = f"layer.{index}.DenseReluDense"
     up = {"feed_forward/gate": f"{block}.wi_0", "feed_forward/up": f"{block}.wi_1"}
     if not gated:
@@ -119,8 +120,8 @@ def _feed_forward(index: int, *, gated: bool) -> dict[str, str]:
 
 
 def tensor_mapping(config: T5Config) -> TensorMapping:
-    """Returns the tensors of a model."""
-    # Both halves share one table, which files may repeat.
+    """Returns the mapping from the parameters of a model to tensors."""
+    # The encoder and the decoder share one embedding table, which files may contain several times.
     rules = [*embedding("token_embedding", "shared")]
     ignored = [
         IgnoredTensor("encoder.embed_tokens.weight", same_as=TOKENS),
@@ -134,7 +135,7 @@ def tensor_mapping(config: T5Config) -> TensorMapping:
         names = (*names, "lm_head")
     else:
         rules += embedding("output_embedding", "lm_head")
-    # The layers of both halves. The feed-forward block is the last sublayer.
+    # The layers of the encoder and the decoder. The feed-forward block is the last sublayer.
     halves = {
         "encoder": SELF_ATTENTION | _feed_forward(1, gated=config.gated),
         "decoder": SELF_ATTENTION | CROSS_ATTENTION | _feed_forward(2, gated=config.gated),
@@ -204,7 +205,7 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
 
 
 def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config:
-    """Returns the configuration with a tied output unless the files have a different matrix for it.
+    """Returns the configuration with a tied output unless the files have another matrix for it.
 
     transformers ties the output to the embedding unless the two tensors differ, regardless of
     `config.json`.

@@ -6,7 +6,8 @@ from ..form import head_classes
 from ..generation_config import NAMES
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 
-# Fields of the pooler, which only the first library for these files wrote. Nothing reads them.
+# Ignore the fields of the pooler, which only the first library that wrote such files had. Nothing
+# reads them.
 IGNORED = NAMES | {
     *("cross_attention_hidden_size", "pooler_fc_size", "pooler_num_attention_heads"),
     *("pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),

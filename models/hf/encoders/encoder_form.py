@@ -1,6 +1,6 @@
-"""The Hugging Face form shared by the encoders.
+"""Conversion from and to the Hugging Face format, shared by the encoders.
 
-A family states its differences in an `EncoderForm`: fields, names of parts, classes.
+A family defines its `EncoderForm`: its fields, the names of its modules, and its classes.
 """
 
 import dataclasses
@@ -69,7 +69,8 @@ BERT_EMBEDDINGS = {
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 Rate = tuple[str, float | None]
-"""A field with a dropout rate, and the default of the rate; None means the rate of the layers."""
+"""The name of a field that contains a dropout rate, and the default rate. A default of None stands
+for the rate of the layers."""
 CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
 
 
@@ -80,7 +81,7 @@ class TokenLogits(NamedTuple):
     transform_norm: str
     bias: str
     matrix: str
-    """The matrix to the vocabulary, which is usually tied to the embedding."""
+    """The projection to the vocabulary, which is usually tied to the embedding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,33 +89,34 @@ class EncoderForm(Form[Config]):
     """How one encoder family differs from the others in the Hugging Face format."""
 
     body: str | None = None
-    """The prefix of the body's tensors in a model with a head, if not the model type."""
+    """The prefix of the body's tensors in a model with a head. Defaults to the model type."""
     embeddings: Mapping[str, str] = dataclasses.field(default_factory=lambda: BERT_EMBEDDINGS)
-    """The parts before and after the layers, and their names after the prefix."""
+    """The modules before and after the layers, and their names without the prefix of the body."""
     layers: str = "encoder.layer.{i}"
     """The name of one layer: its tensors begin with the prefix of the body and this name."""
     parts: Mapping[str, str] | Mapping[str | tuple[str, ...], str] = dataclasses.field(
         default_factory=lambda: BERT_LAYER
     )
-    """The name of each part of a layer, such as `attention.self.query` for `attention/query`.
-    Several parts may form one linear map."""
+    """The name of each module in a layer, such as `attention.self.query` for `attention/query`.
+    Several modules may be stored as one linear map."""
     pooler: str = "pooler.dense"
-    """The name of the pooler after the prefix."""
+    """The name of the pooler, without the prefix of the body."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """For each head, the names of the pooler and linear maps that differ from BERT's names."""
     own_rules: Callable[[Config, str], Sequence[TensorRule]] | None = None
-    """Returns the rules of further parameters. Arguments: the configuration, and the prefix of the
-    body's tensors."""
+    """Returns the rules of additional parameters. Its arguments are the configuration, and the
+    prefix of the body's tensors."""
     older_names: tuple[tuple[str, str], ...] = LEGACY_NAMES
-    """Parts of names and their replacements in older files."""
+    """Substrings of tensor names, and their replacements in older files."""
     other_heads: tuple[str, ...] = ()
     """Tensors of heads that published files contain although no class of transformers reads
     them."""
     classifier_rates: Mapping[str, Rate]
     """For each head, the field with the dropout rate of the classifier's input."""
     modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of this form that differ for the names of modules in transformers, as in adapters."""
+    """Fields of this class that have other values for the names of modules in transformers, which
+    adapters use, than for the names in files."""
 
     def mapping(self) -> HFMapping[Config]:
         """Returns the family's record."""
@@ -146,7 +148,7 @@ class EncoderForm(Form[Config]):
         )
         if head not in self.config.pooling_heads:
             settings.pop("pooling", None)
-        # Leave rates out that equal the default, so that configurations compare equal.
+        # Set rates that equal the default to None, so that configurations compare equal.
         if settings["attention_dropout"] == settings["dropout_rate"]:
             settings["attention_dropout"] = None
         if head in self.classifier_rates:
@@ -180,9 +182,9 @@ class EncoderForm(Form[Config]):
         return fields
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
-        """Returns the tensors of a model with its head."""
+        """Returns the mapping from the parameters of a model, including its head, to tensors."""
         prefix = "" if config.head == "none" else self.prefix
-        # The embeddings that this model has.
+        # The embeddings of the model.
         absent = {"embedding_projection"} if config.d_embedding is None else set[str]()
         absent |= set() if config.num_token_types else {"token_type_embedding"}
         absent |= set() if config.adds_positions else {"position_embedding"}
@@ -238,7 +240,7 @@ class EncoderForm(Form[Config]):
         return [*rules, *scale]
 
     def _ignored(self, config: Config) -> list[IgnoredTensor]:
-        """Returns old buffers, tied tensors, and tensors of heads that are not loaded."""
+        """Returns the ignored tensors: old buffers, tied tensors, and tensors of other heads."""
         buffers = "embeddings.position_ids", "embeddings.token_type_ids"
         ignored = [IgnoredTensor(self.prefix + name) for name in buffers]
         ignored += map(IgnoredTensor, self.other_heads)
@@ -262,7 +264,7 @@ class EncoderForm(Form[Config]):
 
 
 def _notes(config: EncoderConfig) -> Sequence[str]:
-    """Returns a note on a body without the pooler that its class in transformers has."""
+    """Returns a note if the model lacks the pooler that its class in transformers has."""
     lacks_pooler = type(config).body_pooler and not config.body_pooler
     if config.head != "none" or not lacks_pooler:
         return ()
@@ -282,11 +284,12 @@ _RULES: Mapping[str, Callable[..., tuple[TensorRule, ...]]] = {
     "norms": _later_norms,
     "projection": linear,
 }
-"""The rules of a part outside of the layers, by the last word of its path."""
+"""The function that returns the rules of a module outside of the layers, by the last word of the
+module's path."""
 
 
 def as_stored(config: Config, tensors: Callable[[], TensorSource]) -> Config:
-    """Returns the configuration of a body without a pooler if its files have none.
+    """Sets `body_pooler` of a model without a head to False if its files contain no pooler.
 
     transformers writes files without a pooler with `add_pooling_layer=False` and an unchanged
     `config.json`.

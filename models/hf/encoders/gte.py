@@ -1,4 +1,4 @@
-"""GTE in the Hugging Face format: the form of transformers 5, and the authors' model type `new`."""
+"""GTE in the Hugging Face format: that of transformers 5, and the authors' model type `new`."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ OLDER_VALUES: dict[str, JsonValue] = {
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the positions, and the authors' fields."""
+    """Reads the fields of positions, and the fields of the authors' files."""
     take_older_values(fields, OLDER_VALUES, source)
     # The authors' scaling "ntk" by a factor f multiplies the base by f and divides the frequencies.
     scaling = fields.get("rope_scaling")

@@ -24,11 +24,12 @@ PAD_ID = 50283
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the windows and the bases of both kinds of layers, in older and newer form."""
+    """Reads the windows and rotary bases of both kinds of layers, from older and newer fields."""
     window = typed_field(fields, "local_attention", 128, source)
     fields.pop("local_attention", None)
     settings["window"] = window // 2 + 1
-    # Older files state the distance between full layers; newer files state the kind of each layer.
+    # Older files state after how many layers a full layer follows; newer files state the kind of
+    # each layer.
     number = typed_field(fields, "num_hidden_layers", 22, source)
     every = typed_field(fields, "global_attn_every_n_layers", FULL_EVERY, source)
     fields.pop("global_attn_every_n_layers", None)

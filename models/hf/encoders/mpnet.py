@@ -8,13 +8,13 @@ from .encoder_form import BERT_EMBEDDINGS, BERT_FIELDS
 from .roberta import roberta_form, take_offset
 
 OFFSET = 2
-"""The first used row of the positions, for every padding id."""
+"""The index of the first used row of the position table, for any padding id."""
 WITHOUT = ("type_vocab_size", "position_embedding_type", "add_cross_attention")
 """Fields of a BERT that an MPNet does not have."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Sets the settings that no field states."""
+    """Sets the settings for which there is no field."""
     del source
     settings["num_token_types"] = 0
     take_offset(fields, settings, OFFSET)

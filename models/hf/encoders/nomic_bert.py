@@ -1,7 +1,7 @@
-"""Nomic BERT in the Hugging Face format: the form of transformers 5, and the authors' fields.
+"""Nomic BERT in the Hugging Face format: the fields of transformers 5, and the authors' fields.
 
-The authors' configuration derives from the configuration of GPT-2, and published files may state
-both forms.
+The authors' configuration derives from the configuration of GPT-2, and published files may contain
+both kinds of fields.
 """
 
 from ....data.common.fields import require
@@ -58,7 +58,7 @@ IGNORED = frozenset(
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the positions, and the authors' fields."""
+    """Reads the fields of positions, and the fields of the authors' files."""
     take_older_values(fields, OLDER_VALUES, source)
     if (older := fields.pop("activation_function", None)) is not None:
         fields.setdefault("hidden_act", OLDER_ACTIVATIONS.get(str(older), older))

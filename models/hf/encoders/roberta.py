@@ -16,7 +16,7 @@ Config = TypeVar("Config", bound=RobertaConfig)
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the number of unused rows at the beginning of the position embedding."""
+    """Reads the number of unused rows at the beginning of the position table."""
     pad_id = fields.get("pad_token_id", 1)
     require(
         not expectation(pad_id, NonNegativeInt),
@@ -28,7 +28,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def take_offset(fields: JsonObject, settings: Settings, offset: int) -> None:
-    """Sets the first used row of the positions; `max_length` excludes the rows before it."""
+    """Sets the first used row of the position table; `max_length` excludes the rows before it."""
     settings["position_offset"] = offset
     rows = fields.get("max_position_embeddings", 512)
     fields["max_position_embeddings"] = rows - offset if isinstance(rows, int) else rows
@@ -47,8 +47,8 @@ def _own_fields(config: RobertaConfig) -> JsonObject:
 def _in_generate(config: Config) -> Config:
     """Returns the configuration of a model whose positions start at 0.
 
-    transformers' `generate` counts positions from 0. In the forward pass, transformers and flaxzoo
-    both start after the rows of the padding.
+    transformers' `generate` counts positions from 0. In the forward pass, both transformers and
+    flaxzoo start after the unused rows.
     """
     longer = config.max_length + config.position_offset
     return dataclasses.replace(config, position_offset=0, max_length=longer)
@@ -57,13 +57,13 @@ def _in_generate(config: Config) -> Config:
 def roberta_form(
     config: type[Config], model_type: str, name: str, **differences: Any
 ) -> EncoderForm[Config]:
-    """Returns the form of RoBERTa, or of a family with the same tensors.
+    """Returns the conversion of RoBERTa, or of a family with the same tensors.
 
     Args:
       config: The configuration of the family.
       model_type: The name of the family in `config.json`.
       name: The prefix of the names of its classes in transformers.
-      **differences: Further fields of the form, in place of RoBERTa's.
+      **differences: Fields of the conversion that differ from RoBERTa's.
     """
     usual: Settings = {
         "fields": ConfigMapping((IS_DECODER, *BERT_FIELDS), IGNORED),
@@ -94,7 +94,7 @@ def roberta_form(
 
 
 VOCABULARY = with_defaults(BERT_FIELDS, vocab_size=50265)
-"""The fields of a BERT, with the size of RoBERTa's vocabulary."""
+"""The fields of a BERT, with the default vocabulary size of RoBERTa."""
 FORM = roberta_form(
     RobertaConfig, "roberta", "Roberta", fields=ConfigMapping((IS_DECODER, *VOCABULARY), IGNORED)
 )

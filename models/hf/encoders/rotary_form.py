@@ -1,4 +1,4 @@
-"""The Hugging Face form that Nomic BERT and GTE share: rotary positions, gated feed-forward."""
+"""Conversion shared by Nomic BERT and GTE: encoders with rotary positions and gated layers."""
 
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ Config = TypeVar("Config", bound=NomicBertConfig)
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn")
 LAYERS = "layers.{i}"
-"""The name of one layer in the modules of transformers 5."""
+"""The name of a layer in the models of transformers 5."""
 MODULES = {
     "attention/query": "self_attn.q_proj",
     "attention/key": "self_attn.k_proj",
@@ -25,14 +25,15 @@ MODULES = {
     "feed_forward/gate": "mlp.gate_proj",
     "feed_forward_norm": "post_mlp_layernorm",
 }
-"""The name of each part of a layer in the modules of transformers 5, which the families share."""
+"""The name of each module of a layer in the models of transformers 5, where both families have the
+same names."""
 
 
 def take_older_values(fields: JsonObject, values: dict[str, JsonValue], source: str) -> None:
-    """Removes fields of older files that must have one value.
+    """Removes fields of older files for which only one value is supported.
 
     Raises:
-      WeightsError: A field has another value.
+      WeightsError: A field has a different value.
     """
     for name, value in values.items():
         if (given := fields.pop(name, value)) != value:
@@ -62,7 +63,7 @@ def _own_fields(config: NomicBertConfig) -> JsonObject:
 
 
 def rotary_fields(**defaults: JsonValue) -> tuple[Field | FixedField, ...]:
-    """Returns BERT's fields for an encoder with rotary positions, with these defaults."""
+    """Returns BERT's fields for an encoder with rotary positions, with the given defaults."""
     rows = with_defaults(BERT_FIELDS, **defaults)
     return tuple(
         row for row in rows if row.hf not in ("position_embedding_type", "add_cross_attention")
@@ -72,14 +73,14 @@ def rotary_fields(**defaults: JsonValue) -> tuple[Field | FixedField, ...]:
 def rotary_form(
     config: type[Config], model_type: str, name: str, *, fields: ConfigMapping, **more: Any
 ) -> EncoderForm[Config]:
-    """Returns the form of an encoder with rotary positions and gated feed-forward layers.
+    """Returns the conversion of an encoder with rotary positions and gated feed-forward layers.
 
     Args:
       config: The configuration of the family.
       model_type: The name of the family in transformers.
       name: The prefix of the class names, such as "NomicBert".
       fields: The fields of `config.json`.
-      **more: Further fields of the form.
+      **more: Other fields of the conversion.
     """
     return EncoderForm(
         config=config,

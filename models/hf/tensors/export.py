@@ -56,7 +56,7 @@ def rule_tensors(
     """Yields the tensors of a rule, given the parameters by their paths."""
 
     def make(index: tuple[int, ...]) -> np.ndarray:
-        # Copy one layer, or one expert of a layer, from the device at a time.
+        # Copy only one layer, or one expert of a layer, from the device at a time.
         arrays = [np.asarray(params[path][index]) for path in rule.flax]
         return np.ascontiguousarray(rule.layout.join(arrays))
 

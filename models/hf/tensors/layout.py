@@ -14,21 +14,23 @@ Shape: TypeAlias = tuple[int, ...]
 class Layout:
     """How a Hugging Face tensor stores one or several parameters, concatenated along its outputs.
 
-    A parameter is `[*inputs, *outputs]`; the tensor is a matrix `[outputs, inputs]` with the axes
-    of each side merged. A key kernel `[D, K, H]` of K grouped heads, for example, is the matrix
-    `[K·H, D]` in the layout `LINEAR`.
+    A parameter has the shape `[*inputs, *outputs]`; the tensor is a matrix `[outputs, inputs]`, for
+    which all axes of inputs are merged, and all axes of outputs. A key kernel `[D, K, H]` of K
+    grouped heads, for example, is the matrix `[K·H, D]` in the layout `LINEAR`.
     """
 
     input_axes: int = 1
-    """Number of leading axes of the parameter that are inputs."""
+    """Number of leading axes of the parameter that are axes of inputs."""
     transposed: bool = True
-    """Whether the tensor has outputs first (torch's Linear) or inputs first (GPT-2's Conv1D)."""
+    """Whether the tensor's first axis is that of outputs (torch's Linear) or of inputs (GPT-2's
+    Conv1D)."""
     flat: bool = False
     """Whether the tensor is a vector, without an axis for the inputs."""
     by_head: bool = False
     """Whether parameters with outputs `[N, H]` are interleaved by head (queries, keys and values of
-    GPT-NeoX and BLOOM) instead of concatenated. If the parameters have several numbers of heads,
-    each group of N / K query heads is followed by its key head and its value head (Falcon)."""
+    GPT-NeoX and BLOOM) instead of concatenated. If there are fewer key/value heads than query
+    heads, each group of N / K query heads is followed by its key head and its value head
+    (Falcon)."""
 
     def hf_shape(self, flax: Sequence[Shape]) -> Shape:
         """Returns the shape of the tensor that stores parameters of the given shapes."""
@@ -49,7 +51,7 @@ class Layout:
         if self.by_head:
             # The numbers of heads of all parameters, and the size of a head.
             heads, size = [shape[self.input_axes] for shape in flax], flax[part][-1]
-            each = [number // min(heads) for number in heads]  # heads of a group
+            each = [number // min(heads) for number in heads]  # number of heads in a group
             own = slice(sum(each[:part]), sum(each[: part + 1]))
             # [K, heads of a group, H, inputs]; a bias has one input.
             rows = tensor.reshape(min(heads), sum(each), size, -1)[:, own]
@@ -98,15 +100,15 @@ VECTOR = Layout(input_axes=0, flat=True)
 ROW = Layout(input_axes=0, transposed=False)
 """A parameter of any shape as a matrix with one row."""
 TABLE = Layout(transposed=False)
-"""An unchanged matrix: embeddings, and kernels stored with inputs first."""
+"""A matrix that is stored unchanged: embeddings, and kernels with the axis of inputs first."""
 LINEAR = Layout()
 """A kernel as torch's Linear; its outputs may have several axes, such as `[D, N, H]`."""
 FROM_HEADS = Layout(input_axes=2)
 """A kernel as torch's Linear that reads heads: its inputs are `[N, H]`."""
 BY_HEAD = Layout(by_head=True)
-"""Kernels of queries, keys and values as one torch Linear, head by head."""
+"""Kernels of queries, keys and values as one torch Linear, interleaved by head."""
 BY_HEAD_VECTOR = Layout(input_axes=0, flat=True, by_head=True)
-"""The biases of `BY_HEAD` kernels."""
+"""The biases that belong to `BY_HEAD` kernels."""
 CONVOLUTION = ConvolutionLayout()
 TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
-"""A kernel that reads heads, stored with inputs first."""
+"""A kernel that reads heads, stored with the axis of inputs first."""

@@ -1,8 +1,8 @@
-"""Finds the tensor that stores each parameter.
+"""Finds the tensors that store each parameter.
 
-Before anything is read, `locate` compares the model with the files and reports all differences in
-one error: parameters that no rule fills, rules that match no parameter, missing tensors, and
-tensors that no rule reads.
+Before any tensor is read, `locate` compares the model with the files, and reports all differences
+in one error: parameters without a rule, rules that match no parameter, missing tensors, and tensors
+that no rule reads.
 """
 
 import collections
@@ -27,7 +27,7 @@ def locate(
     *,
     stored: Mapping[str, object] = {},
 ) -> dict[str, TensorLocation]:
-    """Returns where each parameter is stored, by path.
+    """Returns, for each parameter by its path, where it is stored.
 
     Args:
       mapping: The tensor mapping of the model.
@@ -45,7 +45,8 @@ def locate(
     mismatches = _Mismatches()
     used: set[str] = set()
     for rule in mapping.rules:
-        # A rule without its parameters is a mistake in the mapping or in the configuration.
+        # A rule for parameters that the model lacks is a mistake in the mapping or in the
+        # configuration.
         absent = [path for path in rule.flax if path not in flax]
         if absent:
             mismatches.without_parameter += absent
@@ -81,10 +82,10 @@ def locate(
 def _check_ignored(
     mapping: TensorMapping, tensors: TensorSource, mismatches: "_Mismatches"
 ) -> Iterator[str]:
-    """Yields the names of ignored tensors, and records tensors that are not redundant."""
+    """Yields the names of ignored tensors, and records those that contradict the other tensors."""
     names = tensors.shapes().keys()
     for ignored in mapping.ignored:
-        # A file of the body alone omits the prefix.
+        # A file that contains only the body omits the prefix.
         bare = ignored.hf.removeprefix(mapping.prefix)
         patterns = bare, mapping.prefix + bare
         for name in (n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)):
@@ -105,14 +106,14 @@ def _equal(x: np.ndarray, y: np.ndarray, tensors: TensorSource) -> bool:
 
 
 def _close(x: np.ndarray, y: np.ndarray) -> bool:
-    """Returns whether constants agree within the precision of their storage."""
+    """Returns whether two constants are equal up to the precision in which they are stored."""
     tolerance = 1e-5 if x.dtype.itemsize >= 4 else 1e-2
     return x.shape == y.shape and bool(np.allclose(x.astype(np.float32), y, atol=tolerance))
 
 
 @dataclasses.dataclass
 class _Mismatches:
-    """All differences between files, mapping and model, by name."""
+    """All differences between the files, the mapping and the model, as names."""
 
     missing: list[str] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
@@ -121,10 +122,10 @@ class _Mismatches:
     misshapen: list[str] = dataclasses.field(default_factory=list)
     contradicting: list[str] = dataclasses.field(default_factory=list)
     sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Actual and expected sizes of the axes of misshapen tensors."""
+    """Pairs of the actual and the expected size of each axis of tensors with a wrong shape."""
 
     def raise_any(self, source: str, stored: Mapping[str, object]) -> None:
-        """Raises a one-line WeightsError that names the first differences of each kind, if any."""
+        """Raises a one-line WeightsError with the first differences of each kind, if any exist."""
         kinds = {
             "it lacks": self.missing,
             "nothing reads": self.unread,
@@ -139,17 +140,19 @@ class _Mismatches:
             raise WeightsError(f"{source} does not fit its configuration: {listed}")
 
     def _suspects(self, stored: Mapping[str, object]) -> Iterator[str]:
-        """Yields a note on the field of `config.json` that probably causes the mismatched sizes."""
+        """Yields a note that names the field of `config.json` that is probably wrong."""
         wrong = collections.Counter(pair for pair in self.sizes if pair[0] != pair[1])
-        # The size that differs most often is probably wrong in the configuration.
+        # The pair of sizes that occurs most often is probably due to a wrong field of the
+        # configuration.
         candidates = [pair for pair, _ in wrong.most_common()]
-        if not wrong:  # missing layers, or unread layers
+        if not wrong:  # the files have fewer or more layers than the configuration states
             for names, more in ((self.missing, False), (self.unread, True)):
                 layers = [int(x[1]) for name in names if (x := re.search(r"\.(\d+)\.", name))]
                 if layers:
                     first, past = min(layers), max(layers) + 1
                     candidates.append((past, first) if more else (first, past))
-        # A field with the expected size is probably wrong, because the files have another size.
+        # A field whose value is the expected size is probably wrong, because the files have another
+        # size.
         for found, expected in candidates:
             names = [
                 name for name, value in stored.items() if value is not True and value == expected
@@ -160,6 +163,6 @@ class _Mismatches:
 
 
 def _first_of(names: Sequence[str]) -> str:
-    """Returns the first three names, and the number of further names."""
+    """Returns the first three names, and the number of remaining names."""
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

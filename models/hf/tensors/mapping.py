@@ -1,8 +1,8 @@
 """Maps parameters to the tensors of Hugging Face files.
 
-A mapping is data, a list of `TensorRule`. A tensor name with `{i}` means layer i; the
-parameter is then the stack of all layers. The same rules import and export, so that each direction
-inverts the other.
+A mapping is data, a list of `TensorRule`. A tensor name with `{i}` stands for one tensor in each
+layer i; the parameter is then the stack of all layers. The same rules are used for import and
+export, so that each direction inverts the other.
 """
 
 import dataclasses
@@ -26,30 +26,32 @@ class TensorRule:
     flax: tuple[str, ...]
     """Paths of the parameters, such as `layers/attention/query/kernel`."""
     hf: str
-    """Name of the tensor; with `{i}`, one tensor for each layer, with `{e}` for each expert."""
+    """Name of the tensor. With `{i}` there is one tensor for each layer, with `{e}` for each
+    expert."""
     layout: Layout
     first: int = 0
-    """The number `i` of the first stacked tensor: 1 if the first layer has none (ModernBERT)."""
+    """The value of `{i}` for the first stacked tensor: 1 if the first layer has none (ModernBERT).
+    """
     layers: tuple[int, ...] | None = None
-    """The stacked layers that have the tensor; in the other layers, the parameter is 0. If None,
-    all.
+    """The indices of the stacked layers that have the tensor; in other layers, the parameter is 0.
+    If None, all.
     """
     inner: int = 1
-    """Number of stacked tensors `{j}` for each `{i}` (the layers of a group in ALBERT)."""
+    """Number of values of `{j}` for each value of `{i}` (the layers of a group in ALBERT)."""
 
     @property
     def num_stacked(self) -> int:
-        """The number of leading axes of the parameters whose entries are separate tensors."""
+        """The number of leading axes (layers, experts) whose entries are separate tensors."""
         return sum(index in self.hf for index in ("{i}", "{e}"))
 
     def indices(self, flax: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
-        """Yields the index of each tensor in the parameters, in the order of `tensors`."""
+        """Yields the index of each tensor along these leading axes, in the order of `tensors`."""
         for index in np.ndindex(*flax[0][: self.num_stacked]):
             if self.layers is None or index[0] in self.layers:
                 yield index
 
     def tensors(self, flax: Sequence[Shape]) -> Iterator[tuple[str, Shape]]:
-        """Yields name and shape of each tensor, given the shapes of the parameters."""
+        """Yields the name and shape of each tensor, given the shapes of the parameters."""
         # Each layer and expert has a separate tensor: leave out the stacked axes.
         shape = self.layout.hf_shape([shape[self.num_stacked :] for shape in flax])
         for index in self.indices(flax):
@@ -60,41 +62,42 @@ class TensorRule:
 
 @dataclasses.dataclass(frozen=True)
 class IgnoredTensor:
-    """A redundant tensor (a buffer or a tied alias): never loaded, only checked for consistency."""
+    """A redundant tensor (a buffer or a tied alias), which is never loaded, only checked."""
 
     hf: str
     """Name of the tensor; `*` matches any layer."""
     same_as: str | None = None
     """The tensor to which this tensor is tied."""
     value: Callable[[], np.ndarray] | None = None
-    """Computes the values implied by the configuration."""
+    """Computes the tensor's values, which follow from the configuration."""
     exported: bool = False
     """Whether exported files must contain the tensor; such a tensor has a `value`."""
     checked: bool = True
-    """Whether the tensor in files must equal `value`; False for tensors that nothing reads."""
+    """Whether the tensor in files must equal `value`. False for tensors that no library reads."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorMapping:
-    """The tensors of one model."""
+    """How the parameters of a model are stored as tensors."""
 
     rules: tuple[TensorRule, ...]
     ignored: tuple[IgnoredTensor, ...] = ()
     prefix: str = ""
     """Prefix of the body's tensors, such as `bert.`, which files may omit."""
     legacy_names: tuple[tuple[str, str], ...] = ()
-    """Parts of names and their replacements in older files, applied in order."""
+    """Substrings of tensor names and their replacements in older files, applied in order."""
 
     def find(self, name: str, names: Set[str]) -> str | None:
-        """Returns the name in `names` that stores a tensor, or None."""
+        """Returns the one of `names` under which a tensor is stored, or None."""
         return next(filter(names.__contains__, self._candidates(name)), None)
 
     def _candidates(self, name: str) -> Iterator[str]:
         """Yields the names under which files may store a tensor, the most likely first."""
-        # A file of the body alone omits the prefix, and a file with a head adds it.
+        # A file that contains only the body omits the prefix, and a file with a head has it.
         bare = name.removeprefix(self.prefix)
         for candidate in (name, bare, self.prefix + bare):
-            # Older files differ in several parts of a name: apply the replacements in order.
+            # In older files several substrings of a name may differ: apply the replacements in
+            # order.
             yield from itertools.accumulate(
                 self.legacy_names, lambda name, parts: name.replace(*parts), initial=candidate
             )
@@ -108,7 +111,7 @@ def linear(
 ) -> tuple[TensorRule, ...]:
     """Returns the rules of a linear map, given its tensor prefix and one or more parameter paths.
 
-    Several maps of the same input form one tensor.
+    Several linear maps of the same input are stored as one tensor.
     """
     paths = (flax,) if isinstance(flax, str) else flax
     kernel = TensorRule(tuple(f"{path}/kernel" for path in paths), f"{hf}.weight", layout)
@@ -143,9 +146,10 @@ def layer_rules(
     Args:
       flax: Path of the stack, such as `layers`.
       hf: Prefix of the tensors of one layer, such as `model.layers.{i}`.
-      names: Hugging Face name of each part, such as `self_attn.q_proj` for `attention/query`. A
-        part that ends in `norm` is a norm; any other part is a linear map. A part that ends in
-        `attention/output` reads heads. Several parts may form one linear map.
+      names: Hugging Face name of each module, such as `self_attn.q_proj` for `attention/query`. A
+        module whose path ends in `norm` is a norm; any other module is a linear map, which reads
+        heads if its path ends in `attention/output`. Several modules may be stored as one linear
+        map.
       layout: How linear maps are stored. Defaults to torch's Linear.
       output_layout: How linear maps that read heads are stored.
       linear_bias: Whether linear maps have biases.
@@ -168,7 +172,7 @@ def layer_rules(
 
 
 def lm_head(tied_to: str | None) -> tuple[list[TensorRule], list[IgnoredTensor]]:
-    """Returns the rule of the output projection, or its alias if it is tied.
+    """Returns the rule of the output projection; if it is tied, returns the ignored tensor instead.
 
     Args:
       tied_to: The name of the embedding that the projection is tied to, or None.

@@ -1,4 +1,4 @@
-"""Reads parameters from the tensors of files, a slice and a tensor at a time."""
+"""Reads slices of parameters from the tensors of files, one tensor at a time."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from .mapping import TensorRule, WeightsError
 Index: TypeAlias = tuple[slice, ...]
 
 ALIGNMENT = 64
-"""Alignment, in bytes, of memory that jax uses without a copy."""
+"""The alignment, in bytes, that memory must have for jax to use it without a copy."""
 BLOCK = 2**18
 """Number of bytes of a file that are copied at a time."""
 BLOCKS_KEPT = 16
@@ -24,7 +24,7 @@ BLOCKS_KEPT = 16
 
 @runtime_checkable
 class TensorSource(Protocol):
-    """Named tensors that are read one at a time."""
+    """A source of named tensors, which are read one at a time."""
 
     def shapes(self) -> dict[str, Shape]:
         """Returns the shape of every tensor, by name."""
@@ -45,11 +45,11 @@ class TensorSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TensorLocation:
-    """Where a parameter is stored: its part of a rule's tensors, one per layer."""
+    """Where a parameter is stored: a rule, and the names of its tensors, one per layer."""
 
     rule: TensorRule
     part: int
-    """Index of the parameter in the rule."""
+    """Index of the parameter among those of the rule."""
     names: tuple[str, ...]
     """Names of the tensors in the files."""
 
@@ -76,7 +76,7 @@ def read_parameter(
     """
     rule = location.rule
     shapes = [flax[path] for path in rule.flax]
-    # jax uses aligned memory on the host without a copy.
+    # Allocate aligned memory, which jax uses on the host without a copy.
     lengths = zip(shapes[location.part], index, strict=True)
     shape = tuple(len(range(size)[part]) for size, part in lengths)
     memory = np.empty(math.prod(shape) * np.dtype(dtype).itemsize + ALIGNMENT, np.uint8)
@@ -84,17 +84,18 @@ def read_parameter(
     result = memory[start : start + memory.size - ALIGNMENT].view(dtype).reshape(shape)
 
     names, targets = location.names, [result]
-    if stacked := rule.num_stacked:  # the first axes count tensors
+    # the leading axes count layers and experts, which are separate tensors
+    if stacked := rule.num_stacked:
         every = np.full(shapes[location.part][:stacked], None, object)
         for position, name in zip(rule.indices(shapes), names, strict=True):
             every[position] = name
         names = every[index[:stacked]].ravel().tolist()
-        # A slice of the result for each tensor.
+        # For each tensor, the slice of the result to which it is copied.
         targets, index = list(result.reshape(-1, *shape[stacked:])), index[stacked:]
         shapes = [shape[stacked:] for shape in shapes]
     # Copy block by block; the conversion to `dtype` happens in the assignment.
     for name, target in zip(names, targets, strict=True):
-        if name is None:  # a layer without the tensor
+        if name is None:  # this layer has no such tensor
             target[...] = 0
             continue
         tensor = tensors.read(name)
@@ -115,7 +116,7 @@ def blocks(view: np.ndarray, tensors: TensorSource) -> Iterator[Index]:
     With this order, the copy of a transposed view is five times as fast, and no tensor stays in
     memory.
     """
-    # The axis with the largest stride varies slowest in the file.
+    # Cut along the axis with the largest stride, which varies slowest in the file.
     axis = int(np.argmax(view.strides))
     step = max(1, BLOCK // max(1, view.strides[axis]))
     before = (slice(None),) * axis

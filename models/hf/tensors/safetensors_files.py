@@ -35,7 +35,7 @@ DTYPES = {
 
 
 class TensorFiles:
-    """Names, shapes and values of a folder's tensors.
+    """The names, shapes and values of the tensors in a folder.
 
     Raises:
       WeightsError: The files are missing or broken; the message names the file.
@@ -53,7 +53,7 @@ class TensorFiles:
         return self._files[name].view(name)
 
     def release(self) -> None:
-        """Releases the pages that were read; reading them again is cheap."""
+        """Releases the memory pages that were read; reading them again is cheap."""
         for file in set(self._files.values()):
             file.memory.madvise(mmap.MADV_DONTNEED)
 
@@ -80,7 +80,7 @@ class _File:
 
         self.path = path
         with _errors_of(path):
-            safe_open(path, framework="np")  # validates the header that the next lines read
+            safe_open(path, framework="np")  # this validates the header, which the next lines read
             with path.open("rb") as file:
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._start = 8 + int.from_bytes(self.memory[:8], "little")
@@ -108,7 +108,7 @@ class _File:
 
 
 def _files(folder: Path) -> dict[str, _File]:
-    """Returns the file of each tensor."""
+    """Returns the path of the file that contains each tensor."""
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file():
         file = _File(whole)
@@ -125,7 +125,7 @@ def _files(folder: Path) -> dict[str, _File]:
 
 
 def _indexed(folder: Path, index: Path) -> dict[str, _File]:
-    """Returns the file of each tensor according to an index, after checking the files."""
+    """Returns the path of each tensor's file according to an index, after checking the files."""
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         wanted = {str(name): str(file) for name, file in entries.items()}

@@ -34,11 +34,11 @@ WINDOW = 4096
 def take_windows(
     fields: JsonObject, settings: Settings, source: str, *, num_layers: int, every: int
 ) -> None:
-    """Removes the window fields of a Gemma and sets `window` and `full_layers`.
+    """Reads and removes the window fields of a Gemma; sets `window` and `full_layers`.
 
     Args:
       fields: The content of the file.
-      settings: Receives `window` and `full_layers`.
+      settings: the dict in which `window` and `full_layers` are set.
       source: The path of the file, for messages.
       num_layers: The default of `num_hidden_layers`.
       every: n, if every n-th layer attends to all tokens by default.
@@ -105,8 +105,8 @@ FORM = DecoderForm(
             Field("final_logit_softcapping", "logit_cap", None, kind=float),
             FixedField("use_bidirectional_attention", (None, False)),
         ),
-        # Older names of the activation and the window, which transformers does not read, and the
-        # kind of cache.
+        # Ignore older names of the activation and the window, which transformers does not read, and
+        # the kind of cache.
         ignored=NAMES | {"hidden_act", "sliding_window_size", "cache_implementation"},
     ),
     layer={**ATTENTION, **FEED_FORWARD, **FOUR_NORMS},

@@ -1,1 +1,1 @@
-"""Hugging Face forms of the decoders that follow GPT-2."""
+"""The decoders that follow GPT-2, in the Hugging Face format."""

@@ -13,7 +13,8 @@ from ...tensors.mapping import WeightsError
 from ..rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 from .gpt_form import GPTForm
 
-# new_decoder_architecture, parallel_attn and num_ln_in_parallel_attn → residual.
+# For each combination of new_decoder_architecture, parallel_attn and num_ln_in_parallel_attn, the
+# value of `residual`.
 RESIDUALS: dict[object, str] = {
     **dict.fromkeys([(True, True, None), (True, True, 2)], "two_norms"),
     **dict.fromkeys([(True, True, 1), (False, True, None), (False, True, 1)], "one_norm"),
@@ -45,8 +46,8 @@ def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
         stated = ", ".join(f"{name} {value}" for name, value in zip(names, form, strict=True))
         raise WeightsError(f"{source}: {stated} contradict each other: correct one of them")
     settings["residual"] = RESIDUALS[form]
-    # The newer form has groups of query heads. The older form has one key/value head, or one for
-    # each query head.
+    # In the newer architecture, groups of query heads share a key/value head. The older
+    # architecture has one key/value head in total, or one for each query head.
     num_heads = typed_field(fields, "num_attention_heads", 71, source)
     number = _take(fields, "num_kv_heads", None, source) or num_heads
     is_single = _take(fields, "multi_query", True, source) and not form[0]
@@ -60,7 +61,7 @@ def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the fields of positions, and the fields that determine the layer."""
+    """Reads the fields that describe positions, and those that determine the kind of layer."""
     _take_layer(fields, settings, source)
     max_length = fields.get("max_position_embeddings", 2048)
     rotary = take_rotary(fields, source, default_base=10_000.0)
@@ -83,7 +84,7 @@ def _own_fields(config: FalconConfig) -> JsonObject:
         f"num_heads, {config.num_heads}",
         WeightsError,
     )
-    # Two norms, or several groups of heads, exist in the newer form only.
+    # Only the newer architecture has two norms or several groups of heads.
     return {
         "alibi": config.positions == "alibi",
         "new_decoder_architecture": is_grouped or config.residual == "two_norms",
@@ -97,10 +98,10 @@ def _own_fields(config: FalconConfig) -> JsonObject:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FalconForm(GPTForm[FalconConfig]):
-    """The form of Falcon, whose norms differ between models."""
+    """The conversion of Falcon, whose norms have different names in different models."""
 
     def parts_of(self, config: FalconConfig) -> Mapping[str, str]:
-        """Returns the name of each part of a layer."""
+        """Returns the transformers name of each module in a layer."""
         return {**self.parts, **NORMS[config.residual]}
 
 

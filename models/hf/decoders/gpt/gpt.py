@@ -37,7 +37,8 @@ SHARED: Settings = {
     "config": GPTConfig,
     "prefix": "transformer.",
     "layers": "h.{i}",
-    # Query, key and value are one linear map, and every kernel is stored with inputs first.
+    # Queries, keys and values are projected by one linear map, and the first axis of every kernel
+    # is that of the inputs.
     "joined": "attn.c_attn",
     "joined_layouts": (TABLE, VECTOR),
     "layout": TABLE,

@@ -1,6 +1,6 @@
-"""The Hugging Face form shared by the decoders that follow GPT-2.
+"""Conversion from and to the Hugging Face format, shared by the decoders that follow GPT-2.
 
-A family states its differences in a `GPTForm`: fields, names of parts, classes.
+A family defines its `GPTForm`: its fields, the names of its modules, and its classes.
 """
 
 import dataclasses
@@ -22,32 +22,34 @@ DROPOUTS = ("embedding_dropout", "attention_dropout")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTForm(Form[Config]):
-    """How one family differs from the others in the Hugging Face format."""
+    """What is specific to one family in its conversion from and to the Hugging Face format."""
 
     prefix: str
     """Prefix of the names of the body's tensors."""
     tokens: str
-    """Name of the token embedding, after the prefix."""
+    """Name of the token embedding, without the prefix of the body."""
     layers: str
-    """Prefix of the tensors of one layer, after the prefix of the body."""
+    """Prefix of the tensors of one layer, without the prefix of the body."""
     parts: Mapping[str, str]
-    """The name of each part of a layer, such as `self_attn.q_proj` for `attention/query`."""
+    """The name of each module in a layer, such as `self_attn.q_proj` for `attention/query`."""
     joined: str | None = None
-    """Name of the joint map of queries, keys and values, if there is one."""
+    """Name of the linear map that projects to queries, keys and values together, if there is one.
+    """
     joined_layouts: tuple[Layout, Layout] = (BY_HEAD, BY_HEAD_VECTOR)
     """Layouts of the kernel and of the bias of the joint map."""
     layout: Layout = LINEAR
-    """How the maps of a layer are stored."""
+    """How the linear maps of a layer are stored."""
     output_layout: Layout = FROM_HEADS
-    """How the output map of attention is stored."""
+    """How the output projection of attention is stored."""
     body: Mapping[str, str]
-    """The name, after the prefix, of each norm, embedding or linear map around the layers."""
+    """The name (without the prefix of the body) of each norm, embedding and linear map outside of
+    the layers."""
     output: str = "lm_head"
     """Name of the output projection."""
     ignored: tuple[str, ...] = ()
-    """Buffers of older files."""
+    """Buffers that older files contain."""
     linear_classifier_bias: bool = True
-    """Whether the map of token classification has a bias."""
+    """Whether the linear map of token classification has a bias."""
 
     def config_from_hf(self, hf_config: HFConfig, source: str) -> Config:
         """Converts the content of a `config.json`; see `Form`."""
@@ -68,7 +70,7 @@ class GPTForm(Form[Config]):
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`."""
-        # A setting without a field in the family's table must have its default.
+        # A setting for which the family's table has no field must have its default.
         names = {field.flax for field in self.fields.fields if isinstance(field, Field)}
         fixed = {
             "positions": (self.config.__dataclass_fields__["positions"].default,),
@@ -93,12 +95,12 @@ class GPTForm(Form[Config]):
         return self.write_fields(config, head, fixed=fixed, explicit=explicit)
 
     def parts_of(self, config: Config) -> Mapping[str, str]:
-        """Returns the name of each part of a layer."""
+        """Returns the transformers name of each module in a layer."""
         del config
         return self.parts
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
-        """Returns the tensors of a model with its head."""
+        """Returns the mapping from the parameters of a model, including its head, to tensors."""
         # The embeddings and maps around the layers, then the layers.
         tokens, layers = self.prefix + self.tokens, self.prefix + self.layers
         rules = [*embedding("token_embedding", tokens)]
@@ -123,7 +125,7 @@ class GPTForm(Form[Config]):
         return TensorMapping(tuple(rules), tuple(ignored), self.prefix)
 
     def _joined(self, config: Config, name: str) -> list[TensorRule]:
-        """Returns the rules of the joint map of queries, keys and values."""
+        """Returns the rules of the linear map that projects to queries, keys and values."""
         three = [f"layers/attention/{part}" for part in ("query", "key", "value")]
         kernel, bias = self.joined_layouts
         rules = [TensorRule(tuple(f"{p}/kernel" for p in three), f"{name}.weight", kernel)]
@@ -133,7 +135,7 @@ class GPTForm(Form[Config]):
         return rules
 
     def _rules(self, config: Config, path: str, name: str) -> tuple[TensorRule, ...]:
-        """Returns the rules of a part; empty for a norm without parameters."""
+        """Returns the rules of a module; none for a norm without parameters."""
         if path.endswith("norm"):
             return norm(path, name) if config.norm_affine else ()
         if path.endswith("position_embedding"):

@@ -16,7 +16,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     fields.pop("attention_layers", None)
     window = fields.pop("window_size", 256)
     number = fields.get("num_layers", fields.get("num_hidden_layers", 24))
-    # Expand pairs (kinds, repetitions) to one kind per layer.
+    # Expand the pairs (kinds, repetitions) to a list with the kind of each layer.
     kinds: list[object] = []
     try:
         for names, times in [[["global", "local"], 12]] if types is None else types:  # pyright: ignore[reportGeneralTypeIssues, reportOptionalIterable, reportAssignmentType]

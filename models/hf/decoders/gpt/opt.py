@@ -10,7 +10,7 @@ from .gpt_form import GPTForm
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the position of norms and the width of the embeddings."""
+    """Reads whether norms precede sublayers, and the width of the embeddings."""
     before = typed_field(fields, "do_layer_norm_before", True, source)
     removed = typed_field(fields, "_remove_final_layer_norm", False, source)
     width = typed_field(fields, "word_embed_proj_dim", None, source, kind=int)
@@ -30,10 +30,10 @@ def _own_fields(config: OPTConfig) -> JsonObject:
 
 
 class _OPTForm(GPTForm[OPTConfig]):
-    """The form of OPT, without the parts that a model lacks."""
+    """The conversion of OPT, which leaves out tensors that a model does not have."""
 
     def tensor_mapping(self, config: OPTConfig) -> TensorMapping:
-        """Returns the tensors of a model with its head."""
+        """Returns the mapping from the parameters of a model, including its head, to tensors."""
         mapping = super().tensor_mapping(config)
         absent = set[str]()
         if config.norm_position == "post" or not (config.norm_affine and config.final_norm):

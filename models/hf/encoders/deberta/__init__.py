@@ -1,1 +1,1 @@
-"""The Hugging Face forms of DeBERTa."""
+"""DeBERTa in the Hugging Face format."""

@@ -18,7 +18,7 @@ IGNORED = NAMES | {"cls_dropout", "padding_idx"}
 
 
 def _own_rules(config: DebertaConfig, prefix: str) -> list[TensorRule]:
-    """Returns the rules of the vectors of distances, the convolution, and the projections."""
+    """Returns the rules of the vectors of distances, of the convolution, and of the projections."""
     layer, encoder = f"{prefix}encoder.layer.{{i}}.attention.self", f"{prefix}encoder"
     rules: list[TensorRule] = []
     if config.d_embedding is not None:
@@ -63,7 +63,7 @@ SHARED: Settings = {
         "cls.predictions.decoder",
     ),
     "head_parts": {head: {"pooler": "pooler.dense"} for head in POOLED},
-    # The names of the head with `legacy` false.
+    # The tensor names of the head if the field `legacy` is false.
     "older_names": (
         ("cls.predictions.transform.", "lm_predictions.lm_head."),
         ("cls.predictions.", "lm_predictions.lm_head."),
@@ -72,7 +72,7 @@ SHARED: Settings = {
     "other_heads": (
         *("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"),
         "deberta.embeddings.position_embeddings.*",
-        # Vectors of distances that no term reads.
+        # Ignore vectors of distances if no term of the scores uses them.
         *("deberta.encoder.rel_embeddings.*", "deberta.encoder.LayerNorm.*"),
     ),
     "classifier_rates": dict.fromkeys(POOLED, ("cls_dropout", None)),
@@ -82,7 +82,7 @@ SHARED: Settings = {
 
 
 class DebertaForm(EncoderForm[DebertaConfig]):
-    """The form of one version; the tensors of both versions begin with `deberta.`."""
+    """The conversion of one version. In both versions, the tensor names begin with `deberta.`."""
 
     @property
     def prefix(self) -> str:

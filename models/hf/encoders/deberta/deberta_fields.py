@@ -34,7 +34,8 @@ V2_ONLY = {
     "position_buckets": ("position_buckets", -1),
     "conv_kernel_size": ("convolution_size", 0),
 }
-"""For each field with a positive number: its name in flaxzoo, and the number that means None."""
+"""For each field that is a positive number or None: its name in flaxzoo, and the number that stands
+for None in files."""
 NORMS = {"none": False, "layer_norm": True}
 
 
@@ -42,12 +43,12 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
     """Reads the fields of version 1 that need a conversion; see `Form.own_settings`.
 
     Args:
-      fields: all fields.
-      settings: gets the settings.
+      fields: all fields of the `config.json`; those that are read are removed.
+      settings: the dict to which settings are added.
       source: the path of the file, for messages.
       width: the default of `hidden_size`.
     """
-    # The terms of the scores, as text or as a list.
+    # The terms of the scores may be given as text or as a list.
     stated = fields.pop("pos_att_type", None) or []
     words = stated.lower().replace(" ", "").split("|") if isinstance(stated, str) else stated
     words = words if isinstance(words, list) else [words]
@@ -94,7 +95,7 @@ def read_v2(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _drop_unread(settings: Settings) -> None:
-    """Drops the settings of distances if no term of the scores reads them."""
+    """Removes the settings of distances if no term of the scores depends on distances."""
     if not settings["distance_terms"]:
         names = "position_distance", "position_buckets", "share_projections", "norm_distances"
         settings |= {name: DebertaConfig.__dataclass_fields__[name].default for name in names}
@@ -135,7 +136,8 @@ def write_own(config: DebertaConfig) -> JsonObject:
     }
     if config.d_embedding is not None:
         fields["embedding_size"] = config.d_embedding
-    # Version 2, whose keys have biases, also states the norm of the distance vectors.
+    # Only files of version 2, where keys have biases, tell whether the distance vectors are
+    # normalized.
     if config.key_bias:
         fields["norm_rel_ebd"] = "layer_norm" if config.norm_distances else "none"
     return fields
