@@ -90,10 +90,10 @@ class TrainConfig(Checked):
     checkpoint_every: NonNegativeInt = 0
     """Steps between two checkpoints; 0: once an epoch."""
     keep_last: PositiveInt = 2
-    """Number of checkpoints to keep, the newest ones."""
+    """How many of the newest checkpoints to keep."""
     keep_best: NonNegativeInt = 1
-    """Number of best checkpoints to keep. The best checkpoints have the lowest validation loss, or
-    the highest nDCG@10 if the run trains vectors."""
+    """How many of the best checkpoints to keep. The best checkpoints have the lowest validation
+    loss, or the highest nDCG@10 if the run trains vectors."""
     best_metric: str | None = None
     """The metric that determines the best checkpoints: min: or max:, followed by the name of a
     metric, such as max:accuracy, min:ema_loss or max:hellaswag/acc (a task of `evaluate.tasks`).

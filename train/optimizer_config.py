@@ -41,7 +41,7 @@ class OptimizerConfig(Checked):
     relative to the parameters; muon: orthogonal updates of the matrices inside layers, and AdamW
     for all other parameters."""
     peak_learning_rate: Positive
-    """The largest learning rate of the run, which the warm-up ends with."""
+    """The largest learning rate of the run, reached at the end of the warm-up."""
     schedule: ScheduleName = "cosine"
     """The decay of the learning rate after the warm-up. wsd: constant until the last
     `decay_fraction` of the run, then linear."""

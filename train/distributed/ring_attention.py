@@ -119,7 +119,7 @@ def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]
 
 
 def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
-    """Counts the steps after the first whose keys are all visible, and those with any visible keys.
+    """Counts the later steps in which all keys are visible, and those in which any are visible.
 
     Args:
         length: the number of tokens of a device.
@@ -276,7 +276,7 @@ class Ring:
 
     @property
     def _own_band(self) -> Band | None:
-        """The mask for the device's own keys: the usual one, as zigzag order ascends as well."""
+        """The usual mask, for the device's own keys, which ascend in zigzag order as well."""
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:

@@ -147,8 +147,8 @@ def parameter_shardings(
     Args:
         params: the parameters, or their shapes.
         mesh: from `make_mesh`.
-        model: the model's configuration, whose family names the axes of each parameter. If None,
-          exactly one of the rules of all families must match each parameter.
+        model: the configuration of the model; the rules of its family name the axes of each
+          parameter. If None, exactly one of the rules of all families must match each parameter.
 
     Raises:
         UserError: a parameter cannot be divided over the mesh.

@@ -179,7 +179,8 @@ class Loop:
             if measure is not None:
                 self.checkpoints.add_measure(self.step, measure)
             return
-        # Also evaluate a policy before its training if its initial parameters are random.
+        # Before training, also evaluate a policy whose initial parameters are random, for
+        # comparison.
         started = self.config.init_from is not None or self.trainer.validation is not None
         compared = self.config.objective.compares_with_start and started
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):

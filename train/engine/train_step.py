@@ -37,16 +37,15 @@ def make_train_step(
           memory; the gradients equal those of the whole batch at once. For an objective that needs
           the whole batch, the step runs the model twice (`grad_cache`).
         adapter: the adapters to train, from `models.make_lora`. In the train state, `params` are
-          then the adapters' parameters and `frozen` is the base model, as `LoRA.init` returns them;
-          a `reference` is the base model without adapters.
+          then the trained parameters, such as those of the adapters, and `frozen` is the base
+          model, as `LoRA.init` returns them; a `reference` is the base model without adapters.
         exchange: wraps the function that sums gradients over the rows of a batch, so that it also
           sums over devices; from `distributed.fsdp`. If None, the compiler sums over devices.
 
     Returns:
-        The step. `rng` is the key of the run, from which and from the step number the step derives
-        its own key. The metrics are `loss`, each term of the loss, and `gradient_norm`. A step
-        whose loss or gradient is not
-        finite is skipped: it only increments the step number.
+        The step. `rng` is the key of the run; each step derives its own key from this key and the
+        step number. The metrics are `loss`, each term of the loss, and `gradient_norm`. A step
+        whose loss or gradient is not finite is skipped: it only increments the step number.
 
     Raises:
         UserError: when the step is traced with several micro-batches, if the objective needs the
@@ -137,7 +136,7 @@ def update_if(
     objective: Objective,
     tx: optax.GradientTransformation,
 ) -> tuple[Params, optax.OptState]:
-    """Updates the parameters and the optimizer state if `finite`, a bool [], is true."""
+    """Updates parameters and optimizer state; returns them unchanged if not `finite`, bool []."""
 
     def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
         # The optimizer updates the learned differences of shared embeddings, but the moving average

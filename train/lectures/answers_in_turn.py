@@ -1,4 +1,4 @@
-"""A prompt that grows by each answer, an example for later queries (Brown et al. 2020, 3.9.5)."""
+"""A growing prompt: each answer becomes an example for later queries (Brown et al. 2020, 3.9.5)."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -86,7 +86,7 @@ class Ensemble:
     ) -> str:
         """Continues a text; each token is drawn from the mean of the models' probabilities.
 
-        Every model reads the whole text again for each token, without a cache.
+        For each token, every model processes the whole text again, because there is no cache.
 
         Args:
             prompt: the text, at least one token.

@@ -20,7 +20,7 @@ from ...data.common.fields import require
 
 Scores = dict[str, float]
 Labels = Sequence[object] | np.ndarray
-"""A number (or a list of numbers) per example; other values raise UserError."""
+"""A number, or a list of numbers, for each example; other values raise UserError."""
 
 
 def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str]) -> Scores:

@@ -26,9 +26,9 @@ BALANCE, Z = "router_balance", "router_z"
 def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     """Returns the objective with additional losses that balance the experts of a model.
 
-    The model's configuration has the coefficients of the terms `router_balance` and `router_z`, in
-    fields of these names. The loss of an evaluation does not include these terms. The objective of
-    a model without experts is returned unchanged.
+    The coefficients of the terms `router_balance` and `router_z` are the fields with these names in
+    the model's configuration. The loss of an evaluation does not include these terms. The objective
+    of a model without experts is returned unchanged.
 
     Example::
 
@@ -86,7 +86,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
 def _num_sequences(inputs: Inputs) -> Float[Array, ""]:
     """Returns the number of sequences that have at least one token."""
     tokens = inputs.get("segment_ids", inputs.get("attention_mask"))
-    # Without a mask, every row has tokens.
+    # If there is no mask, every row has tokens.
     if tokens is None:
         return jnp.float32(inputs["input_ids"].shape[0])
     return jnp.sum(jnp.any(tokens != 0, axis=-1).astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""Text classification: one label, several labels, a number, or one of several choices."""
+"""Text classification by one label, by several labels or by a number, and multiple choice."""
 
 import dataclasses
 from typing import cast

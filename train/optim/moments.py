@@ -8,13 +8,13 @@ significant bits of bfloat16 cannot represent.
 **8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a moment is
 divided into blocks of 64 to 127 numbers along its last axis (32 to 256 for some sizes). Each block
 has a float32 scale, its largest absolute value, and each number has an 8-bit code. This module
-replaces the paper's table of codes, which is
-dense near zero, by a fourth power: code k of a first moment means sign(k) · (|k| / 127)⁴ of the
-scale, k from -127 to 127; code k of a second moment means ((k + 1) / 256)⁴, k from 0 to 255. No
-code of a second moment means zero, because updates are divided by the moment's root. Codes have the
-shape of the parameter and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so it
-can be divided into up to 2ⁿ shards of whole blocks. The moments of vectors, of small parameters,
-and of parameters whose last axis cannot be divided into such blocks stay in float32.
+replaces the paper's table of codes, which is dense near zero, by a fourth power: code k of a first
+moment means sign(k) · (|k| / 127)⁴ of the scale, k from -127 to 127; code k of a second moment
+means ((k + 1) / 256)⁴, k from 0 to 255. No code of a second moment means zero, because updates are
+divided by the moment's root. Codes have the shape of the parameter and are sharded with it. A last
+axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so it can be divided into up to 2ⁿ shards of whole blocks.
+The moments of vectors, of small parameters, and of parameters whose last axis cannot be divided
+into such blocks stay in float32.
 
 The random bits depend only on the optimizer's step count, the parameter's name and the index of the
 number, so they are the same on any number of devices and in a resumed run.
@@ -135,7 +135,7 @@ def num_blocks(size: int) -> int:
 
 
 def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blocks:
-    """Rounds each number at random to one of the two nearest codes.
+    """Rounds each number at random to one of the two codes nearest to it.
 
     Args:
         x: the numbers, which must not be negative unless `signed`.

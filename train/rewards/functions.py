@@ -92,7 +92,7 @@ def of_format(pattern: str) -> RewardFunction:
 
 
 def of_length(target: str) -> RewardFunction:
-    """Returns a reward of 1 at a target length, falling linearly to 0 at length 0 and at twice it.
+    """Returns a reward of 1 at the target length, which falls linearly to 0 at 0 and at twice it.
 
     Args:
         target: the number of characters, as text.

@@ -1,4 +1,4 @@
-"""Initializes a run with another run's parameters, of the body and of head layers in both runs."""
+"""Initializes a run from another run's parameters: the body, and head layers that both have."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ HEAD = "head/"
 """Prefix of the parameters of the head. All other parameters belong to the body."""
 
 SHOWN = 3
-"""The number of parameters that an error message lists by name. The message only counts all
+"""The number of parameters that an error message lists by name. The message only counts the
 others."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
 """The configuration fields that most often explain why the shapes of two bodies differ."""

@@ -47,7 +47,7 @@ from .reference import check_second_model, prepared_data
 from .stages import add_stage, check_extension, last_trained, next_stage
 
 SHOWN_CHANGES = 3
-"""The number of differences that an error message lists. The message only counts all others."""
+"""The number of differences that an error message lists. The message only counts the others."""
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
 """The fields that change the fingerprint of the data whenever they change the training texts."""
 

@@ -8,7 +8,7 @@ from ...objectives.online import OnlineConfig
 
 
 def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
-    """Returns `config` with the batch size of one update, and with the numbers of steps in updates.
+    """Returns `config` for single updates, with their batch size and with steps counted in updates.
 
     Raises:
         UserError: the answers of a step are not a multiple of the mini-batches, or the run uses

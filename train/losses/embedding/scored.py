@@ -77,7 +77,7 @@ def contrastive(
         vectors: the vectors of the batch.
         labels: y.
         distance: d, of the anchor and the first document.
-        margin: the distance from which on texts that are not similar have the loss 0.
+        margin: two texts that are not similar have the loss 0 if their distance is at least this.
     """
     d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])
     near = jnp.square(jax.nn.relu(margin - d))

@@ -101,7 +101,7 @@ class ContrastiveConfig(ScoredPairsConfig):
     score_range = (0.0, 1.0)
 
     margin: NonNegative = 0.5
-    """The loss of two different texts is 0 from this distance on."""
+    """Two different texts have the loss 0 if their distance is at least this."""
     distance: Distance = "cosine"
     """The distance of two vectors; cosine is 1 - cos."""
 
