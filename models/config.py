@@ -170,8 +170,8 @@ class TransformerConfig(Checked):
             f"max_length {self.max_length} times d_model {self.d_model} is too large for "
             f"positions {kind!r}: choose a product of at most {MOST_POSITIONS:,}",
         )
-        # Rotary positions rotate pairs of dimensions. The message names the setting that determines
-        # the size.
+        # Rotary positions rotate pairs of dimensions. The error message names the setting that
+        # determines the number of rotated dimensions.
         if kind == "rotary" and self.key_dim % 2:
             size = "d_head" if hasattr(self, "d_head") else "d_model / num_heads"
             size = size if self.d_k is None else "d_k"

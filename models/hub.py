@@ -33,7 +33,7 @@ REASONS = {
     "GatedRepoError": "the model of this name on the Hugging Face hub needs a token: run hf auth "
     "login",
 }
-"""The message for each exception of the hub's client."""
+"""For each exception of the hub's client, the error message for the user."""
 
 
 def local_folder(path: str | Path) -> Path:
@@ -64,7 +64,7 @@ def local_folder(path: str | Path) -> Path:
 def _download(name: str) -> Path:
     """Returns the folder in the hub's cache.
 
-    The result is kept for the process, so that all files come from one revision.
+    The result is cached for the lifetime of the process, so that all files come from one revision.
 
     Raises:
       FileNotFoundError: The download failed.

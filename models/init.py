@@ -31,8 +31,8 @@ def trace_init(model: Any, rng: Key[Array, ""]) -> Params:
     return model.init(rng, **smallest_inputs(model.config))["params"]
 
 
-# Equal models share one program. With `inline`, the operations become part of a surrounding
-# program.
+# Models with equal configurations share one compiled program. With `inline`, the operations become
+# part of a surrounding program.
 _compiled_init = functools.partial(jax.jit, static_argnums=0, inline=True)(trace_init)
 
 
@@ -44,7 +44,7 @@ def parameter_shapes(model: nn.Module) -> Params:
 
 @functools.lru_cache(maxsize=32)
 def _traced_shapes(model: nn.Module) -> Params:
-    """Caches the shapes: tracing a model takes as long as reading a hundred megabytes."""
+    """Caches the shapes: tracing a model takes as long as reading a hundred megabytes from disk."""
     # Only the shape of the key is needed. A real key would compile a program.
     rng = jax.eval_shape(jax.random.key, 0)
     return jax.eval_shape(lambda rng: init_params(model, rng), rng)

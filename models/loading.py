@@ -172,8 +172,8 @@ def _read_merged(
 ) -> Params:
     """Reads the parameters of a run that trained adapters, merged into its base.
 
-    Up to rounding, the merged parameters equal the parameters of the trained model. Frozen
-    parameters that the run kept in bfloat16 are rounded to bfloat16 in the result.
+    Up to rounding, the merged parameters equal the parameters of the trained model. If the run
+    stored frozen parameters in bfloat16, they are rounded to bfloat16 in the result.
 
     Raises:
       UserError: The base is missing, or has changed.
@@ -333,7 +333,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
 
     checkpoint = Path(folder).resolve() / CHECKPOINTS / str(step)
     options = ocp.options.MultiprocessingOptions()
-    # Each process reads independently, and may be the only process that reads.
+    # Each process reads independently of others, which may not read at all.
     if jax.process_count() > 1:
         options = ocp.options.MultiprocessingOptions(
             primary_host=None, active_processes={jax.process_index()}

@@ -112,7 +112,7 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
 
 @dataclasses.dataclass(frozen=True)
 class LoRA:
-    """The adapters of a model: the adapted maps, and the other trained parameters.
+    """The adapters of a model: which maps are adapted, and which other parameters are trained.
 
     Example::
 

@@ -55,7 +55,8 @@ class PeftFields(Checked):
     lora_alpha: int | float = 8
     use_rslora: bool = False
     alpha_pattern: Mapping[str, int | float] | None = None
-    """`lora_alpha` of some modules, by regular expressions for the ends of their names."""
+    """The value of `lora_alpha` for some modules, by regular expressions that match the ends of
+    their names."""
     modules_to_save: tuple[str, ...] | None = None
     """Ends of the names of modules that the adapter replaces with a copy."""
     trainable_token_indices: tuple[int, ...] | Mapping[str, Sequence[int]] | None = None

@@ -1,4 +1,4 @@
-"""Adapters that run a model for beam search: a prefill of all rows, then steps with their beams.
+"""Adapters that run a model for beam search: first a prefill of all rows, then beam steps.
 
 The K beams of a row share the cache of the row. A step has K queries per row, and each query has
 separate visible slots and a separate position.

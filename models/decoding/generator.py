@@ -229,7 +229,7 @@ class Generator:
         ]
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty context for a conversation, which reads only new tokens.
+        """Returns an empty context for a conversation, whose turns read only new tokens.
 
         The context does not use a draft model.
 
@@ -264,7 +264,7 @@ class Generator:
 
         Args:
           rows: the tokens of each source, including its end token, or of each prompt.
-          request: a request without sampling.
+          request: a request that does not sample.
           positions: the position of each token of a source. By default, positions count from 0.
 
         Returns:

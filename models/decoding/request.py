@@ -168,7 +168,7 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
 
     Args:
         ids: One or more token ids.
-        vocab_size: The number of tokens of the model that reads them.
+        vocab_size: The size of the vocabulary of the model that reads the tokens.
         name: The name of the row, for messages.
 
     Raises:

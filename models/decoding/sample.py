@@ -89,7 +89,7 @@ def sampling_params(
     greedy: bool = False,
     scored: bool = True,
 ) -> SamplingParams:
-    """Returns the traced form of a `Sampling`.
+    """Converts a `Sampling` to traced arrays.
 
     Args:
       sampling: the settings.

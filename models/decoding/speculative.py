@@ -230,7 +230,7 @@ def propose(
     sampling: SamplingParams,
     num_tokens: int,
 ) -> tuple[Proposed, RowCaches]:
-    """Chooses K tokens with the draft model; returns the tokens, and caches without the last token.
+    """Chooses K tokens with the draft model; returns the tokens and the caches.
 
     The token before the newest token is always read, even if the draft model has already read it.
     The draft model never reads the last token that it proposes, so if all tokens of the previous
@@ -257,7 +257,7 @@ def propose(
         picked = pick(logits[:, 0], past, keys)
         return (caches, past, picked.tokens), picked
 
-    # The first choice reads two tokens, and each further choice reads one token.
+    # For the first choice, the model reads two tokens, and for each later choice, one token.
     ids = jnp.stack([state.before, state.tokens], axis=1)  # [R, 2]
     logits, caches = state.draft.read(model, params, ids)
     first = pick(logits[:, 0], state.past, keys[:, 0])

@@ -4,7 +4,8 @@
   generation, translation, and comprehension", section 2.1: the Transformer with GELU; section 3
   and figure 3 for the heads, which read the decoder.
 - mBART: Liu et al. 2020, "Multilingual denoising pre-training for neural machine translation",
-  section 2.2: a BART with norms before the sublayers, and a final norm in each half.
+  section 2.2: a BART with norms before the sublayers, and a final norm in the encoder and in the
+  decoder.
 - mBART-50: Tang et al. 2020, "Multilingual translation with extensible multilingual pretraining
   and finetuning": an mBART with 25 more languages.
 

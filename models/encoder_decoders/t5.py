@@ -1,9 +1,10 @@
 """T5: an encoder-decoder that reads every task as text and writes the answer as text.
 
 - T5: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text
-  transformer", section 2.1. Norms without biases precede each sublayer. Positions are biases of the
-  attention scores for ranges of distances, shared by all layers of the encoder or decoder. T5 has
-  no other biases. Sections 2.1 and 3.7 state the sizes, and section 3.1.2 states the dropout rate.
+  transformer", section 2.1. Each sublayer is preceded by a norm without biases. Positions are
+  biases of the attention scores for ranges of distances, shared by all layers of the encoder or
+  decoder. T5 has no other biases. Sections 2.1 and 3.7 state the sizes, and section 3.1.2 states
+  the dropout rate.
 - T5 1.1: a T5 with feed-forward layers gated by GELU (Shazeer 2020, "GLU variants improve
   transformer"), a separate output matrix, and other widths.
 - mT5: Xue et al. 2021, "mT5: a massively multilingual pre-trained text-to-text transformer": T5 1.1
@@ -75,7 +76,8 @@ class T5Config(TransformerConfig):
     num_decoder_layers: Depth | None = None
     """Number of layers of the decoder. Defaults to `num_layers`."""
     tie_output: bool = True
-    """Whether the output projection is the embedding; else it has its own matrix (T5 1.1, mT5)."""
+    """Whether the output projection shares its matrix with the embedding (not in T5 1.1 and mT5).
+    """
     scale_output: bool = True
     """Whether the decoder's output is multiplied by 1 / √D before it is projected (not in T5 1.1
     and mT5)."""

@@ -16,10 +16,10 @@ biases in the projections of attention, puts all sines before the cosines, and a
 kind of target to every token of the source. The authors' layer normalization adds 1e-6; this module
 defaults to 1e-5 as in Marian, so that trained models can be exported.
 
-Options beyond the paper come from Marian's models (Junczys-Dowmunt et al. 2018,
-"Marian: fast neural machine translation in C++") and Pegasus (Zhang et al. 2020), which
-normalizes before each sublayer. Pegasus has separate layer classes, so that each layer
-reads like its paper; flags in a layer are for variations within one paper.
+Options beyond the paper come from Marian's models (Junczys-Dowmunt et al. 2018, "Marian: fast
+neural machine translation in C++") and Pegasus (Zhang et al. 2020), which normalizes before each
+sublayer. Pegasus has separate layer classes, so that the code of each layer follows its paper.
+Flags within a layer are only for variations within one paper.
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ class EncoderDecoderConfig(TransformerConfig):
     `vocab_size`.
     """
     tie_output: bool = True
-    """Whether the output projection is the target's embedding; else it has its own matrix."""
+    """Whether the output projection shares its matrix with the target's embedding."""
     output_bias: bool = False
     """Whether logits have a bias (Marian's final_logits_bias)."""
     encoder_causal: bool = False
@@ -190,7 +190,7 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
         c, e = self.config, self.execution
         own = context.self_attention(inputs)
 
-        # Self-attention; the residual stream itself stays without norms.
+        # Self-attention; the residual stream itself is not normalized.
         y = LayerNorm(c, e, name="attention_norm")(x)
         y, _, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
         x = self.add(x, y, "attention", own.rng)

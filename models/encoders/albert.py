@@ -1,11 +1,11 @@
 """ALBERT: a BERT whose layers share their parameters, with narrow embeddings.
 
 Lan et al. 2020, "ALBERT: a lite BERT for self-supervised learning of language representations",
-section 3 and table 1. A linear map projects the embeddings to the width of the layers. Layers form
-groups of consecutive layers, and all layers of a group share the parameters of a few inner layers;
-the published models have one group of one inner layer. The presets have the sizes of version 2,
-without dropout in the layers. The second objective of ALBERT is to predict the order of two
-segments.
+section 3 and table 1. A linear map projects the embeddings to the width of the layers. The layers
+are divided into groups of consecutive layers. All layers of a group run the same few inner layers,
+with the same parameters. The published models have one group with one inner layer. The presets have
+the sizes of version 2, without dropout in the layers. The second objective of ALBERT is to predict
+the order of two segments.
 """
 
 import dataclasses

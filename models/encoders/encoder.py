@@ -266,8 +266,7 @@ class Encoder(nn.Module):
           attention_mask: 1 for the tokens that may be attended to. If there is a cache, the mask
             covers all S slots of the cache, including the slots that this call writes. A mask `[B,
             T, S]` specifies, for each token, all tokens that it may attend to, including itself.
-          token_type_ids: 0 in the first part of a sequence, 1 in the second. Defaults
-            to 0.
+          token_type_ids: 0 in the first segment of a sequence, 1 in the second. Defaults to 0.
           position_ids: position of each token, from 0 (`position_offset` is added).
             Defaults to the index of the token in the sequence; in a packed sequence, to its index
             in the document. By default, head "causal_lm" and RoBERTa count only real tokens.

@@ -42,7 +42,7 @@ def as_gpt2(config: GPTConfig, params: Params) -> tuple[GPTConfig, Params]:
 
     Args:
       config: The configuration of the model.
-      params: Its parameters, layers stacked.
+      params: Its parameters, with stacked layers.
 
     Returns:
       Configuration and parameters of an equivalent model.
@@ -62,7 +62,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
 
     Args:
       config: The configuration of the model.
-      params: Its parameters, layers stacked.
+      params: Its parameters, with stacked layers.
 
     Returns:
       Configuration and parameters of an equivalent model.

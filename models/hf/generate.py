@@ -60,15 +60,15 @@ def generate(
     Args:
       model: a causal language model or an encoder-decoder.
       params: its parameters.
-      input_ids: prompts, or sources with their end token: int[B, T], or rows of token ids. Rows of
-        different lengths are padded, prompts on the left.
-      attention_mask: `[B, T]`, 1 for tokens and 0 for padding, on either side. If None, a causal
-          model reads `pad_token_id` as padding, unless it is an end token; other models have no
-          padding then.
+      input_ids: prompts, or sources including their end token: int[B, T], or a list of rows of
+        token ids. Rows of different lengths are padded, prompts on the left.
+      attention_mask: `[B, T]`, 1 for tokens and 0 for padding, on either side. If None, tokens
+        equal to `pad_token_id` are padding for a causal model, unless this is an end token; for
+        other models, no token is padding.
       seed: the seed for sampling.
       assistant_model: a pair (model, params): a smaller causal model with the same vocabulary, for
-        speculative decoding without beams (`Draft`). With an assistant, greedy tokens stay the
-        same, and sampled tokens keep their distribution.
+        speculative decoding without beams (`Draft`). The assistant changes neither greedy tokens
+        nor the distribution of sampled tokens.
       num_assistant_tokens: the number of tokens that the assistant proposes at a time; constant.
         Defaults to 4.
       **requested: `max_new_tokens` (default 20) or `max_length` (including the prompt);
@@ -82,8 +82,8 @@ def generate(
 
     Returns:
       int32[B · num_return_sequences, T']: the prompt (after its padding) or the start token; the
-      new tokens, including the end token; and padding to the longest row with `pad_token_id` or
-      the end token. At the context limit (`max_length` of the configuration), a search stops;
+      new tokens, including the end token; and padding to the longest row with `pad_token_id` or the
+      end token. At the context limit (`max_length` of the configuration), beam search stops, while
       sampling drops the oldest tokens and continues. RoBERTa's positions count from 0, as in
       transformers' `generate`, unlike in the forward pass and in `Generator`.
 

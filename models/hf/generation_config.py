@@ -1,4 +1,4 @@
-"""Generation settings under transformers' names: arguments, or a `generation_config.json`.
+"""Generation settings under transformers' names, from arguments or a `generation_config.json`.
 
 A field that changes the generated tokens is applied. If it is not supported, it is rejected by
 name. Older folders have the same fields in their `config.json`.
@@ -82,8 +82,8 @@ FIELDS = ConfigMapping(
         FixedField("stop_strings", (None,)),
         FixedField("max_time", (None,)),
     ),
-    # Fields that `request_from_hf` reads itself, and fields that concern only how tokens are
-    # computed or what else is returned.
+    # Ignore fields that `request_from_hf` handles itself, and fields that only affect how tokens
+    # are computed or what is returned in addition to tokens.
     TOKENS
     | SEQUENCES
     | UNSUPPORTED_NAMES
@@ -268,7 +268,7 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         return given, not family.is_encoder_decoder, str(source)
     model_type = str(config["model_type"])
     family = mapping_of_type(model_type, str(folder / "config.json"))
-    # Without generation_config.json, the model's config.json has the settings.
+    # If there is no generation_config.json, the settings are in the model's config.json.
     if source.is_file():
         given = read_object(source, WeightsError)
     else:

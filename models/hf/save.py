@@ -176,7 +176,7 @@ def write_model(
     Args:
       folder: The folder to write to; it exists.
       config: The configuration of the model.
-      params: Its parameters, layers stacked.
+      params: Its parameters, with stacked layers.
       tokenizer: The tokenizer to write, or None.
       settings: Other settings of the folder.
 

@@ -45,7 +45,7 @@ def write_weights(
     Args:
       folder: The existing folder to write to.
       config: The configuration of the model.
-      params: Its parameters, layers stacked.
+      params: Its parameters, with stacked layers.
       dtype: The precision to write.
       file_bytes: The largest size of a file. A larger model is written as several files with an
         index; no tensor is split.
@@ -56,7 +56,7 @@ def write_weights(
     """
     from safetensors.numpy import (
         save_file,
-    )  # imported late: `bench` runs without safetensors
+    )  # imported late, because `bench` must run without safetensors
 
     mapping = mapping_of(config)
     config, params = mapping.to_hf_equivalent(config, params)
@@ -138,7 +138,7 @@ def _num_bytes(tensor: ExportedTensor, dtype: DTypeLike) -> int:
 
 
 def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
-    """Returns the fields of `generation_config.json` for a beam search, without token ids.
+    """Returns the fields of `generation_config.json` for a beam search, except for token ids.
 
     Args:
       request: The search of a run trained with flaxzoo; its banned sequences are all single tokens.

@@ -360,7 +360,8 @@ def _write_dense(folder: Path, layer: Dense) -> None:
     tensors = {"linear.weight": np.ascontiguousarray(layer.kernel.T)}
     if layer.bias is not None:
         tensors["linear.bias"] = layer.bias
-    from safetensors.numpy import save_file  # imported late: `bench` runs without safetensors
+    # imported late, because `bench` must run without safetensors
+    from safetensors.numpy import save_file
 
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
     (folder / WHOLE).chmod(0o644)  # the library's mode 0600 would hide the file from the group

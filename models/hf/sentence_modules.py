@@ -45,7 +45,7 @@ def transformer_fields(task: str, output: str, result: str) -> ConfigMapping:
     Args:
       task: The task of the transformer in version 6 of the package.
       output: The field of the model's output that the module returns.
-      result: The name under which further modules find the output.
+      result: The name under which the modules that follow find the output.
     """
     return ConfigMapping(
         (
@@ -138,7 +138,7 @@ def read_settings(mapping: ConfigMapping, file: Path, *, optional: bool = False)
 def read_transformer(mapping: ConfigMapping, folder: Path) -> Settings:
     """Returns the tokenizer's options in a folder, `max_length` and `lowercase`."""
     settings = read_settings(mapping, folder / TRANSFORMER, optional=True)
-    if settings["max_length"] is None:  # since version 6
+    if settings["max_length"] is None:  # the name of the field since version 6
         settings["max_length"] = tokenizer_length(folder)
     return settings
 
@@ -188,7 +188,7 @@ def write_modules(folder: Path, classes: list[str]) -> list[str]:
 def write_transformer(
     folder: Path, *, max_length: int, lowercase: bool, further: JsonObject | None = None
 ) -> None:
-    """Writes the tokenizer's options, with further fields."""
+    """Writes the tokenizer's options and additional fields."""
     # The package counts positions from the first column, padding or not, so pad on the right.
     tokenized: JsonObject = {
         "max_seq_length": max_length,

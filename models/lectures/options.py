@@ -45,7 +45,7 @@ class LectureOptions(_Base):
     value of one head.
     """
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether normalization has learned scales and biases; else it only normalizes."""
+    """Whether normalization is followed by learned scales and biases."""
     add_residual: bool = True
     """Whether a sublayer's output is added to its input; else it replaces the input."""
     residual_scalar: bool = False

@@ -146,8 +146,8 @@ def make_lecture_positions(
         distances = clipped_distances(queries, keys, farthest, causal=causal)
         return LecturePositions(distances=distances.astype(execution.dtype), key_positions=written)
     if config.positions in ("table", "counter", "appended_counter", "binary"):
-        # A table has `max_length` rows. Positions without a table can be computed for longer
-        # inputs.
+        # A table has `max_length` rows. Positions that are computed without a table are available
+        # for longer inputs as well.
         longer = 0 if config.positions == "table" else num_keys(length, cache)
         table = position_vectors(config, max(config.max_length, longer))
         shared = computed_positions(table, execution, position_ids)

@@ -98,7 +98,7 @@ def init_cache(
 ) -> Cache:
     """Returns an empty cache of `length` slots for each of `batch_size` sequences.
 
-    A layer with a window of W keeps W tokens instead of `length`. If layers are stacked
+    A layer with a window of W tokens keeps only W tokens instead of `length`. If layers are stacked
     (`execution.layers` is not "separate") and their windows differ, every layer keeps `length`.
 
     Args:
@@ -106,10 +106,10 @@ def init_cache(
       execution: whether layers are stacked, and the precision.
       batch_size: the number of sequences, B.
       length: the number of slots, S.
-      spare: the number of tokens kept beyond a window. At most `spare` tokens can be removed
-        (`Cache`). If `spare` equals `length`, every layer keeps all slots.
-      num_beams: the number of beams whose tokens are written side by side, with a mask
-        `[B, num_beams, S]`. Windows are multiplied by `num_beams`.
+      spare: the number of tokens that are kept in addition to a window. At most `spare` tokens can
+        be removed (`Cache`). If `spare` equals `length`, every layer keeps all slots.
+      num_beams: the number of beams. Their tokens are written next to each other, and attended to
+        with a mask `[B, num_beams, S]`. Windows are multiplied by `num_beams`.
     """
     config = config.decoder
     heads = (batch_size, config.kv_heads)

@@ -435,7 +435,7 @@ def _by_blocks(
     rank = rows - first[expert]
     filled = (rank < counts[expert]) & (rows < end[-1])
     member = order[jnp.where(filled, starts[expert] + rank, 0)]
-    # Also map choices to rows, so that both directions gather and never scatter.
+    # Also map choices to rows, so that the forward and the backward pass gather and never scatter.
     place = jnp.argsort(order)  # index of each choice in sorted order
     own = jnp.minimum(experts, number - 1)
     row = jnp.where(experts < number, first[own] + place - starts[own], rows.size)

@@ -237,7 +237,7 @@ def query_and_key_positions(
     queries = jnp.asarray(position_ids, jnp.int32)
     if cache is None:
         return queries, jnp.broadcast_to(queries, (queries.shape[0], length)), None
-    # Cached keys do not contain their positions, so the cache keeps them.
+    # Cached keys do not contain their positions, so the cache stores the positions separately.
     assert cache.positions is not None
     new = jnp.broadcast_to(queries, (cache.positions.shape[0], length))
     start = (jnp.zeros((), cache.index.dtype), cache.index)

@@ -23,9 +23,9 @@ def relative_buckets(
 ) -> Int[Array, "..."]:
     """Returns the bucket of each distance, key position minus query position (T5).
 
-    Raffel et al. 2020, section 2.1: half of the buckets have one small distance each. The other
-    buckets have logarithmically growing ranges of distances, up to `max_distance`. Larger distances
-    share the last bucket.
+    Raffel et al. 2020, section 2.1: half of the buckets contain a single small distance each. The
+    other buckets contain logarithmically growing ranges of distances, up to `max_distance`. Larger
+    distances share the last bucket.
 
     Args:
       distance: key position minus query position.

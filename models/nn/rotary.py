@@ -134,8 +134,8 @@ def _llama3(
     frequency: Float[Array, " F"], scaling: RotaryScaling, max_length: int
 ) -> Float[Array, " F"]:
     factor = scaling.growth(max_length)
-    # Count the turns of each plane over the trained length. Planes with few turns are scaled,
-    # planes with many turns are kept, and planes in between are interpolated.
+    # Count the turns of each plane over the trained length. The frequencies of planes with few
+    # turns are scaled, those with many turns are unchanged, and those in between are interpolated.
     turns = scaling.trained_length(max_length) * frequency / (2 * math.pi)
     low, high = scaling.low_frequency, scaling.high_frequency
     smooth = (turns - low) / (high - low)

@@ -134,7 +134,8 @@ class TextAttention(TextModel):
             weights = outputs.attentions
             queries = keys = (text, ids, offsets, tokenizer)
         else:
-            # An encoder-decoder reads a source and a target, by default the model's translation.
+            # An encoder-decoder reads a source and a target. By default, the target is the model's
+            # own translation.
             start = self._target_start
             ids, offsets = tokenizer.encode_with_offsets(text, add_special_tokens=False)
             ids, offsets = tokenizer.source_frame.join_offsets(ids, offsets)

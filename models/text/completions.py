@@ -110,8 +110,8 @@ def read_prompts(path: str) -> list[Prompt]:
     Args:
       path: A text file with one prompt per line; or JSON lines, if the name ends in ``.jsonl`` or
         ``.jsonl.gz``: objects with ``prompt`` and optionally ``seed``, ``stop_strings`` (one or
-        several) and ``max_new_tokens``. Other fields are kept. ``-`` reads text from standard
-        input.
+        several) and ``max_new_tokens``. Other fields are copied to the output. ``-`` reads text
+        from standard input.
 
     Raises:
       DataError: The file is empty or cannot be read, or a line is not an object with a prompt.

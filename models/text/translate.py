@@ -78,7 +78,7 @@ class TextTranslator(TextModel):
         log: LogFn = print,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translates each text; blank texts stay empty.
+        """Translates each text; the translation of a blank text is empty.
 
         Args:
             texts: sentences, each translated separately.

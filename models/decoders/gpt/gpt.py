@@ -59,7 +59,7 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """Width of the token embeddings. Defaults to D; linear maps project to D and back (OPT)."""
 
     activation: Activation = "gelu_tanh"
-    """Non-linearity of the feed-forward layer; GPTs use the tanh form of GELU."""
+    """Non-linearity of the feed-forward layer; GPTs use the tanh approximation of GELU."""
     dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = None

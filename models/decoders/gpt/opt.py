@@ -25,7 +25,7 @@ class OPTConfig(GPTConfig):
     position_offset: ClassVar[int] = 2
 
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether normalization has learned scales and biases; else it only normalizes."""
+    """Whether normalization is followed by learned scales and biases."""
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layer."""
     embedding_dropout: Rate | None = 0.0

@@ -62,7 +62,7 @@ CLASSIFIERS = ("sequence_classification", "token_classification")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderForm(Form[Config]):
-    """How one decoder family differs from the others in the Hugging Face format.
+    """What is specific to one decoder family in its conversion from and to the Hugging Face format.
 
     `fields` does not include the fields of rotary positions.
     """

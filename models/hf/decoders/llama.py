@@ -24,7 +24,8 @@ FORM = DecoderForm(
             Field("attention_bias", "attention_bias", False),
             Field("mlp_bias", "use_bias", False),
         ),
-        # `pretraining_tp` only changes the order of summation; nothing reads the other fields.
+        # `pretraining_tp` only changes the order of summation; transformers does not use the other
+        # fields.
         ignored=NAMES
         | {"pretraining_tp", "is_llama_config", "max_sequence_length", "rope_interleaved"},
     ),

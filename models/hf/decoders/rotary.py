@@ -165,13 +165,14 @@ def scaling_from_hf(
             f"{source} has unsupported fields of rotary positions: "
             f"{', '.join(unknown)}; remove them if the model does not depend on them"
         )
-    # Convert the names, and fill in what transformers derives from the maximum length.
+    # Convert the names of the fields, and fill in values that transformers derives from the maximum
+    # length.
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}
     if type(settings.get("factor")) is int:  # files may have whole numbers without a decimal point
         settings["factor"] = float(settings["factor"])
     if kind in ("llama3", "yarn", "longrope"):
         settings.setdefault("original_length", max_length)
-    if kind == "dynamic":  # transformers reads max_position_embeddings instead
+    if kind == "dynamic":  # transformers uses max_position_embeddings instead of this field
         settings.pop("original_length", None)
     require(
         kind != "llama3" or {"low_frequency", "high_frequency"} <= settings.keys(),
@@ -181,7 +182,7 @@ def scaling_from_hf(
     for name in ("short_factors", "long_factors"):
         if isinstance(settings.get(name), list):
             settings[name] = tuple(settings[name])
-    # transformers also uses its default for 0.
+    # For the value 0, transformers uses its default, as for a missing field.
     settings = {name: x for name, x in settings.items() if x or not name.startswith("beta_")}
     return RotaryScaling(kind=kind, **settings)  # pyright: ignore[reportArgumentType]
 

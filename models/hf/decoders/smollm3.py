@@ -87,7 +87,8 @@ FORM = DecoderForm(
             Field("attention_bias", "attention_bias", False),
             Field("mlp_bias", "use_bias", False),
         ),
-        # `pretraining_tp` only changes the order of summation; nothing reads the other field.
+        # `pretraining_tp` only changes the order of summation; transformers does not use the other
+        # field.
         ignored=NAMES | {"pretraining_tp", "max_window_layers"},
     ),
     layer={**ATTENTION, **FEED_FORWARD, **NORMS},

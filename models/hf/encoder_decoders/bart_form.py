@@ -90,7 +90,7 @@ CROSS = {
 }
 STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
 TABLES = ("decoder.embed_tokens", "encoder.embed_tokens")
-# Before transformers 5 source and target could share an embedding without a tied output.
+# Before transformers 5, the source and target embeddings could be shared without tying the output.
 SEPARATE_NAMES = tuple((name, "shared") for name in TABLES)
 # Of several tied tensors, safetensors stores only the one whose name is alphabetically first, so
 # accept every name.

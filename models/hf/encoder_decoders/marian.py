@@ -26,7 +26,7 @@ FIXED: Settings = {
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the sizes of the source and target vocabularies, which may be one vocabulary."""
     source_size = fields.get("vocab_size", 58101)
-    # Files without decoder_vocab_size have equal vocabularies.
+    # In files without decoder_vocab_size, the source and target vocabularies have equal sizes.
     target_size = fields["decoder_vocab_size"] = fields.get("decoder_vocab_size") or source_size
     if not fields.get("share_encoder_decoder_embeddings", True):
         return

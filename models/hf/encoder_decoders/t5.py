@@ -86,7 +86,8 @@ CLASSES = {
 
 TOKENS = "shared.weight"
 OUTPUT_TENSOR = "lm_head.weight"
-# Older files store the shared table under one or more of these names, not always the first.
+# Older files store the shared embedding table under one or more of these names, and not always
+# under the first.
 TABLE_NAMES = ("shared", "decoder.embed_tokens", "encoder.embed_tokens")
 # The modules of a layer of the encoder or the decoder: the path in flaxzoo, and the name in
 # transformers.
@@ -173,7 +174,7 @@ def config_from_hf(hf_config: HFConfig, source: str) -> T5Config:
     if "scale_decoder_outputs" not in hf_config:
         scaled = tied is not False
     scaled = scaled and name == "t5"
-    # Whether the output is tied is known from the tensors (`as_stored`).
+    # Only the tensors show whether the output is tied (`as_stored`).
     settings |= {"scale_output": bool(scaled), "tie_output": tied is not False}
     if settings["num_decoder_layers"] == settings["num_layers"]:
         settings["num_decoder_layers"] = None

@@ -22,7 +22,7 @@ FORM = EncoderForm(
             Field("num_hidden_groups", "num_groups", 1),
             Field("inner_group_num", "inner_layers", 1),
         ),
-        # Fields of the original code that no implementation reads.
+        # Ignore fields of the original code that no implementation uses.
         NAMES
         | {"classifier_dropout_prob", "down_scale_factor", "gap_size", "layers_to_keep"}
         | {"net_structure_type", "num_memory_blocks"},

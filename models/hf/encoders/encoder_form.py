@@ -86,7 +86,7 @@ class TokenLogits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderForm(Form[Config]):
-    """How one encoder family differs from the others in the Hugging Face format."""
+    """What is specific to one encoder family in its conversion to the Hugging Face format."""
 
     body: str | None = None
     """The prefix of the body's tensors in a model with a head. Defaults to the model type."""
@@ -103,7 +103,7 @@ class EncoderForm(Form[Config]):
     """The name of the pooler, without the prefix of the body."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """For each head, the names of the pooler and linear maps that differ from BERT's names."""
+    """For each head, the names of its pooler and linear maps, where they differ from BERT's."""
     own_rules: Callable[[Config, str], Sequence[TensorRule]] | None = None
     """Returns the rules of additional parameters. Its arguments are the configuration, and the
     prefix of the body's tensors."""

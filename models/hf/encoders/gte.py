@@ -47,7 +47,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _output_rules(config: GteConfig, prefix: str, layers: str) -> Sequence[TensorRule]:
-    """Returns the rules of the last map of the feed-forward layers, the only map with a bias."""
+    """Returns the rules of the last linear map of feed-forward layers, the only one with a bias."""
     del config
     return linear("layers/feed_forward/down", f"{prefix}{layers}.mlp.down_proj")
 
@@ -88,7 +88,7 @@ FORM = rotary_form(
 
 
 def _config_from_hf(hf_config: HFConfig, source: str) -> GteConfig:
-    """Converts the content of a `config.json`, whose classes may have the authors' names."""
+    """Converts the content of a `config.json`, which may name the authors' classes."""
     names = hf_config.get("architectures")
     if isinstance(names, list):
         renamed: list[JsonValue] = [str(name).replace("New", "Gte", 1) for name in names]

@@ -104,11 +104,11 @@ TABLE = Layout(transposed=False)
 LINEAR = Layout()
 """A kernel as torch's Linear; its outputs may have several axes, such as `[D, N, H]`."""
 FROM_HEADS = Layout(input_axes=2)
-"""A kernel as torch's Linear that reads heads: its inputs are `[N, H]`."""
+"""A kernel whose inputs are heads `[N, H]`, stored as torch's Linear."""
 BY_HEAD = Layout(by_head=True)
 """Kernels of queries, keys and values as one torch Linear, interleaved by head."""
 BY_HEAD_VECTOR = Layout(input_axes=0, flat=True, by_head=True)
 """The biases that belong to `BY_HEAD` kernels."""
 CONVOLUTION = ConvolutionLayout()
 TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
-"""A kernel that reads heads, stored with the axis of inputs first."""
+"""A kernel whose inputs are heads `[N, H]`, stored with the axis of inputs first."""

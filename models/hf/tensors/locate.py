@@ -113,7 +113,7 @@ def _close(x: np.ndarray, y: np.ndarray) -> bool:
 
 @dataclasses.dataclass
 class _Mismatches:
-    """All differences between the files, the mapping and the model, as names."""
+    """All differences between the files, the mapping and the model, as lists of names."""
 
     missing: list[str] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)

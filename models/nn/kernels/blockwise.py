@@ -140,7 +140,8 @@ def visible_blocks(
     queries, keys = np.divmod(np.arange(len(rows) * len(columns)), len(columns))
     if band is None:
         return queries, keys
-    # The distances of a pair of blocks form an interval: keep it if it intersects the band.
+    # The distances between two blocks form an interval: keep the pair if the interval intersects
+    # the band.
     least = rows[queries, 0] - columns[keys, 1] + band.offset
     most = rows[queries, 1] - columns[keys, 0] + band.offset
     first, past = band.limits
@@ -442,9 +443,9 @@ def blockwise_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes attention block by block, on any device; scores are not scaled.
 
-    Blocks that causal order or the window hides are skipped, on both sides if the order is not
-    causal. With `keys`, weights are dropped with probability `rate`. These are the same weights
-    that attention by XLA drops.
+    Blocks that causal order or the window hides completely are skipped. Without causal order, the
+    window hides keys on both sides. With `keys`, weights are dropped with probability `rate`. These
+    are the same weights that attention by XLA drops.
     """
     # Without causal order and window, every key is visible.
     band = Band(window=window, causal=causal) if causal or window is not None else None

@@ -44,7 +44,8 @@ def forward(
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     output, (log_sum,) = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
     output, log_sum = jnp.swapaxes(output, 1, 2), jnp.swapaxes(log_sum, 1, 2)
-    # For a query without keys, the kernel returns the average of all values, or NaN in a band.
+    # For a query without keys, the kernel returns the average of all values or, if there is a band,
+    # NaN.
     has_keys = log_sum > LEAST_LOG_SUM
     return Attended(
         jnp.where(has_keys[..., None], output.astype(jnp.float32), 0),

@@ -1,4 +1,4 @@
-"""A conversation with a language model, whose turns stay in the cache."""
+"""A conversation with a language model. The turns stay in the key/value cache."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ class Turn:
 
     @property
     def message(self) -> Message:
-        """The turn as a chat template reads it."""
+        """The turn as a dict, as chat templates expect it."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.role == TOOL:
             message["name"] = self.writer
@@ -267,7 +267,7 @@ class Conversation:
         return tool(call.arguments)
 
     def reset(self) -> None:
-        """Removes all turns; the instructions stay."""
+        """Removes all turns, but keeps the instructions."""
         self.turns = []
 
     def save(self, path: str | Path) -> None:

@@ -173,7 +173,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     ) -> list[float]:
         """Returns the log-probability of each text; each token is scored once.
 
-        A text longer than the model reads is divided into windows like in the harness.
+        A text above the model's maximum length is divided into windows, as in the harness.
         """
         windows: list[TokenRequest] = []
         ends: list[int] = []

@@ -131,7 +131,7 @@ class ContinuationScorer(TextModel):
 
     @property
     def max_length(self) -> int:
-        """The number of tokens that the model reads."""
+        """The maximum number of tokens that the model reads."""
         return self._model.config.max_length
 
     def __call__(
@@ -213,8 +213,8 @@ class ContinuationScorer(TextModel):
 
         Args:
             requests: the token ids of each context and continuation, at least one each. A context
-                and its continuation may together have one token more than the model reads; a longer
-                context loses its first tokens.
+              and its continuation together may have one token more than the model's maximum length.
+              A longer context loses its first tokens.
             share_prefixes: whether common prefixes of several requests are computed only once. The
               results do not depend on this option.
             on_batch: called after each batch with the numbers of finished requests and tokens.
@@ -317,8 +317,8 @@ class ContinuationScorer(TextModel):
                 source, inputs = (), (*context, *ids)[-config.max_length - 1 :]
             request = Request(inputs[:-1], tuple(ids), number)
             by_source.setdefault((source, -1 if share else number), []).append(request)
-        # A convolution of heads reads its neighbors in the row, which must belong to the same
-        # request.
+        # A head convolution reads neighboring tokens of the row, which must therefore belong to the
+        # same request.
         share = share and not config.recent_shapes
         plans = [
             (source, plan(targets, _capacity(), share=share))

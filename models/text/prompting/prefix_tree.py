@@ -64,7 +64,7 @@ class Layout:
     scored: list[Scored] = dataclasses.field(default_factory=list)
 
     def append(self, requests: Iterable[Request], base: int = 0) -> None:
-        """Appends requests, without their first `base` tokens.
+        """Appends the tokens of requests, except for their first `base` tokens.
 
         Args:
             requests: sorted by their inputs, so that common prefixes are adjacent.
@@ -99,7 +99,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """Requests that are laid out side by side, sorted by their inputs."""
+    """Requests that are placed next to each other in one layout, sorted by their inputs."""
 
     requests: tuple[Request, ...]
     size: int

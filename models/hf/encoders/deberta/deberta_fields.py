@@ -62,7 +62,8 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
     narrow = _take(fields, "embedding_size", width, source)
     pooler = _take(fields, "pooler_hidden_size", width, source)
     _require(pooler == width, "pooler_hidden_size", pooler, f"{source}: only hidden_size, {width}")
-    # With `legacy` false, the masked-word head has other names of tensors, and no separate matrix.
+    # If `legacy` is false, the tensors of the masked-word head have other names, and its matrix is
+    # tied.
     if not _take(fields, "legacy", True, source):
         fields["tie_word_embeddings"] = True
     settings |= {

@@ -28,7 +28,7 @@ class ToolCall:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The call as a chat template reads it."""
+        """The call as a dict, as chat templates expect it."""
         function = {"name": self.name, "arguments": dict(self.arguments)}
         return {"type": "function", "function": function}
 
