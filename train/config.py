@@ -40,7 +40,7 @@ class Stage(Checked):
     schedule_start: NonNegativeInt = 0
     """The number of steps that precede the learning-rate schedule of the stage."""
     warmup: NonNegativeInt = 0
-    """The warm-up of the stage's learning-rate schedule, in steps."""
+    """The number of warm-up steps in the stage's learning-rate schedule."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,9 @@ class TrainConfig(Checked):
     """Determines when parameters that are sharded over `mesh.fsdp` are all-gathered. layer: the
     parameters of each layer are gathered in the forward and the backward pass of each micro-batch,
     and its gradients are scattered. step: all parameters are gathered once per step, and the summed
-    gradients are scattered once. auto: step if the mesh uses only data and fsdp, and the compiled
-    step fits into a device's memory, which must be known; otherwise layer."""
+    gradients are scattered once. auto: chooses step if the mesh uses only data and fsdp, and if the
+    compiled step fits into the memory of a device (whose size must be known); otherwise chooses
+    layer."""
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body from the
@@ -74,7 +75,7 @@ class TrainConfig(Checked):
     steps: NonNegativeInt = 0
     """Number of parameter updates; 0: derived from `epochs`."""
     epochs: NonNegative = 0.0
-    """Passes over the training examples, if `steps` is 0."""
+    """Number of passes over the training examples, if `steps` is 0."""
     batch_size: PositiveInt
     """Number of sequences in each update, B, over all devices together."""
     micro_batches: PositiveInt = 1
@@ -82,7 +83,7 @@ class TrainConfig(Checked):
     seed: Seed = 0
     """Seed of the initial parameters, of dropout, and of the order of the examples."""
     log_every: PositiveInt = 10
-    """Steps between two records of metrics."""
+    """Number of steps between two logged lines of metrics."""
     evaluate_every: NonNegativeInt = 0
     """Steps between two evaluations (every checkpoint is evaluated too); 0: once an epoch."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -125,7 +126,7 @@ class TrainConfig(Checked):
             # The dataclass is frozen, so set the default with `object.__setattr__`.
             object.__setattr__(self, "objective", default_objective(self.data))
         check_learns_from(self.objective, self.data)
-        if self.init_from is None:  # otherwise the model's sizes are not known yet
+        if self.init_from is None:  # with `init_from`, the sizes of the model are not known yet
             check_length(self)
         require(
             self.execution.param_dtype == "float32",
@@ -150,7 +151,7 @@ class Recipe:
     """A named configuration with its help text."""
 
     summary: str
-    """One line, for a list of recipes."""
+    """A single line of help, for the list of recipes."""
     details: str
     """The rest of the help text: the command, the expected result, the source of the settings."""
     config: TrainConfig
@@ -165,7 +166,7 @@ class Recipe:
 
 
 def check_length(config: TrainConfig) -> None:
-    """Checks that the model can read the longest sequences of the data.
+    """Checks that the model supports the longest sequences of the data.
 
     Raises:
         UserError: The sequences exceed the model's maximum length.
@@ -263,7 +264,7 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
         "data": {"kind": config.data.kind, **dataclasses.asdict(config.data)},
         "objective": {"kind": config.objective.kind, **dataclasses.asdict(config.objective)},
     }
-    # Leave out newer fields that are None, because older runs do not have them.
+    # Leave out newer fields if they are None, because older runs do not have these fields.
     for name in ("lora", "stage"):
         if fields[name] is None:
             del fields[name]

@@ -47,7 +47,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
     is_default: ClassVar[bool] = False  # `default_objective` sets it to True on its results
     kind: ClassVar[str]
-    """The name in a run's config.json."""
+    """The name of the objective in a run's config.json."""
     data_kinds: ClassVar[tuple[type[DataConfig], ...]]
     """The kinds of data that the objective learns from. The first objective that lists a kind of
     data is the default for this kind."""
@@ -139,15 +139,16 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
     @property
     def second_model(self) -> str | None:
-        """The folder of a frozen second model that reads the same texts, or None."""
+        """The folder of a frozen additional model that gets the same texts, or None."""
         return None
 
     def of_data(self, data: D, *, is_default: bool) -> "ObjectiveConfig[D]":
-        """Returns the objective for the data, and reads the data if the choice depends on them.
+        """Returns the objective to use for the data; reads the data if the choice depends on them.
 
         Args:
             data: The data.
-            is_default: Whether the user chose no objective, so that the kind of data determines it.
+            is_default: Whether the objective is the default for the kind of data, because the user
+              chose none.
 
         Raises:
             UserError: The objective does not learn from such data.

@@ -1,4 +1,4 @@
-"""The train state, which each step takes and returns."""
+"""The train state, which each train step takes and returns."""
 
 from collections.abc import Callable, Mapping
 
@@ -47,7 +47,7 @@ def init_state(
         further: parameters of additional models that the objective trains; see
           `Objective.initial_models`.
     """
-    # One optimizer updates all trained models, in one tree of parameters.
+    # A single optimizer updates all trained models, so join their parameters in one tree.
     trained = params if further is None else {**params, "further": further}
     return TrainState(jnp.zeros((), jnp.int32), params, tx.init(trained), frozen, further)
 

@@ -52,7 +52,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
             axis_names=set(automatic(mesh.axis_names)),
             in_specs=(rows, (rows, rows, rows), of_kernels),
             out_specs=rows,
-            check_vma=False,  # the check would require varying types of a loop's initial zeros
+            check_vma=False,  # this check would reject the zeros with which a loop begins
         )
         return on_each_device(x, tuple(choice), tuple(kernels))
 

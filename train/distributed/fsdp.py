@@ -94,7 +94,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
     # Each device gets its rows; the compiler then divides these over the other axes.
     by_row = PartitionSpec(tuple(filter(axes.__contains__, BATCH_AXES)))
-    # Whether all other axes have a single device.
+    # Whether the mesh has only a single device along every other axis.
     alone = num_shards(mesh, axes) == mesh.size
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     wire = Wire(way.dtype, scatter_stages(mesh.shape["fsdp"]) if on_tpu else ())
@@ -123,7 +123,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         in_specs=(*specs, PartitionSpec(), by_row),
         out_specs=(specs[0], PartitionSpec()),
         axis_names=set(mesh.axis_names if alone else axes),
-        check_vma=False,  # the check would require varying types of a scan's initial zeros
+        check_vma=False,  # this check would reject the zeros with which a scan begins
     )
 
 

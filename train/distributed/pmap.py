@@ -1,4 +1,4 @@
-"""Data parallelism by `pmap`: each device has a copy of the model and a part of each batch.
+"""Data parallelism by `pmap`: each device has a copy of the model and a share of each batch.
 
 This module wraps the function that sums gradients. The result is the same as with `jit` over the
 mesh axis `data`. Prefer `jit`; `pmap` is the older interface of jax.

@@ -110,10 +110,10 @@ def holder(part: int, num_devices: int) -> int:
 def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]:
     """Returns the visible pairs (half of the queries, half of the keys) in a later step.
 
-    The other two pairs are masked.
+    The mask hides the other two pairs.
 
     Args:
-        is_later: whether the keys come from a later device, as 0 or 1.
+        is_later: 1 if the keys come from a device with a larger index, else 0.
     """
     return (1, 0), (is_later, is_later)
 

@@ -166,7 +166,8 @@ class Loop:
         self.progress.advance(step, numbers["loss"])
         if self.log is not None and step % self.config.log_every == 0:
             skipped = self.bad_steps.counts.total
-            rate = float(jnp.asarray(self.schedule(step - skipped - 1)))  # counts updates, from 0
+            # The schedule counts updates from 0.
+            rate = float(jnp.asarray(self.schedule(step - skipped - 1)))
             self._check_folder()
             counted = {"learning_rate": rate, "skipped_steps": skipped}
             self.log.write(step, "train", {**counted, **numbers})
@@ -230,7 +231,7 @@ class Loop:
         own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if own else usual
         shown += ("ema_loss",) * (average is not None)
-        # The first metric of each task is its main metric.
+        # Show only the first metric of each task, which is its main metric.
         shown += tuple({name.split("/")[0]: name for name in reversed(judged[""])}.values())
         self.progress.evaluated(step, validation, shown)
         self.callbacks(step, lambda callback: callback.on_evaluation(step, validation))

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One way to run a step."""
+    """One of several equivalent ways to run a step."""
 
     step: jax.stages.Wrapped
     """`step(state, batch, rng) -> (state, metrics)`, which consumes the given state."""
@@ -88,8 +88,8 @@ class ShardedStep:
             program = self._compile_if_it_fits(candidate, batch)
             if program is not None:
                 return candidate, program
-        # Do not check the last candidate, because `check_step_fits` reports an error if it does not
-        # fit.
+        # Do not check whether the last candidate fits, because `check_step_fits` raises an error if
+        # it does not.
         return smallest, self.trace(batch, smallest).lower().compile()
 
     def change_to(self, chosen: Candidate) -> str:

@@ -63,7 +63,7 @@ class Start:
     step: int = 0
     skipped: SkipCounts = SkipCounts()
     evaluation_due: bool = False
-    """Whether a signal interrupted the evaluation of this step."""
+    """Whether a signal interrupted the evaluation after this step, so that it must be repeated."""
 
 
 def open_run(
@@ -125,7 +125,7 @@ def _open(
     has_checkpoint = bool(steps(run.folder))
     check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=has_checkpoint)
     is_new = not (run.folder / CONFIG_FILE).is_file()
-    # Write to disk only after every check above has passed.
+    # Only now, after all checks, write to disk.
     create_folder(run)
     if is_primary():
         lock.acquire()
@@ -190,8 +190,7 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
 def mixture_lines(run: Run) -> list[tuple[str, str]]:
     """Describes each source of a mixture and its share of the run; empty for other data.
 
-    If a stage began with other data, the share refers to the batches from the beginning of this
-    stage on.
+    If the last stage began with other data, the shares count only batches of this stage.
     """
     examples, config = run.train.examples, run.config
     if not isinstance(examples, MixedExamples):

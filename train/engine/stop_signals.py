@@ -68,7 +68,7 @@ class StopRequest:
         # Restore Python's default handlers, which then handle the second signal.
         elif number in ENDING and time.monotonic() - self._received > SECONDS_OF_ONE:
             self.restore()
-            signal.raise_signal(number)  # KeyboardInterrupt, or the end of the process
+            signal.raise_signal(number)  # raises KeyboardInterrupt, or ends the process
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class Stopper:
 
     def __init__(self, request: StopRequest, log: LogFn) -> None:
         self.failure: Exception | None = None
-        """The error that ends the run after its state is saved."""
+        """The error to raise after the state of the run is saved."""
         self._what = ""
         self._request = request
         self._log = log
@@ -36,7 +36,7 @@ class Stopper:
 
     @property
     def signal(self) -> int:
-        """The number of the signal that stopped a process; 0 without a signal."""
+        """The number of the signal that stopped a process; 0 if there was no signal."""
         return self._signal or self._request.number
 
     @property
@@ -129,7 +129,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def __call__(self, step: int, call: Callable[[Callback], None]) -> None:
-        """Calls `call(callback)` for each callback, after `step`."""
+        """Calls `call(callback)` for each callback, after step number `step`."""
         for callback in self._callbacks if is_primary() else ():
             if self._stopper.failure is None:
                 try:

@@ -56,7 +56,7 @@ def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int
 def score_policy(
     model: Model, params: Params, split: DataSplit, *, config: TrainConfig, tokenizer: Tokenizer
 ) -> dict[str, float | int]:
-    """Samples a completion for each prompt and rewards it, like the evaluations of a run.
+    """Samples and rewards a completion for each prompt, as the evaluations of a run do.
 
     Args:
         model: the policy.

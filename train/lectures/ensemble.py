@@ -1,4 +1,4 @@
-"""An ensemble of whole models: the mean of their probabilities."""
+"""An ensemble of whole models, which predicts the mean of their probabilities."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,7 +84,7 @@ class Ensemble:
         temperature: NonNegative = 1.0,
         seed: int = 0,
     ) -> str:
-        """Continues a text; each token is drawn from the mean of the models' probabilities.
+        """Continues a text; draws each token from the mean of the models' probabilities.
 
         For each token, every model processes the whole text again, because there is no cache.
 

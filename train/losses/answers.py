@@ -1,4 +1,4 @@
-"""Shared functions of the losses on sampled answers: masks, sums, log-probabilities, groups.
+"""Functions that losses on sampled answers share: masks, sums, log-probabilities, groups.
 
 A batch has the arrays `input_ids`, `labels`, `attention_mask` and `loss_mask` `[B, T]`; see `grpo`.
 """
@@ -23,7 +23,7 @@ def answer_mask(batch: Batch) -> Bool[Array, "B *T"]:
 
 
 def real_rows(batch: Batch) -> Float[Array, " B"]:
-    """Returns 1 for each row that is not filler, else 0."""
+    """Returns 1 for each real row and 0 for each filler row."""
     return jnp.any(batch["attention_mask"] != 0, axis=-1).astype(jnp.float32)
 
 

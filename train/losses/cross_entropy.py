@@ -52,7 +52,7 @@ def sigmoid_cross_entropy(
     Args:
         logits: the logit of each label.
         labels: 1 for labels that apply, else 0.
-        weights: 0 for sequences to ignore.
+        weights: the weight of each sequence; 0 for sequences to ignore.
     """
     # -log σ(x) for a label and -log σ(-x) otherwise, in one stable form.
     x = logits.astype(jnp.float32)
@@ -142,7 +142,7 @@ def _forward(
         logits = part.logits()  # [B, T / chunks, V]
         total, log_normalizer = _sums(logits, label, weight, smoothing)
         softmax = jnp.exp(logits - log_normalizer[..., None])
-        # One row of the one-hot labels per position, [B, T / chunks, V].
+        # The one-hot labels of the positions in a chunk, [B, T / chunks, V].
         is_label = label[..., None] == jnp.arange(vocabulary)
         target = is_label
         if smoothing:

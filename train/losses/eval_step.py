@@ -1,4 +1,4 @@
-"""The evaluation of a split: its loss and the predictions for its rows."""
+"""The evaluation of a data split: the loss, and the predictions for its rows."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,10 +41,10 @@ def make_evaluate_fn(
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
-    The caller compiles it. `frozen` is the reference of the objective or the base of the adapter;
-    `adapter` is as in `make_train_step`. If the objective needs the whole batch, the model runs on
-    `num_micro_batches` equal parts of the batch, one after another. For other objectives,
-    `num_micro_batches` has no effect.
+    The caller compiles it. `frozen` has the parameters of the objective's reference model or of the
+    adapter's base model; for `adapter`, see `make_train_step`. If the objective needs the whole
+    batch, the model runs on `num_micro_batches` equal parts of the batch, one after another. For
+    other objectives, `num_micro_batches` has no effect.
     """
     parts = num_micro_batches if objective.whole_batch else 1
     if adapter is not None:
@@ -78,7 +78,7 @@ def evaluate(
     *,
     num_rows: int,
 ) -> Evaluation:
-    """Runs the model over all batches.
+    """Runs the model on all batches, and combines the results.
 
     Args:
         evaluate_fn: computes the sums, the counts and the predictions of a batch on the devices.

@@ -1,6 +1,7 @@
 """Losses and measures for the scores that a model gives to the documents of a query.
 
-All arrays are `[B, C]`: C documents for each of B queries. Missing documents have no effect.
+All arrays are `[B, C]`: C documents for each of B queries. Missing documents do not affect any
+result.
 """
 
 import functools

@@ -28,7 +28,7 @@ from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 from .online import OnlineConfig, per_token_spec
 
 GroupSize = Annotated[int, Range(least=2)]
-"""Number of answers per prompt, for an objective that compares them."""
+"""Number of answers to each prompt, for an objective that compares these answers."""
 Scale = Literal["group", "batch", "none"]
 """What divides the advantages: the standard deviation of the group or of the batch, or nothing."""
 
@@ -72,7 +72,7 @@ class GRPOConfig(OnlineConfig):
         found = {
             "advantages": group_advantages(rewards, self.num_generations, scale=self.scale_rewards)
         }
-        # With a single update the sampling policy is the model itself.
+        # If a step has a single update, the policy that sampled is the model itself.
         if self.updates_several:
             found["old_log_probs"] = scored["log_probs"]
         if self.beta:

@@ -140,7 +140,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Describes the arrays of a sampled answer."""
         del num_labels, num_choices
-        # A row has a prompt and its answer.
+        # Each row has a prompt and its answer.
         row = (data.length,)
         tokens, mask = ArraySpec(row, Values.TARGET_TOKEN), ArraySpec(row, Values.MASK)
         arrays = {"input_ids": tokens, "labels": tokens, "attention_mask": mask, "loss_mask": mask}

@@ -47,9 +47,9 @@ class PPOConfig(OnlineConfig):
     gamma: Fraction = 1.0
     """Discount of later rewards."""
     gae_lambda: Fraction = 0.95
-    """λ of generalized advantage estimation: the weight of later value errors."""
+    """λ of generalized advantage estimation, which weighs the errors of later values."""
     whiten_rewards: bool = False
-    """Whether token rewards are scaled to variance 1."""
+    """Whether the rewards of tokens are scaled to variance 1 first."""
 
     @property
     def needs_log_probs(self) -> bool:
@@ -89,7 +89,7 @@ class PPOConfig(OnlineConfig):
         scores, log_probs = jnp.nanmean(rewards), scored["log_probs"]
         metrics = {
             "objective/scores": scores,
-            # A sample estimate: the negative log-probability of each answer.
+            # An estimate of the entropy from samples: the negative log-probability of each answer.
             "objective/entropy": jnp.mean(sum_over_answers(-log_probs, loss_mask)),
             "val/num_eos_tokens": jnp.sum(ended).astype(jnp.float32),
         }
@@ -236,7 +236,7 @@ def ppo_targets(
     raw = generalized_advantages(
         rewards, values, gamma=settings.gamma, gae_lambda=settings.gae_lambda
     )
-    # Only the advantages are scaled. Returns keep the scale of the rewards.
+    # Scale only the advantages; the returns keep the scale of the rewards.
     return {
         "advantages": jnp.where(mask, whitened(raw, mask), 0.0),
         "returns": raw + values,

@@ -17,7 +17,7 @@ from ..objective_config import ObjectiveConfig, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringConfig(ObjectiveConfig[QuestionAnsweringData]):
-    """The span of an answer; it has no hyperparameters."""
+    """The prediction of the span of an answer; it has no hyperparameters."""
 
     kind = "question_answering"
     data_kinds = (QuestionAnsweringData,)

@@ -1,10 +1,10 @@
 """Replaced-token detection: a generator replaces masked tokens, and the model finds them.
 
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
-section 2. The generator learns masked tokens. The generator's samples replace the masked tokens,
-and the model of the run, the discriminator, learns which tokens differ from the text. A sample that
-equals the original token counts as original, not as replaced. No gradient flows through the
-samples.
+section 2. The generator learns to predict masked tokens. The generator's samples replace the masked
+tokens, and the model of the run, the discriminator, learns which tokens differ from the text. A
+sample that equals the original token counts as original, not as replaced. No gradient flows through
+the samples.
 
 The embeddings may also be shared in the way of He et al. 2021, "DeBERTaV3", section 3.2.
 
@@ -167,7 +167,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
 
 @struct.dataclass
 class DetectionOutputs:
-    """The outputs of both models."""
+    """The outputs of the generator and the discriminator."""
 
     projection: Projection
     """The generator's hidden states `[B, M, W]` at the masked tokens, and its vocabulary matrix."""

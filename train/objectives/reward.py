@@ -29,7 +29,7 @@ class RewardConfig(ObjectiveConfig[RewardData]):
     next_command = "evaluate {run} --data SOURCE"
 
     margin: float = 0.0
-    """Minimum difference of the rewards of a pair that the loss aims for."""
+    """The difference between the rewards of a pair that the loss aims for."""
     centering: NonNegative = 0.0
     """The weight of the squared sum of both rewards, which keeps rewards near 0; TRL recommends
     0.01."""

@@ -18,7 +18,7 @@ from .classification import label_counts, label_terms
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenClassificationConfig(ObjectiveConfig[TokenClassificationData]):
-    """A label for each word; it has no hyperparameters."""
+    """The prediction of a label for each word; it has no hyperparameters."""
 
     kind = "token_classification"
     data_kinds = (TokenClassificationData,)

@@ -56,7 +56,7 @@ def is_factored(name: str, param: Leaf) -> bool:
 
 
 def scale_by_factored_rms() -> optax.GradientTransformation:
-    """Divides each update by the root of its second moment, factored for matrices."""
+    """Divides each update by the root of its second moment, which is factored for matrices."""
 
     def init(params: PyTree) -> FactoredState:
         def moment(name: str, param: Array) -> Factored | Array:

@@ -69,7 +69,7 @@ def _equal(
 
 def _last_number(text: str) -> float:
     found = _NUMBER.findall(_THOUSANDS.sub("", text))
-    # NaN is not equal to any number, so a text without a number is never right.
+    # NaN does not equal any number, so a text that contains no number is never right.
     return float(found[-1]) if found else math.nan
 
 
@@ -235,7 +235,7 @@ class Rewards:
             UserError: a record lacks a field that a function needs, or a function returns
               something other than a number or None for each completion.
         """
-        # Records may have different fields. A missing field becomes None.
+        # Records may have different fields; a field that a record lacks becomes None.
         names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
         given: dict[str, Sequence[object]] = {
             **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},

@@ -94,10 +94,10 @@ class Callback:
         """
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Receives `loss` and the other scores of an evaluation after `step` steps, by name."""
+        """Receives `loss` and the metrics, by name, of the evaluation after step `step`."""
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Receives the folder of a checkpoint, which is complete on disk."""
+        """Receives the folder of a checkpoint, once the checkpoint is complete on disk."""
 
 
 @dataclasses.dataclass(frozen=True)

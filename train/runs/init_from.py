@@ -62,7 +62,8 @@ def plan_init_from(
     """
     source_shapes = parameter_shapes(create(source))
     wanted = dict(named(parameter_shapes(create(model))))
-    # Head parameters that depend on the labels are copied only for the same head and labels.
+    # Parameters of the head that depend on the labels are copied only if both runs have the same
+    # head and labels.
     same = (source.head, source.labels) == (model.head, model.labels)
     own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
     copied, other = set(), []

@@ -78,7 +78,7 @@ class Run:
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration with all durations in steps."""
+        """The configuration with all lengths and intervals in steps."""
         return in_steps(self.stated, self.train.examples.num_examples)
 
 
@@ -92,8 +92,8 @@ def prepare_run(
 ) -> Run:
     """Reads the data, creates the tokenizer, and inspects the run folder.
 
-    Finds every error in data, tokenizer and folder before training starts. Writes nothing to the
-    folder.
+    Finds every error in data, tokenizer and folder before training starts. This function does not
+    write to the folder.
 
     Args:
         config: The configuration from the recipe and the command line.
@@ -120,7 +120,7 @@ def prepare_run(
         config, tokenizer, plan = _begun(config, folder, custom, log)
     if plan is not None:
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
-    # First check everything that needs no data, because reading the data may take long.
+    # First make all checks that do not need the data, because reading the data may take long.
     check_length(config)
     check_second_model(config.objective.second_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
@@ -252,7 +252,7 @@ def _existing_run(
 
 
 def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
-    """Returns a new run with a new vocabulary, or with the vocabulary of its initial model."""
+    """Completes the configuration of a new run, and makes or opens its tokenizer."""
     model = tokenizer = None
     # Open the initial model before the data, which may take long, so that an error shows early.
     if config.init_from is not None:

@@ -82,7 +82,8 @@ def next_stage(
         new: The configuration of the new stage.
         folder: The run folder.
         num_examples: The number of training examples.
-        same_data: Whether the training examples are the same, so that their order continues.
+        same_data: Whether the training examples are those of the stage before, so that their order
+          continues.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
     # With the same data, the new stage continues after the examples that the run has already read.

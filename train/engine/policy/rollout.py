@@ -36,7 +36,7 @@ class Rollout:
     """The token after each input token."""
     attention_mask: Int[Array, "R T"]
     loss_mask: Int[Array, "R T"]
-    """1 where the label belongs to the answer."""
+    """1 for the labels that belong to the answer."""
     ended: Bool[Array, " R"]
     """Whether the answer of each row contains an end token."""
     real: Bool[Array, " R"]
@@ -111,7 +111,7 @@ class RolloutPrograms:
         *,
         group_size: int,
     ) -> Rollout:
-        """Samples G answers to each prompt; row r is answer r mod G to prompt r // G.
+        """Samples G answers to each prompt. Row r is answer number r mod G to prompt number r // G.
 
         Args:
             params: the trained parameters of the train state.
@@ -147,8 +147,8 @@ class RolloutPrograms:
     def _for_sampling(self, params: Params, frozen: Params | None) -> tuple[Model, Params, ApplyFn]:
         """Returns the model, its parameters and its `apply` in the layout for sampling."""
         if samples_stacked(self.mesh):
-            # Stacked layers are gathered one at a time. Unstacked layers would all be gathered
-            # before the decode loop.
+            # Stacked layers are gathered one at a time. If layers were not stacked, they would all
+            # be gathered before the decode loop.
             if self.adapter is None:
                 return self.model, params, self.model.apply
             policy, _ = self.adapter.combine(params, frozen)

@@ -99,7 +99,7 @@ class PolicyTrainer:
         Raises:
             StepNotTaken: a reward function failed; `state` is unchanged.
         """
-        # Keys depend on the step number alone, so that a resumed run samples the same answers.
+        # Derive the key from the step number alone, so that a resumed run samples the same answers.
         number = int(state.step)
         rollout = self._sample(
             state.params,

@@ -76,7 +76,7 @@ class MTEBEncoder:
         return self._embedder(texts, self._log, prompt_name=prompts.get(str(kind)))
 
     def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Returns the cosines `[N, M]` of vectors `[N, D]` with other vectors `[M, D]`.
+        """Returns the cosines `[N, M]` between vectors `[N, D]` and other vectors `[M, D]`.
 
         If one argument is a single vector `[D]`, the result has no dimension for it.
         """

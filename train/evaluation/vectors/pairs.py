@@ -115,7 +115,7 @@ def pair_classification_scores(
 def triplet_scores(
     anchors: np.ndarray, positives: np.ndarray, negatives: np.ndarray
 ) -> dict[str, float]:
-    """Scores triplets of vectors, three arrays float `[N, D]`, as TripletEvaluator does.
+    """Scores triplets of vectors, given as three arrays float `[N, D]`, as TripletEvaluator does.
 
     Returns:
         `accuracy`: the fraction of triplets whose positive has a larger cosine with the anchor than

@@ -116,7 +116,7 @@ def reranking_scores(
 ) -> dict[str, float]:
     """Scores the rankings of documents by their scores, as RerankingEvaluator does.
 
-    Queries whose documents are all relevant, or all irrelevant, are left out.
+    Queries that have only relevant or only irrelevant documents are left out.
 
     Args:
         scores: for each query, the scores of its documents, float `[N_i]`.

@@ -76,7 +76,7 @@ def contrastive(
     Args:
         vectors: the vectors of the batch.
         labels: y.
-        distance: d, of the anchor and the first document.
+        distance: d, the kind of distance between the anchor and the first document.
         margin: two texts that are not similar have the loss 0 if their distance is at least this.
     """
     d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])

@@ -92,4 +92,4 @@ DISTANCES: Mapping[Distance, Callable[[Array, Array], Array]] = {
     "euclidean": _euclidean,
     "manhattan": lambda a, b: jnp.sum(jnp.abs(a - b), axis=-1),
 }
-"""Distances along the last axis."""
+"""The functions that compute distances along the last axis, by name."""

@@ -80,7 +80,7 @@ class MultipleNegativesConfig(EmbeddingObjective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GISTConfig(EmbeddingObjective):
-    """The settings of GIST: a guide leaves out negatives that are probably positives."""
+    """The settings of GIST, where a guide excludes negatives that are probably positives."""
 
     kind = "gist"
     whole_batch = True
@@ -97,7 +97,7 @@ class GISTConfig(EmbeddingObjective):
     """Whether `margin` is an absolute difference, or a fraction of the similarity of the
     positive."""
     contrast_anchors: bool = True
-    """Whether the other anchors are negatives as well."""
+    """Whether the anchors of other examples are also negatives."""
     contrast_positives: bool = True
     """Whether the positives of other examples are also negatives for each positive."""
 

@@ -14,7 +14,7 @@ from .base import EmbeddingObjective
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledTextsConfig(EmbeddingObjective):
-    """The base of objectives of texts with a label."""
+    """The base of objectives on texts with labels."""
 
     score_forms = ("labels",)
     num_documents = (0, 0)

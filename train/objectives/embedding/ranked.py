@@ -24,7 +24,7 @@ def _is_nearer(vectors: Vectors, real: Real, similarity: Similarity = "cosine") 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TripletConfig(EmbeddingObjective):
-    """The settings of the triplet loss: the positive is nearer than each negative."""
+    """The settings of the triplet loss, which makes the positive nearer than each negative."""
 
     kind = "triplet"
     num_documents = (2, math.inf)
@@ -50,7 +50,7 @@ class TripletConfig(EmbeddingObjective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaughtConfig(EmbeddingObjective):
-    """The base of objectives that learn a teacher's similarities."""
+    """The base of objectives that learn the similarities computed by a teacher."""
 
     score_forms = ("documents",)
     num_documents = (2, math.inf)

@@ -1,4 +1,4 @@
-"""Rerankers: a model reads a query and a document at once, and scores the document."""
+"""Rerankers: a model gets a query and a document in one sequence, and scores the document."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

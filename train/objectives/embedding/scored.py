@@ -48,7 +48,7 @@ class ScoredPairsConfig(EmbeddingObjective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoSENTConfig(ScoredPairsConfig):
-    """The settings of CoSENT: pairs with a higher score are more similar."""
+    """The settings of CoSENT, which makes pairs with higher scores more similar."""
 
     kind = "cosent"
     whole_batch = True
@@ -72,7 +72,7 @@ class CoSENTConfig(ScoredPairsConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AngleConfig(CoSENTConfig):
-    """The settings of AnglE: CoSENT of angles in complex space."""
+    """The settings of AnglE, which is CoSENT on angles in complex space."""
 
     kind = "angle"
 
@@ -95,7 +95,7 @@ class CosineConfig(ScoredPairsConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContrastiveConfig(ScoredPairsConfig):
-    """The settings of the contrastive loss of labels 1 (similar) and 0 (different)."""
+    """The settings of the contrastive loss for pairs with labels 1 (similar) and 0 (different)."""
 
     kind = "contrastive"
     score_range = (0.0, 1.0)

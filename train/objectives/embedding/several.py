@@ -1,4 +1,4 @@
-"""The objective of several data sets, which has a loss for each data set."""
+"""The objective for several data sets, with a loss of its own for each data set."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ LOSSES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeveralConfig(EmbeddingObjective):
-    """The losses of several data sets (`--data.source "sets:A=… | B=…"`).
+    """The settings of the losses of several data sets (`--data.source "sets:A=… | B=…"`).
 
     All examples of a training batch come from one data set, and the batch has the loss of this data
     set. A batch of an evaluation may have examples of two data sets, but these are never compared
