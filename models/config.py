@@ -266,8 +266,8 @@ class TransformerConfig(Checked):
         """Width of one expert, F."""
         return self.feed_forward_dim
 
-    # Properties that differ between families. In a family whose models differ in a property, the
-    # property is a field.
+    # Properties that differ between families. If a property differs between the models of one
+    # family, it is a field of the family's configuration.
 
     head: ClassVar[str] = "none"
     """The name of the model's head, a key of `models.heads.specs.HEADS`."""

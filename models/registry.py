@@ -1,7 +1,7 @@
 """The families of models: their records, their published sizes, and their configurations as JSON.
 
-A family is a file with a record, `FAMILY`, in the folder of its kind. Only `FAMILIES` and
-`VARIANTS` below list these files. For a family `llama`,
+Each family has a file in the folder of its kind, which defines a record, `FAMILY`. Only `FAMILIES`
+and `VARIANTS` below list these files. For a family `llama`,
 
 - `models/decoders/llama.py` defines the configuration, the module, and `FAMILY`;
 - `models/hf/decoders/llama.py` (if `FAMILY.hf_module` names it) converts weights and configuration

@@ -137,7 +137,8 @@ class WindowedDecoderConfig(CausalDecoderConfig):
     """
 
     window: PositiveInt | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of tokens that a token attends to, including itself. If None, all tokens."""
+    """Number of tokens that a token attends to, including itself. If None, it attends to all
+    tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

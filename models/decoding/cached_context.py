@@ -1,4 +1,4 @@
-"""A context that grows, such as a conversation, and whose tokens are read only once."""
+"""A context that grows, such as a conversation, and of which each token is read only once."""
 
 from collections.abc import Iterator, Sequence
 
@@ -100,7 +100,7 @@ class CachedContext(ContinuousBatch):
         if rows is None:
             rows = reader.empty(1, len(tokens))
             common = self._most_written = 0
-        # Grow the cache if needed, and go back to the end of the common prefix.
+        # Grow the cache if needed, and remove the tokens after the common prefix.
         rows = reader.with_space(rows, len(tokens)).moved_to(jnp.asarray([common]))
         logits, start = None, common
         while start < len(tokens):

@@ -80,7 +80,7 @@ def sample_answers(
         logits, context = state.context.read(model, params, ids, apply_fn=apply_fn)
         tokens, log_probs, past = choose(logits[:, 0], state.past, sampling=sampling)
         assert log_probs is not None
-        # Ended rows keep decoding token 0, and their results are masked.
+        # Rows whose answers have ended continue to decode token 0, and their results are masked.
         writes = ~state.ended
         tokens = jnp.where(writes, tokens, 0)
         new = Answers(tokens, writes.astype(jnp.int32), jnp.where(writes, log_probs, 0.0))

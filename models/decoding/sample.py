@@ -170,7 +170,7 @@ class History:
             seen = seen.at[rows, new].max(counts)
         if chosen is not None:
             chosen = chosen.at[rows, new].add(counts.astype(jnp.int32))
-        # Keep the last P of the recent tokens and the accepted new tokens.
+        # Append the accepted new tokens to the recent tokens, and keep the last P tokens.
         both = jnp.concatenate([self.recent, new], axis=1)
         last = number[:, None] + jnp.arange(self.recent.shape[1])
         return dataclasses.replace(

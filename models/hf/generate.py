@@ -1,7 +1,7 @@
 """Generates with any generative model, with the arguments and outputs of transformers' `generate`.
 
 Names, meanings and defaults follow transformers' `generate`; unsupported arguments are rejected by
-name. `Generator` does the work.
+name. `Generator` generates the tokens.
 """
 
 import itertools

@@ -302,7 +302,7 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
     number: Any = fields.get("max_new_tokens")
     if number is not None:
         return number
-    # `max_length` includes the prompt. The number of positions of the model limits the default.
+    # `max_length` includes the prompt. The default is limited by the maximum length of the model.
     default = NEW_TOKENS + prompt_length
     total: Any = fields.get("max_length", min(default, longest or default))
     require(

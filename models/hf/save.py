@@ -80,7 +80,7 @@ def save(
       params: Its parameters, a nested dict of arrays, layers stacked.
       tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`. If given, its
         files and the ids of special tokens are written.
-      dtype: The precision to write: float32, float16 or bfloat16.
+      dtype: The precision in which parameters are written: float32, float16 or bfloat16.
       file_bytes: The largest size of a file; no tensor is split.
       generation: Settings for `generation_config.json`, for example the `generation_arguments` of
         the folder that the model was loaded from.
@@ -126,7 +126,7 @@ def check_vocabulary(
     Args:
       tokenizer: The tokenizer.
       config: The configuration of the model.
-      name: The subject of the message.
+      name: The grammatical subject of the error message.
 
     Raises:
       UserError: The tokenizer has more tokens.

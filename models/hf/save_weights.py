@@ -46,7 +46,7 @@ def write_weights(
       folder: The existing folder to write to.
       config: The configuration of the model.
       params: Its parameters, with stacked layers.
-      dtype: The precision to write.
+      dtype: The precision in which parameters are written.
       file_bytes: The largest size of a file. A larger model is written as several files with an
         index; no tensor is split.
       fields: Additional fields of `config.json`, such as the ids of special tokens.

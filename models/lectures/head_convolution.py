@@ -35,7 +35,7 @@ class EarlierTokens:
 
 
 def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierTokens:
-    """Returns the tokens that a convolution may read.
+    """Determines which earlier tokens a convolution may read.
 
     Args:
       mask: the keys that each token may attend to, not materialized.
@@ -92,7 +92,7 @@ class HeadConvolution(nn.Module):
 
         Args:
           x: projections of T tokens.
-          earlier: the tokens that may be read.
+          earlier: which earlier tokens may be read.
           history: the inputs of the last w = width - 1 tokens of each of M beams (M is 1 unless
             `earlier.are_beams`), oldest first, zeros before the first token.
 

@@ -15,7 +15,7 @@ from .positions import LecturePositions
 
 
 class ScaledSum(nn.Module):
-    """The sum of the residual stream and a sublayer's output times a learned scalar."""
+    """Adds a sublayer's output, multiplied by a learned scalar, to the residual stream."""
 
     execution: Execution
 

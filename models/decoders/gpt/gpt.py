@@ -1,10 +1,10 @@
-"""The GPTs: decoder-only transformers of three papers.
+"""GPT, GPT-2 and GPT-3: the decoder-only transformers of three papers.
 
 - GPT: Radford et al. 2018, "Improving language understanding by generative
   pre-training", section 4.1. GPT normalizes each residual sum.
-- GPT-2: Radford et al. 2019, "Language models are unsupervised multitask
-  learners", section 2.3. GPT-2 normalizes before each sublayer and after the last layer; initial
-  residual projections are multiplied by 1/√(2L).
+- GPT-2: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.3.
+  GPT-2 normalizes before each sublayer and after the last layer; the initial kernels that project
+  to the residual stream are multiplied by 1/√(2L).
 - GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
   and table 2.1. GPT-3 alternates layers with dense and with locally banded attention.
 

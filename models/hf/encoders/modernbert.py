@@ -28,7 +28,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     window = typed_field(fields, "local_attention", 128, source)
     fields.pop("local_attention", None)
     settings["window"] = window // 2 + 1
-    # Older files state after how many layers a full layer follows; newer files state the kind of
+    # Older files state n if every n-th layer attends to all tokens; newer files state the kind of
     # each layer.
     number = typed_field(fields, "num_hidden_layers", 22, source)
     every = typed_field(fields, "global_attn_every_n_layers", FULL_EVERY, source)

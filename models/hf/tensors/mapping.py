@@ -16,7 +16,7 @@ from .layout import FROM_HEADS, LINEAR, TABLE, VECTOR, Layout, Shape
 
 
 class WeightsError(UserError):
-    """Weights, configuration and tensor mapping do not match."""
+    """Raised if weights, configuration and tensor mapping do not match."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,7 @@ def layer_rules(
     for parts, name in names.items():
         paths = [f"{flax}/{part}" for part in ((parts,) if isinstance(parts, str) else parts)]
         tensor = f"{hf}.{name}"
-        # A norm has a scale where a linear map has a kernel.
+        # A norm has a parameter `scale` in place of a linear map's `kernel`.
         if paths[0].endswith("norm"):
             rules += norm(paths[0], tensor, bias=norm_bias)
         else:

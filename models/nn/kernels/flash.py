@@ -108,7 +108,7 @@ def _masked(
         scores = jnp.where(seen, scores, HIDDEN)
     if ids is not None:
         query_ids, key_ids = ids[0][0], ids[1][0]  # [1, queries], [1, keys]
-        # Transpose the key ids to a column, by a full register of 8 rows.
+        # Transpose the key ids to a column, by means of a full register of 8 rows.
         column = jnp.swapaxes(jnp.broadcast_to(key_ids, (ROWS, spec.block_k)), 0, 1)[:, :1]
         scores = jnp.where(column == query_ids, scores, HIDDEN)
     return scores

@@ -36,7 +36,7 @@ class GPTForm(Form[Config]):
     """Name of the linear map that projects to queries, keys and values together, if there is one.
     """
     joined_layouts: tuple[Layout, Layout] = (BY_HEAD, BY_HEAD_VECTOR)
-    """Layouts of the kernel and of the bias of the joint map."""
+    """Layouts of the kernel and of the bias of the linear map `joined`."""
     layout: Layout = LINEAR
     """How the linear maps of a layer are stored."""
     output_layout: Layout = FROM_HEADS

@@ -105,7 +105,7 @@ def _text_files(root: Path) -> Iterator[Path]:
 
 
 def _note_of(left_out: Sequence[str]) -> str:
-    """Returns a note of the files that are not searched, or ""."""
+    """Returns a note that lists the files that are not searched; "" if all are searched."""
     if not left_out:
         return ""
     shown = ", ".join(left_out[:3]) + (", …" if len(left_out) > 3 else "")
