@@ -104,9 +104,9 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           attention_mask: 1 for the tokens of the source that may be attended to.
           decoder_input_ids: tokens of the targets, shifted right: a start token
             first. Required unless the head derives the targets from the sources.
-          decoder_attention_mask: 1 for the tokens of the target that later tokens
-            may attend to; with a cache, for each of its slots. A mask `[B, T,
-            slots]` states for each token all tokens that it may attend to, including itself.
+          decoder_attention_mask: 1 for the tokens of the target that later tokens may attend to;
+            with a cache, for each of its slots. A mask `[B, T, slots]` specifies for each token all
+            tokens that it may attend to, including itself.
           segment_ids: number of the sentence that each token of a packed sequence
             belongs to, 0 for padding.
           decoder_segment_ids: number of the sentence of each target token; a target attends only to

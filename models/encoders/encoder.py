@@ -264,8 +264,8 @@ class Encoder(nn.Module):
         Args:
           input_ids: token ids; `[B, C, T]` for head "multiple_choice".
           attention_mask: 1 for the tokens that may be attended to. If there is a cache, the mask
-            covers all S slots of the cache, including the slots that this call writes. A mask `[B,
-            T, S]` specifies, for each token, all tokens that it may attend to, including itself.
+            covers all S slots of the cache, including the slots that this call writes. A mask
+            `[B, T, S]` specifies for each token all tokens that it may attend to, including itself.
           token_type_ids: 0 in the first segment of a sequence, 1 in the second. Defaults to 0.
           position_ids: position of each token, from 0 (`position_offset` is added).
             Defaults to the index of the token in the sequence; in a packed sequence, to its index
