@@ -159,7 +159,10 @@ class OptionParser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             self.error(_complaint(error))
         if unexpected:
-            self.error(f"unexpected argument {unexpected[0]!r}")
+            self.error(
+                f"unexpected argument {unexpected[0]!r}: write its option before it, and quote "
+                "a value that has spaces"
+            )
         # Errors of the library name fields; `with_flags` replaces them with these options.
         _flags.clear()
         _flags.update({x.dest: x.option_strings[0] for x in self._actions if x.option_strings})

@@ -125,6 +125,9 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
     num_shards = mesh["data"] * mesh["fsdp"] * mesh["expert"]
     most = config.batch_size // num_shards
     divides = config.batch_size // config.micro_batches > num_shards
+    # The first division adds a buffer for the sum of the gradients, in float32 like the parameters.
+    adds = f"; their sum of gradients needs {format_bytes(plan.param_bytes)}"
+    added = adds if config.micro_batches == 1 else ""
     options = {
         "parameters on more devices (--mesh.fsdp, --mesh.tensor)": is_large and is_whole,
         "more devices, or a chip with more memory": is_large and not is_whole,
@@ -132,7 +135,7 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
         and plan.optimizer_bytes > memory / 4,
         "--gather layer": config.gather == "step",
         "--execution.remat full": config.execution.remat != "full",
-        f"more --micro-batches, up to {most} (one sequence at a time)": divides,
+        f"more --micro-batches, up to {most} (one sequence at a time{added})": divides,
         "heads and vocabulary sharded over several devices (--mesh.tensor)": not divides
         and mesh["tensor"] == 1,
     }

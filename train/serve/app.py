@@ -45,13 +45,11 @@ class Served:
 
     Attributes:
         name: its name in requests.
-        source: the folder of the model, or its name on the hub.
         front: the object that has the model's tokenizer, such as a `TextGenerator`.
         workers: kind of work → the worker, such as "generation".
     """
 
     name: str
-    source: str
     front: Any
     workers: Mapping[str, AnyWorker]
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))

@@ -354,4 +354,4 @@ def open_generation(name: str, folder: str, settings: RowSettings, log: LogFn) -
         GENERATION: GenerationWorker(generator, settings, named),
         SCORING: ScoringWorker(generator, settings, named),
     }
-    return Served(name, folder, generator, workers)
+    return Served(name, generator, workers)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -318,3 +319,11 @@ def test_a_loss_of_pairs_names_the_remedy_for_negatives():
     masks = {"anchor_mask": jnp.ones((2, 3)), "attention_mask": jnp.ones((2, 2, 3))}
     with pytest.raises(UserError, match=r"have 2: leave out .*--data\.num-negatives 0"):
         train.CosineConfig()._check_batch(masks)
+
+
+@pytest.mark.parametrize("config", [train.GISTConfig, train.DistillationConfig])
+def test_an_evaluation_without_the_second_model_keeps_the_settings_of_vectors(config):
+    settings: dict[str, Any] = {"normalize": False, "matryoshka_dims": (64, 32)}
+    name = "teacher" if hasattr(config, "teacher") else "guide"
+    evaluated = config(**{name: "folder"}, **settings).for_evaluation()
+    assert {key: getattr(evaluated, key) for key in settings} == settings

@@ -102,7 +102,7 @@ async def running(key=None, access=None, **limits):
     """A client of an application, its worker and its engine."""
     worker = Worker()
     engine = Engine(Limits(**limits), [worker])
-    models = {"echo": Served("echo", "folder", None, {"echo": worker})}
+    models = {"echo": Served("echo", None, {"echo": worker})}
     access = Access(key) if access is None else access
     app = make_app(Service(models, engine, access, Metrics(engine), ENDPOINTS))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -492,7 +492,7 @@ def test_models_are_named_by_their_folders(monkeypatch, tmp_path):
     monkeypatch.setattr(served, "local_folder", lambda folder: folder)
     monkeypatch.setattr(served, "model_config", lambda folder: SimpleNamespace(head="none"))
     monkeypatch.setattr(
-        served.opening, "open_rows", lambda name, folder, *_: Served(name, folder, None, {})
+        served.opening, "open_rows", lambda name, folder, *_: Served(name, None, {})
     )
     found = served.open_models([f"{folder}", f"b={folder}"], RowSettings(), print)
     assert {name: (one.name, one.source) for name, one in found.items()} == {

@@ -85,7 +85,7 @@ def _ask(front, text, template, **fields):
         front.tokenizer.own_chat_template = template
         writer = Writer(text)
         engine = Engine(Limits(), [writer])
-        served = {"m": Served("m", "folder", front, {GENERATION: writer})}
+        served = {"m": Served("m", front, {GENERATION: writer})}
         app = make_app(Service(served, engine, Access(), Metrics(engine), CHAT))
         engine.start()
         transport = httpx.ASGITransport(app)

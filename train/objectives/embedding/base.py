@@ -9,7 +9,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import jax.numpy as jnp
 
@@ -160,6 +160,11 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         """The smallest and the largest number of documents of an example, for these settings."""
         return self.num_documents
 
+    @property
+    def shared_settings(self) -> dict[str, Any]:
+        """The settings that all objectives on vectors have, by name."""
+        return {name: getattr(self, name) for name in field_names(EmbeddingObjective)}
+
     def remedy(self, form: ScoreForm) -> str:
         """Returns the command-line option that selects an objective for such scores."""
         return f"--objective.kind {DEFAULTS[form]}"
@@ -223,8 +228,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         """Returns an objective of another kind that computes vectors in the same way."""
         from ..table import objective_class
 
-        shared = field_names(EmbeddingObjective)
-        return objective_class(kind)(**{name: getattr(self, name) for name in shared})
+        return objective_class(kind)(**self.shared_settings)
 
     def initialized_from(
         self: S, data: EmbeddingData, settings: "VectorSettings"

@@ -125,6 +125,4 @@ class GISTConfig(EmbeddingObjective):
 
     def for_evaluation(self) -> MultipleNegativesConfig:
         """Returns a loss without a guide, because an evaluation has no frozen parameters."""
-        return MultipleNegativesConfig(
-            pooling=self.pooling, normalize=self.normalize, scale=1 / self.temperature
-        )
+        return MultipleNegativesConfig(**self.shared_settings, scale=1 / self.temperature)

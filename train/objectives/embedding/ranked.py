@@ -85,7 +85,7 @@ class TaughtConfig(EmbeddingObjective):
         """Returns a loss without a teacher, because an evaluation has no frozen parameters."""
         if self.teacher is None:
             return self
-        return MultipleNegativesConfig(pooling=self.pooling, normalize=self.normalize)
+        return MultipleNegativesConfig(**self.shared_settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def open_rows(name: str, folder: str, settings: RowSettings, log: LogFn) -> Serv
     for reason in refused:
         log(f"{name}: {reason}")
     workers = row_workers(name, functions, settings=settings, log=log)
-    return Served(name, folder, [*workers.values()][-1].front, workers)
+    return Served(name, [*workers.values()][-1].front, workers)
 
 
 def row_functions(folder: str, loaded: Loaded) -> tuple[dict[Kind, RowFunction], list[str]]:
