@@ -100,10 +100,10 @@ def rerank_of_model(model: TransformerConfig) -> TrainConfig:
         ),
         # The body learns from a new head. MiniLM (width 384) was trained for 150 steps of 8
         # questions of SQuAD, each with a negative that BM25 finds. It learned nothing at 4e-5, a
-        # little at 1e-4, and most at 2e-4. For a width of 768 the rate is the usual 5e-5, so the
-        # rate is inversely proportional to the square of the width.
+        # little at 1e-4, and most at 2e-4. For a width of 768 the rate is the usual 5e-5. So for
+        # narrower models, the rate is inversely proportional to the square of the width.
         optimizer=dataclasses.replace(
-            RERANK.optimizer, peak_learning_rate=_rate(5e-5 * 768 / model.d_model, model)
+            RERANK.optimizer, peak_learning_rate=_rate(5e-5 * max(768 / model.d_model, 1), model)
         ),
         epochs=1.0,
         # A small collection has few questions, and every batch is one step.
