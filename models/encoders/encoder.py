@@ -143,7 +143,7 @@ class EncoderConfig(TransformerConfig):
         problem = f"head {self.head!r} does not predict tokens: leave tie_output out"
         require(self.tie_output or self.head_spec.has_token_logits, problem)
         require(
-            self.pooling == "cls" or self.head in self.pooling_heads,
+            self.pooling == "cls" or self.keeps_pooling(self.head),
             f"pooling {self.pooling!r} requires the head {POOLING_HEAD}: leave it out with "
             f"head {self.head!r}",
         )
@@ -181,9 +181,17 @@ class EncoderConfig(TransformerConfig):
             self,
             head=head,
             labels=labels,
-            pooling=self.pooling if head in self.pooling_heads else "cls",
+            pooling=self.pooling if self.keeps_pooling(head) else "cls",
             tie_output=self.tie_output or not HEADS[head].has_token_logits,
         )
+
+    @classmethod
+    def keeps_pooling(cls, head: str) -> bool:
+        """Returns whether a model with this head may state the pooling of a classifier.
+
+        A published ModernBERT states it with every head, and fine-tuning replaces the head.
+        """
+        return cls.head_transform or head in cls.pooling_heads
 
     @property
     def has_pooler(self) -> bool:
@@ -442,7 +450,7 @@ class Encoder(nn.Module):
         # Heads with a transform, and all pooling modes except cls, pool the hidden states without a
         # pooler.
         reads_tokens = c.head_transform and c.head_spec.needs_pooler and c.head != "none"
-        if c.pooling != "cls" or reads_tokens:
+        if (c.pooling != "cls" and c.head in c.pooling_heads) or reads_tokens:
             # Without a mask every token is real.
             if attention_mask is None:
                 attention_mask = jnp.ones(x.shape[:2], jnp.int32)

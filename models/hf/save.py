@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from ...data.common.atomic_io import new_folder
 from ...data.common.fields import require, without_none
@@ -31,6 +32,9 @@ NOTE_ON_SEARCH = (
 )
 
 
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderSettings:
     """Settings of a saved folder in the Hugging Face format."""
@@ -42,7 +46,7 @@ class FolderSettings:
     generation: Mapping[str, JsonValue] | None = None
     """The content of `generation_config.json`, as `generation_arguments` returns it. Defaults to
     the ids of special tokens, and for translation the search of Vaswani et al. 2017."""
-    problem_type: str | None = None
+    problem_type: ProblemType | None = None
     """The problem type of a classifier (its kind of labels), as transformers names it."""
     embedding: EmbeddingSettings | None = None
     """How sentence-transformers embeds texts with the model. If None, no files are written."""
@@ -63,6 +67,7 @@ def save(
     generation: Mapping[str, JsonValue] | None = None,
     embedding: EmbeddingSettings | None = None,
     scoring: PairScoring | None = None,
+    problem_type: ProblemType | None = None,
 ) -> list[str]:
     """Saves a model in the Hugging Face format: `config.json`, safetensors, the tokenizer's files.
 
@@ -88,6 +93,9 @@ def save(
         and with a causal head or no head, defaults to the mean of the hidden states.
       scoring: How the package scores pairs of texts with a sequence classifier. If None, the files
         of a cross-encoder are omitted.
+      problem_type: The kind of labels of a classifier, which determines the activation of
+        transformers' pipelines. Pass the `problem_type` of the `config.json` that the model was
+        loaded from. If None, transformers uses a softmax for more than one label.
 
     Returns:
       Notes on the saved model, one line each, such as differences in transformers.
@@ -108,6 +116,7 @@ def save(
         generation=generation,
         embedding=embedding,
         scoring=scoring,
+        problem_type=problem_type,
     )
     notes: list[str] = []
 

@@ -83,7 +83,8 @@ def test_a_step_of_seconds_ends_first(source, tmp_path, whole):
     status, messages, _ = signal_slow_run("seconds", source, folder, number)
     name = number.name
     assert status == 128 + number, messages
-    assert f"{name}: " in messages and "step in progress" in messages
+    assert f"{name}: " in messages
+    assert "step in progress" in messages
     (saved,) = kept(folder)
     assert f"{name}: saved step {saved};" in messages
     assert_resumes(source, folder, whole)

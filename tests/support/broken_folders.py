@@ -190,5 +190,5 @@ BREAKS = {
         r"points to '\.\./model.safetensors'",
     ),
     "index leads nowhere": (indexed(**{WORDS: "gone.safetensors"}), "gone.safetensors, which is"),
-    "index is mistaken": (indexed(more="part.safetensors"), "more is in part.safetensors, but"),
+    "index is mistaken": (indexed(more="part.safetensors"), "more is in part.safetensors"),
 }

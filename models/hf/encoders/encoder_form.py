@@ -146,7 +146,7 @@ class EncoderForm(Form[Config]):
             "model is a decoder if and only if its head is causal_lm",
             WeightsError,
         )
-        if head not in self.config.pooling_heads:
+        if not self.config.keeps_pooling(head):
             settings.pop("pooling", None)
         # Set rates that equal the default to None, so that configurations compare equal.
         if settings["attention_dropout"] == settings["dropout_rate"]:

@@ -104,6 +104,24 @@ def test_a_classifier_without_padding_reads_one_text_at_a_time_in_transformers(g
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_the_activation_and_the_pooling_of_a_classifier_are_kept(tmp_path):
+    config = transformers.ModernBertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=16, classifier_pooling="mean",
+        pad_token_id=0,
+    )  # fmt: skip
+    transformers.ModernBertForMaskedLM(config).save_pretrained(tmp_path / "masked")
+    body = models.load(tmp_path / "masked")[0].config
+    assert body.pooling == "mean"
+    assert not body.has_pooler
+    model = models.create(body.with_head("sequence_classification", ("a", "b")))
+    params = models.init_params(model, jax.random.key(0))
+    kind = "multi_label_classification"
+    models.save(tmp_path / "saved", model, params, problem_type=kind)
+    written = json.loads((tmp_path / "saved/config.json").read_text(encoding="utf-8"))
+    assert (written["problem_type"], written["classifier_pooling"]) == (kind, "mean")
+
+
 def test_a_folder_that_is_not_empty_is_unchanged(gpt, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"exists .*empty"):
