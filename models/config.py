@@ -452,9 +452,9 @@ class MixtureConfig(Checked):
     router_balance: NonNegative = 0.01
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
     router_balance_over: Literal["sequence", "batch"] = "sequence"
-    """The tokens over which the loss balances the experts. sequence: each sequence and layer
-    separately. batch: all sequences and layers together, as in transformers, which does not allow
-    micro-batches.
+    """Whether the loss balances the experts per sequence or per batch. sequence: each sequence and
+    layer separately. batch: all sequences and layers together, as in transformers, which does not
+    allow micro-batches.
     """
     router_z: NonNegative = 0.0
     """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""

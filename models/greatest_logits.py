@@ -13,7 +13,7 @@ from .nn.typing import Array, Float, Int, PyTree
 from .token_log_probs import as_projection, chunk_length, gradients_of_chunk
 
 Residuals = tuple[Projection, Array, Array]
-"""What the backward pass needs: the projection, and the position and value of each maximum."""
+"""Inputs of the backward pass: the projection, and the position and value of each maximum."""
 NEVER = -1e30
 """The maximum logit of a sequence without real tokens."""
 

@@ -205,8 +205,8 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
     """
     config = model_config(folder)
     stored = by_path(target_shapes(create(config)))
-    # Shard these parameters like those of the target model. Restore the other parameters, which are
-    # not used, to the first device.
+    # Shard these parameters like the parameters of the target model. Restore the other parameters,
+    # which are not used, to the first device.
     for path in stored.keys() & targets.keys():
         x, sharding = stored[path], targets[path].sharding
         stored[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -86,7 +86,7 @@ class Preset:
     published: str
     """The parameter count as the paper prints it."""
     note: str = ""
-    """A remark, for example on which numbers were used if the paper contradicts itself."""
+    """A remark, for example that the paper contradicts itself, and the numbers that were used."""
 
 
 def preset_maker(

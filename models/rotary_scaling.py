@@ -59,7 +59,7 @@ class RotaryScaling(Checked):
     high_frequency: float = 4.0
     """llama3: frequencies with more turns than this number over `original_length` are unchanged."""
     attention_factor: float | None = None
-    """The factor by which sines and cosines are multiplied. Defaults to a value that is computed
+    """Sines and cosines are multiplied by this factor. Defaults to a value that is computed
     from `factor`."""
     beta_fast: float = 32.0
     """yarn: frequencies with at least this many turns over `original_length` are unchanged."""

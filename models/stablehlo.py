@@ -48,7 +48,7 @@ def input_names(config: TransformerConfig) -> list[str]:
 
 
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the inputs, in which each letter is a symbolic size."""
+    """Returns the shapes of the inputs; each letter in a shape is a symbolic size."""
     head = HEADS[config.head]
     # The letters are the numbers of sequences (b), choices (c), tokens (t) and target tokens (u).
     shape = "bct" if head.takes_choices else "bt"

@@ -43,7 +43,8 @@ def over_positions(
     Args:
         function: returns `sums`, which are added over chunks and devices, and `own`, a tree of
           arrays `[B, T, …]` with an entry for each position.
-        projection: hidden states `[B, T, D]`, of which each call gets a chunk; and kernel and bias.
+        projection: hidden states `[B, T, D]`, and kernel and bias. Each call gets a chunk of the
+          hidden states.
         others: trees of additional arrays `[B, T, …]`, such as labels.
 
     Returns:

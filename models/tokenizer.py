@@ -1,4 +1,4 @@
-"""What models need of a tokenizer: its size, its special tokens, and its files for transformers."""
+"""The tokenizer properties that models use: size, special tokens, and files for transformers."""
 
 from os import PathLike
 from typing import Literal, Protocol, runtime_checkable

@@ -67,7 +67,7 @@ class LoRAConfig(Checked):
 
     @property
     def scale(self) -> float:
-        """The factor s by which A B is multiplied."""
+        """The factor s of the product A B."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
@@ -166,7 +166,7 @@ class LoRA:
         return nested(whole), nested(frozen)
 
     def combine(self, trained: Params, frozen: Params | None) -> tuple[Params, Params]:
-        """Returns the parameters of the adapted model, and those of the model without adapters.
+        """Returns the parameters of the adapted model and of the model without adapters.
 
         If there is a frozen copy of a parameter, the model without adapters uses this copy. Frozen
         parameters have no gradient.

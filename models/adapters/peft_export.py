@@ -38,7 +38,7 @@ class _Adapter:
     """An adapter of one linear map in the Hugging Face format, or of the same map in all layers."""
 
     module: str
-    """The name of the map. A name with `{i}` stands for one map in each layer."""
+    """The name of the map. A name with `{i}` names one map in each layer."""
     a: np.ndarray
     """`[L, r, in]`."""
     b: np.ndarray

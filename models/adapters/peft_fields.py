@@ -91,14 +91,14 @@ class PeftFields(Checked):
         return fields
 
     def scale(self, module: str, rank: int) -> float:
-        """Returns the factor by which the product of a module's adapter is multiplied."""
+        """Returns the factor of the product of a module's adapter."""
         # As in peft, the first pattern that matches the end of the name is used.
         patterns = (self.alpha_pattern or {}).items()
         alphas = (x for key, x in patterns if re.fullmatch(rf"(.*\.)?({key})", module))
         return next(alphas, self.lora_alpha) / (rank**0.5 if self.use_rslora else rank)
 
     def trained_tokens(self, module: str, num_rows: int) -> tuple[int, ...]:
-        """Returns the tokens for which a module's rows are trained.
+        """Returns the tokens whose rows in a module are trained.
 
         Raises:
             WeightsError: The field does not name as many tokens as the module has trained rows.

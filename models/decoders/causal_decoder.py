@@ -1,4 +1,4 @@
-"""What all decoders with rotary positions share, in addition to `causal_lm.py`.
+"""The shared parts of all decoders with rotary positions, in addition to `causal_lm.py`.
 
 A rotary decoder consists of a token embedding, layers with rotary positions, a final RMSNorm, and a
 head. A family derives its configuration from `CausalDecoderConfig` and its module from
@@ -120,7 +120,7 @@ class CausalDecoderConfig(CausalLMConfig):
     norm_kind: ClassVar[NormKind] = "rms"
     """How the residual stream is normalized."""
     embedding_scale: ClassVar[float] = 1.0
-    """The factor by which token embeddings are multiplied."""
+    """Token embeddings are multiplied by this factor."""
 
     @property
     def unrotated_layers(self) -> tuple[bool, ...]:

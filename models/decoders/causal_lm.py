@@ -1,4 +1,4 @@
-"""What all decoder-only families share, from token ids to next tokens or labels.
+"""The shared parts of all decoder-only families, from token ids to next tokens or labels.
 
 `models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive from this module.
 """

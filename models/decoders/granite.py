@@ -25,11 +25,11 @@ class GraniteConfig(CausalDecoderConfig):
     """
 
     embedding_scale: Positive = 12.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The factor by which token embeddings are multiplied."""
+    """Token embeddings are multiplied by this factor."""
     attention_scale: Positive = 1 / 64
-    """The factor by which attention scores are multiplied, instead of 1 / √H."""
+    """Attention scores are multiplied by this factor, instead of 1 / √H."""
     residual_scale: Positive = 0.22
-    """The factor by which the output of each sublayer is multiplied before the residual sum."""
+    """The output of each sublayer is multiplied by this factor before the residual sum."""
     logit_divisor: Positive = 8.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """The logits are divided by this number."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -40,7 +40,7 @@ class GraniteConfig(CausalDecoderConfig):
     """Whether the output projection shares its matrix with the token embedding."""
 
     def score_scale(self, layer: int | Array) -> float:
-        """Returns the factor by which attention scores are multiplied, the same in every layer."""
+        """Returns the factor of the attention scores, which is the same in every layer."""
         del layer
         return self.attention_scale
 

@@ -110,7 +110,7 @@ def completes_repetition(
       size: the number of tokens of a sequence, at least 1.
       vocab_size: the size of the vocabulary.
     """
-    # The number of positions at which a sequence of this size may begin.
+    # A sequence of this size may begin at this number of positions.
     number = written.shape[-1] - size + 1
     if number < 1:
         return jnp.zeros((*written.shape[:-1], vocab_size), bool)

@@ -129,7 +129,7 @@ def empty_state(
     num_beams: int,
     num_tokens: int,
 ) -> BeamState:
-    """Returns the state before the first token, in which all beams of a row see the same slots."""
+    """Returns the state before the first token. All beams of a row see the same slots."""
     shape = max_lengths.shape[0], num_beams
     slots = prefill.visible_slots
     tokens = jnp.zeros((*shape, num_tokens), jnp.int32)

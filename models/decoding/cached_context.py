@@ -1,4 +1,4 @@
-"""A context that grows, such as a conversation, and of which each token is read only once."""
+"""A context that grows, such as a conversation. Each of its tokens is read only once."""
 
 from collections.abc import Iterator, Sequence
 
@@ -26,7 +26,7 @@ turn."""
 
 
 class CachedContext(ContinuousBatch):
-    """A batch of one row, in which each text replaces the previous one.
+    """A batch of one row. Each text replaces the previous text.
 
     The cached tokens of the common prefix of both texts are reused.
 

@@ -123,7 +123,7 @@ class _Reader:
     """The maximum number of slots that a text needs."""
 
     def expect(self, length: int, limit: int) -> None:
-        """Announces a text of `length` tokens to which at most `limit` tokens are added."""
+        """Announces a text of `length` tokens that grows by at most `limit` tokens."""
         longest = self.model.config.max_length
         self.most = max(self.most, _most_slots(longest, length, limit, self.step))
 

@@ -241,7 +241,7 @@ def enter_rows(rows: RowTree, first: Int[Array, ""], new: RowTree) -> RowTree:
 
 
 def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowTree:
-    """Replaces rows by `new`, from index `first` on; slots beyond those of `new` are unchanged."""
+    """Replaces rows by `new`, from index `first` on. Slots that `new` lacks are unchanged."""
 
     def write(old: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice(old, new, (first, *(0,) * (new.ndim - 1)))

@@ -149,7 +149,7 @@ def filter_tokens(
 
 @struct.dataclass
 class History:
-    """What the next tokens of R rows depend on, apart from the logits."""
+    """The arrays that the next tokens of R rows depend on, apart from the logits."""
 
     seen: Bool[Array, "R V"] | None
     """Which tokens have occurred in each row, for the repetition penalty."""

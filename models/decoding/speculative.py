@@ -32,7 +32,7 @@ from .unstack_layers import unstack_layers
 NUM_DRAFT_TOKENS = 4
 """The default number of tokens that a draft model proposes at a time."""
 _PROPOSE, _ACCEPT, _REPLACE = 0, 1, 2
-"""The three random choices for a token, each of which uses a different random key."""
+"""The three random choices for a token. Each choice uses a different random key."""
 
 
 @dataclasses.dataclass(frozen=True)

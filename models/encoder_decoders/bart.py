@@ -101,8 +101,7 @@ class BartConfig(EncoderDecoderConfig):
         A head that does not generate tokens has no output projection, so the options of the output
         projection are reset.
         """
-        # Without an output projection, there is no matrix that could be tied to the token
-        # embedding.
+        # Without an output projection, the model has no matrix to tie to the token embedding.
         if head != "seq2seq_lm":
             return dataclasses.replace(
                 self, head=head, labels=labels, tie_output=True, output_bias=False

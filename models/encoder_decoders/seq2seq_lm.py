@@ -232,7 +232,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             output_attentions=output_attentions,
             head_mask=head_mask,
         )
-        # Map tokens [B, S] to hidden states [B, S, D]. There is no cache, because a source is read
+        # Map tokens [B, S] to hidden states [B, S, D], without a cache, because a source is read
         # only once.
         x, _, outputs = self.encoder(self.embed_source(input_ids), position_ids, None, context)
         return x, outputs.attentions

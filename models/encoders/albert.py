@@ -40,8 +40,7 @@ class AlbertConfig(EncoderConfig):
     num_groups: Size = 1
     """Number of groups of consecutive layers that share their parameters, at most `num_layers`."""
     inner_layers: Size = 1  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of inner layers, each with its own parameters, of which each layer of a group
-    consists."""
+    """Number of inner layers per layer of a group. Each inner layer has its own parameters."""
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layers and of the head for masked words."""
     dropout_rate: Rate = 0.0

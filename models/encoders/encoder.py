@@ -1,4 +1,4 @@
-"""What all encoders share: everything around the layers.
+"""The shared parts of all encoders: everything around the layers.
 
 The sum of the embeddings (tokens, positions, token types) is normalized. In the layers, every token
 attends to all other tokens. A head reads the output of the last layer. A family derives its

@@ -66,7 +66,7 @@ class HeadSpec:
     hub_task: str
     """The task on the Hugging Face hub (`pipeline_tag`)."""
     default_recipe: str
-    """The recipe from which an imported model with this head gets its data settings."""
+    """An imported model with this head gets its data settings from this recipe."""
     peft_task: str | None = None
     """The name of the task in the library peft, or None if it has none."""
 

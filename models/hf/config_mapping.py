@@ -63,7 +63,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class FixedField:
-    """A Hugging Face field that flaxzoo lacks, of which only some values are supported."""
+    """A Hugging Face field that flaxzoo lacks. Only some of its values are supported."""
 
     hf: str
     values: tuple[JsonValue, ...]
@@ -119,8 +119,8 @@ UNUSED: Mapping[str, tuple[JsonValue, ...]] = {
     "pruned_heads": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
-"""Fields that every transformers configuration has, with those of their values that have no effect,
-the default first. A family may support additional values."""
+"""Fields that every transformers configuration has, with their values that have no effect, the
+default first. A family may support additional values."""
 
 
 def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> Settings:

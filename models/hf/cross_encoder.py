@@ -59,7 +59,7 @@ class PairScoring:
     activation: str = "Sigmoid"
     """The function of the logits, by the name of its class in torch, such as Identity."""
     max_length: int | None = None
-    """The number of tokens to which a pair is truncated, at most the model's maximum."""
+    """Pairs are truncated to this number of tokens, at most the model's maximum."""
     lowercase: bool = False
     """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
 

@@ -43,7 +43,7 @@ def head_classes(config: type[TransformerConfig], name: str, **renamed: str) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form(Generic[Config]):
-    """What is specific to one family in its conversion from and to the Hugging Face format."""
+    """The specifics of one family in the conversion from and to the Hugging Face format."""
 
     config: type[Config]
     model_type: str

@@ -104,7 +104,7 @@ NAMES = (_NAMES | FIELDS.ignored) - TOKENS
 ARGUMENTS = _NAMES | UNSUPPORTED_NAMES | TOKENS | SEQUENCES
 """Fields that affect the generated tokens."""
 EFFECTIVE = SEQUENCES | TOKENS | {field.hf for field in FIELDS.fields if isinstance(field, Field)}
-"""The fields of `ARGUMENTS` for which flaxzoo supports more than one value."""
+"""The fields of `ARGUMENTS` that may have more than one value in flaxzoo."""
 
 GENERATION = "generation"
 """The key of the imported folder's generation settings in a run's `config.json`."""
@@ -268,7 +268,7 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         return given, not family.is_encoder_decoder, str(source)
     model_type = str(config["model_type"])
     family = mapping_of_type(model_type, str(folder / "config.json"))
-    # If there is no generation_config.json, the settings are in the model's config.json.
+    # Without a generation_config.json, the settings are in the model's config.json.
     if source.is_file():
         given = read_object(source, WeightsError)
     else:

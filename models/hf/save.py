@@ -85,7 +85,7 @@ def save(
       params: Its parameters, a nested dict of arrays, layers stacked.
       tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`. If given, its
         files and the ids of special tokens are written.
-      dtype: The precision in which parameters are written: float32, float16 or bfloat16.
+      dtype: The precision of the written parameters: float32, float16 or bfloat16.
       file_bytes: The largest size of a file; no tensor is split.
       generation: Settings for `generation_config.json`, for example the `generation_arguments` of
         the folder that the model was loaded from.
@@ -153,7 +153,7 @@ def check_vocabulary(
 
 def write_tokenizer(folder: Path, config: TransformerConfig, tokenizer: Vocabulary) -> str:
     """Writes the files of a model's tokenizer, with its chat template; returns a note."""
-    # the side on which the tokenizer pads by default
+    # the default padding side of the tokenizer
     side = "left" if config.head in CAUSAL_HEADS else "right"
     return tokenizer.export(
         folder,

@@ -46,7 +46,7 @@ def write_weights(
       folder: The existing folder to write to.
       config: The configuration of the model.
       params: Its parameters, with stacked layers.
-      dtype: The precision in which parameters are written.
+      dtype: The precision of the written parameters.
       file_bytes: The largest size of a file. A larger model is written as several files with an
         index; no tensor is split.
       fields: Additional fields of `config.json`, such as the ids of special tokens.
@@ -99,7 +99,7 @@ def _merged(of_model: HFConfig, of_tokenizer: HFConfig) -> JsonObject:
 
 
 def in_precision(name: str, x: np.ndarray, dtype: Precision) -> np.ndarray:
-    """Converts an array to the precision in which it is written.
+    """Converts an array to the precision of the written file.
 
     Args:
       name: The name of the tensor, for messages.

@@ -130,7 +130,7 @@ class EmbeddingSettings:
     num_dimensions: int | None = None
     """If given, only this many leading dimensions of the final vector are kept. If None, all."""
     max_length: int | None = None
-    """The number of tokens to which texts are truncated, at most the model's maximum."""
+    """Texts are truncated to this number of tokens, at most the model's maximum."""
     lowercase: bool = False
     """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)

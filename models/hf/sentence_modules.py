@@ -144,7 +144,7 @@ def read_transformer(mapping: ConfigMapping, folder: Path) -> Settings:
 
 
 def tokenizer_length(folder: Path) -> int | None:
-    """Returns the number of tokens to which a folder's tokenizer truncates, if it is stated."""
+    """Returns the number of tokens that a folder's tokenizer truncates to, if it is stated."""
     file = folder / "tokenizer_config.json"
     limit = read_object(file, WeightsError).get("model_max_length") if file.is_file() else None
     return limit if isinstance(limit, int) else None

@@ -41,8 +41,8 @@ class LectureOptions(_Base):
 
     attention: Literal["learned", "simple"] = "learned"
     """learned: queries, keys, values and outputs are linear maps. simple: attention without
-    parameters: the input is divided into N slices of size D / N, each of which is query, key and
-    value of one head.
+    parameters: the input is divided into N slices of size D / N. Each slice is query, key and value
+    of one head.
     """
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether normalization is followed by learned scales and biases."""

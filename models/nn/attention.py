@@ -143,7 +143,7 @@ class Attended(NamedTuple):
     output: Float[Array, "B T D"]
     cache: LayerCache | None
     """The cache, including the tokens of this call; for cross-attention, the keys and values that
-    this call projected from the encoder's output. None if there is no cache."""
+    this call projected from the encoder's output. None without a cache."""
     weights: Float[Array, "B N T S"] | None
     """The attention weights, if they were requested."""
 

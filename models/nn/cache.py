@@ -1,4 +1,4 @@
-"""The key/value cache, with which decoding projects each token only once.
+"""The key/value cache. It lets decoding project each token only once.
 
 A layer with an attention window keeps only the tokens of the window, in a ring of R slots. Slot j
 contains the newest token whose index, counted from the first slot of the cache, is j modulo R.
@@ -284,12 +284,12 @@ def _write_ring(
 
 
 def with_beams(cache: Cache, num_beams: int) -> Cache:
-    """Prepares the cache of a prompt for several beams, all of which continue the prompt."""
+    """Prepares the cache of a prompt for several beams. All beams continue the prompt."""
     return _map_recent(lambda x: jnp.repeat(x, num_beams, axis=-4), cache)
 
 
 def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
-    """Returns the cache for new beams, each of which continues the old beam with the given index.
+    """Returns the cache for new beams. Each new beam continues the old beam with the given index.
 
     Keys and values stay in their slots: beams share the slots, and masks select what each beam
     sees. Only the inputs of head convolution are stored per beam, and are reordered.

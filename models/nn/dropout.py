@@ -28,7 +28,7 @@ from ...data.common.fields import Rate, check_value, require
 from .typing import Array, Bool, Float, Int, Key, UInt
 
 DROPOUT_MASK = "dropout_mask"
-"""The name by which a rematerialization policy may save the masks, one byte per element."""
+"""A rematerialization policy may save the masks by this name, one byte per element."""
 
 GROUP = 32
 """The number of columns of a row whose bits come from the same 8 Threefry blocks."""
@@ -200,7 +200,7 @@ def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*le
     It is 6 times as fast on CPU, but needs more memory on a TPU.
     """
     # The columns of a group form 4 parts of 8 columns. Parts 0 and 1 use the low and high half of
-    # the first word, parts 2 and 3 those of the second word (`draws`).
+    # the first word, parts 2 and 3 the low and high half of the second word (`draws`).
     part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
     # […, R, C / 32, 8] to […, R, C / 32, 4, 8].
     both = jnp.where(part < 2, first[..., None, :], second[..., None, :])

@@ -139,8 +139,8 @@ class Kernels(NamedTuple):
     """The kernels of the linear maps of E experts."""
 
     inputs: tuple[Float[Array, "E D F"], ...]
-    """The kernels before the activation: those of the gate and the gated map, or of a single map.
-    """
+    """The kernels before the activation: the two kernels of the gate and the gated map, or the
+    kernel of a single map."""
     down: Float[Array, "E F D"]
 
 
@@ -299,7 +299,7 @@ class ExpertMixture(nn.Module):
         # Order the choices of a sequence by rank, then by token, and count them per expert.
         # [B, T, K, E] to [B, K · T, E]: all first choices, then all second choices.
         by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
-        # the index of the choice among those of its expert
+        # the index of the choice among all choices of the same expert
         rank = jnp.cumsum(by_choice, axis=1) - by_choice
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]

@@ -15,7 +15,7 @@ from .dropout import RowKeys, dropout
 from .typing import Array, Float, Int
 
 FEW_ROWS = range(2, 9)
-"""The numbers of rows of x for which `affine` swaps the operands of the product on CPU."""
+"""If x has one of these numbers of rows, `affine` swaps the operands of the product on CPU."""
 
 
 class Linear(nn.Module):
@@ -158,7 +158,7 @@ class LayerNorm(nn.Module):
         `norm_bias` also a learned bias.
       execution: precision.
       use_bias: whether an affine norm has a bias.
-      num_scaled_axes: number of last axes over which the scale and the bias vary.
+      num_scaled_axes: the scale and the bias vary over this number of last axes.
     """
 
     config: TransformerConfig

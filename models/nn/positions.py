@@ -84,7 +84,7 @@ def sinusoidal_positions(
 
 @struct.dataclass
 class Positions:
-    """What the layers of a stack need to know about the positions of the tokens."""
+    """The information about the positions of the tokens that the layers of a stack need."""
 
     vectors: Float[Array, "#B #T D"] | None = None
     """The vector of each position, Π, which is added to the embeddings."""

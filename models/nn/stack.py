@@ -179,9 +179,9 @@ class LayerContext:
     cross_mask: AttentionMask | None = None
     """The encoder positions that each token of a decoder may attend to."""
     head_mask: Float[Array, "L N"] | None = None
-    """Factor by which the weights of each head of self-attention are multiplied."""
+    """The weights of each head of self-attention are multiplied by its factor."""
     cross_head_mask: Float[Array, "L N"] | None = None
-    """Factor by which the weights of each head of cross-attention are multiplied."""
+    """The weights of each head of cross-attention are multiplied by its factor."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for self-attention."""
     real: Float[Array, "B T"] | None = None
@@ -272,7 +272,7 @@ def make_layer_context(
     Raises:
       UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
     """
-    # Layers with a window use the same mask, to which the window is added.
+    # Layers with a window use the same mask, with the window added.
     windowed = None
     if window is not None and any(windowed_layers):
         windowed = dataclasses.replace(mask, window=window)
@@ -483,8 +483,8 @@ def run_layers(
         "check_constancy_invariants": False,  # the check would trace the layer twice
     }
     stack = layer(config, execution, name="layers")
-    # Shared layers: every step receives all stored parameters, and selects those of one layer by
-    # its index.
+    # Shared layers: every step receives all stored parameters, and selects the parameters of one
+    # layer by its index.
     if list(order) != list(range(len(order))):
         step = _step_of_shared(order)
         shared = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **options)

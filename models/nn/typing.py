@@ -1,6 +1,6 @@
 """Types of arrays and of trees of arrays.
 
-The types of arrays are those of jaxtyping, or plain types if jaxtyping is not installed. So models
+The types of arrays come from jaxtyping, or are plain types if jaxtyping is not installed. So models
 can be used with only jax and flax installed, as in a minimal GPU image.
 """
 

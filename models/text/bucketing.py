@@ -24,7 +24,7 @@ rows)."""
 
 
 def padded_length(number: int, longest: int) -> int:
-    """Returns the length to which rows of at most `number` tokens are padded, at most `longest`."""
+    """Returns the padded length of rows of at most `number` tokens, at most `longest`."""
     step = max(SHORTEST, power_of_two(number) // 16)
     return min(round_up(max(number, 1), step), longest)
 

@@ -44,7 +44,7 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
 
 
 def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokenizer) -> None:
-    """Raises RunError if the tokenizer has an id for which the model's embedding table has no row.
+    """Raises RunError if the tokenizer has an id without a row in the model's embedding table.
 
     An embedding table may have more rows than there are ids: the number of rows of published models
     is often rounded up to a multiple of a power of two.

@@ -73,7 +73,7 @@ class TextGenerator(TextModel):
         return cls(model, params, tokenizer, generation_defaults(folder))
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty cached context, with which a conversation reads only new tokens."""
+        """Returns an empty cached context. With it, a conversation reads only new tokens."""
         return self._generator.cached_context()
 
     @property

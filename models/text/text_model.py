@@ -60,11 +60,11 @@ class TextModel:
     heads: ClassVar[Container[str | None]]
     """The supported heads."""
     refusal: ClassVar[str]
-    """What a model with another head cannot do, for the error message, such as "cannot fill masks".
-    """
+    """The part of the error message that says what a model with another head cannot do, such as
+    "cannot fill masks"."""
     remedy: ClassVar[str]
-    """What to do instead with a model with another head, for the error message, as an imperative.
-    """
+    """The part of the error message that says what to do instead with a model with another head, as
+    an imperative."""
     _stored_start: tuple[int, ...] | None = None
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:

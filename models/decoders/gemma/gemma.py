@@ -38,7 +38,7 @@ class GemmaConfig(CausalDecoderConfig):
 
     @property
     def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The factor by which token embeddings are multiplied, √D."""
+        """Token embeddings are multiplied by this factor, √D."""
         return self.d_model**0.5
 
 

@@ -47,13 +47,13 @@ class Gemma2Config(MixedDecoderConfig):
     """Cap of logits, z → cap · tanh(z / cap), or None."""
 
     def score_scale(self, layer: int | Array) -> float:
-        """Returns the factor by which attention scores are multiplied, the same in every layer."""
+        """Returns the factor of the attention scores, which is the same in every layer."""
         del layer
         return self.score_divisor**-0.5
 
     @property
     def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The factor by which token embeddings are multiplied, √D."""
+        """Token embeddings are multiplied by this factor, √D."""
         return self.d_model**0.5
 
     @property

@@ -336,7 +336,7 @@ class OpenBatch(ContinuousBatch):
         text, row, read = reading.text, reading.row, reading.rows
         assert read is not None
         state = self._state
-        # If there is no other text, begin with empty rows of the length that this text needs.
+        # If this is the only text, begin with empty rows of the length that it needs.
         if state is None or not any(self._texts):
             context = self._reader.empty(len(self._texts), text.slot)
         else:
@@ -395,5 +395,5 @@ class OpenBatch(ContinuousBatch):
 
 
 def _placeholder(sampling: TextSampling) -> OpenText:
-    """Returns a text of one token, with which programs are compiled."""
+    """Returns a text of one token, for the compilation of programs."""
     return OpenText(0, [0], {0}, None, 1, words=text_key(0), sampling=sampling)

@@ -16,7 +16,7 @@ CHUNKS = (512, 128, 32)
 
 
 def pieces_of(length: int, config: TransformerConfig) -> list[int]:
-    """Returns the sizes of the chunks in which a context of `length` tokens is read."""
+    """Returns the sizes of the chunks that a context of `length` tokens is read in."""
     if rotates_by_length(config, length):
         # Read the whole text at once: the first of several chunks would get the rotary frequencies
         # of a short text.

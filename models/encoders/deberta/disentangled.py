@@ -92,7 +92,7 @@ class DisentangledConfig(EncoderConfig):
         return dataclasses.replace(changed, position_distance=fixed)
 
     def score_scale(self, layer: int | jax.Array) -> float:
-        """Returns 1 / √(H · number of terms), by which scores are multiplied."""
+        """Returns 1 / √(H · number of terms), the factor of the scores."""
         del layer
         return ((1 + len(self.distance_terms)) * self.key_dim) ** -0.5
 

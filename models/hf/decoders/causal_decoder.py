@@ -62,7 +62,7 @@ CLASSIFIERS = ("sequence_classification", "token_classification")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderForm(Form[Config]):
-    """What is specific to one decoder family in its conversion from and to the Hugging Face format.
+    """The specifics of one decoder family in the conversion from and to the Hugging Face format.
 
     `fields` does not include the fields of rotary positions.
     """
@@ -105,7 +105,7 @@ class DecoderForm(Form[Config]):
         if settings.get("attention_dropout") == 0:
             settings["attention_dropout"] = None
         config = self.config(**settings)
-        # Set `full_layers` to None if None stands for the same layers.
+        # Set `full_layers` to None if None means the same layers.
         if isinstance(config, MixedDecoderConfig) and config.full_layers is not None:
             usual = dataclasses.replace(config, full_layers=None)
             if usual.windowed_layers == config.windowed_layers:

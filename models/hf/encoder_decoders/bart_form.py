@@ -92,7 +92,7 @@ STACKS = {"encoder": LAYER, "decoder": LAYER | CROSS}
 TABLES = ("decoder.embed_tokens", "encoder.embed_tokens")
 # Before transformers 5, the source and target embeddings could be shared without tying the output.
 SEPARATE_NAMES = tuple((name, "shared") for name in TABLES)
-# Of several tied tensors, safetensors stores only the one whose name is alphabetically first, so
+# If tensors are tied, safetensors stores only the tensor whose name is alphabetically first, so
 # accept every name.
 SHARED_NAMES = (("shared", TABLES[0]), TABLES)
 # The modules of heads whose names differ from those in a BERT: the path in flaxzoo, and the name in
@@ -117,7 +117,7 @@ def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BartForm(Form[Config], Generic[Config]):
-    """What is specific to one family in its conversion from and to the Hugging Face format.
+    """The specifics of one family in the conversion from and to the Hugging Face format.
 
     In `classes`, "seq2seq_lm" is the class with logits (and their bias), and "none" is the class
     without logits.
@@ -147,15 +147,15 @@ class BartForm(Form[Config], Generic[Config]):
         return self.config(**settings, output_bias=head == "seq2seq_lm")
 
     def written_head(self, config: Config) -> str:
-        """Returns the head of the transformers class to which a model is exported."""
+        """Returns the head of the transformers class of an exported model."""
         without_logits = config.head == "seq2seq_lm" and not config.output_bias
         return "none" if without_logits else config.head
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`.
 
-        The ids of special tokens are left out, because they belong to the tokenizer, except for the
-        ids on which labels and answers depend.
+        The ids of special tokens are left out, because they belong to the tokenizer. Ids that
+        labels and answers depend on are kept.
         """
         decoder, halves = config.decoder, (config, config.decoder)
         fixed: dict[str, tuple[object, ...]] = {

@@ -69,8 +69,8 @@ BERT_EMBEDDINGS = {
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 Rate = tuple[str, float | None]
-"""The name of a field that contains a dropout rate, and the default rate. A default of None stands
-for the rate of the layers."""
+"""The name of a field that contains a dropout rate, and the default rate. A default of None is the
+rate of the layers."""
 CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
 
 
@@ -86,7 +86,7 @@ class TokenLogits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderForm(Form[Config]):
-    """What is specific to one encoder family in its conversion to the Hugging Face format."""
+    """The specifics of one encoder family in the conversion to the Hugging Face format."""
 
     body: str | None = None
     """The prefix of the body's tensors in a model with a head. Defaults to the model type."""

@@ -14,7 +14,7 @@ WITHOUT = ("type_vocab_size", "position_embedding_type", "add_cross_attention")
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Sets the settings for which there is no field."""
+    """Sets the settings that have no field."""
     del source
     settings["num_token_types"] = 0
     take_offset(fields, settings, OFFSET)

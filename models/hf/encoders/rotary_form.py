@@ -30,7 +30,7 @@ same names."""
 
 
 def take_older_values(fields: JsonObject, values: dict[str, JsonValue], source: str) -> None:
-    """Removes fields of older files for which only one value is supported.
+    """Removes the fields of older files that have only one supported value.
 
     Raises:
       WeightsError: A field has a different value.

@@ -14,8 +14,8 @@ Shape: TypeAlias = tuple[int, ...]
 class Layout:
     """How a Hugging Face tensor stores one or several parameters, concatenated along its outputs.
 
-    A parameter has the shape `[*inputs, *outputs]`; the tensor is a matrix `[outputs, inputs]`, for
-    which all axes of inputs are merged, and all axes of outputs. A key kernel `[D, K, H]` of K
+    A parameter has the shape `[*inputs, *outputs]`. The tensor is a matrix `[outputs, inputs]`: all
+    axes of inputs are merged, and all axes of outputs. A key kernel `[D, K, H]` of K
     grouped heads, for example, is the matrix `[K·H, D]` in the layout `LINEAR`.
     """
 

@@ -106,7 +106,7 @@ def _equal(x: np.ndarray, y: np.ndarray, tensors: TensorSource) -> bool:
 
 
 def _close(x: np.ndarray, y: np.ndarray) -> bool:
-    """Returns whether two constants are equal up to the precision in which they are stored."""
+    """Returns whether two constants are equal up to the precision of their stored values."""
     tolerance = 1e-5 if x.dtype.itemsize >= 4 else 1e-2
     return x.shape == y.shape and bool(np.allclose(x.astype(np.float32), y, atol=tolerance))
 

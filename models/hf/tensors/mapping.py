@@ -1,6 +1,6 @@
 """Maps parameters to the tensors of Hugging Face files.
 
-A mapping is data, a list of `TensorRule`. A tensor name with `{i}` stands for one tensor in each
+A mapping is data, a list of `TensorRule`. A tensor name with `{i}` names one tensor in each
 layer i; the parameter is then the stack of all layers. The same rules are used for import and
 export, so that each direction inverts the other.
 """
@@ -67,7 +67,7 @@ class IgnoredTensor:
     hf: str
     """Name of the tensor; `*` matches any layer."""
     same_as: str | None = None
-    """The tensor to which this tensor is tied."""
+    """The tensor that this tensor is tied to."""
     value: Callable[[], np.ndarray] | None = None
     """Computes the tensor's values, which follow from the configuration."""
     exported: bool = False

@@ -49,7 +49,7 @@ class TensorLocation:
 
     rule: TensorRule
     part: int
-    """Index of the parameter among those of the rule."""
+    """Index of the parameter among the parameters of the rule."""
     names: tuple[str, ...]
     """Names of the tensors in the files."""
 
@@ -90,7 +90,7 @@ def read_parameter(
         for position, name in zip(rule.indices(shapes), names, strict=True):
             every[position] = name
         names = every[index[:stacked]].ravel().tolist()
-        # For each tensor, the slice of the result to which it is copied.
+        # For each tensor, the slice of the result that it is copied to.
         targets, index = list(result.reshape(-1, *shape[stacked:])), index[stacked:]
         shapes = [shape[stacked:] for shape in shapes]
     # Copy block by block; the conversion to `dtype` happens in the assignment.

@@ -133,7 +133,7 @@ def visible_blocks(
     Args:
       num_queries: T, which `block_size` supports.
       num_keys: S, which `block_size` supports.
-      band: the distances at which keys are visible. If None, every pair is visible.
+      band: the distances of visible keys. If None, every pair is visible.
       dropping: as for `block_size`.
     """
     rows, columns = _blocks(num_queries), _blocks(num_keys, dropping=dropping)
@@ -223,7 +223,7 @@ def _put(x: Array, part: Array, start: Array, axis: int) -> Array:
 
 def _by_key_head(x: Array, num_key_heads: int) -> Array:
     """Returns `[B, T, N, …]` as `[B, K, G, T, …]`: query head n uses key head n // G."""
-    # [B, T, K, G, …], then move the axis of tokens after those of heads.
+    # [B, T, K, G, …], then move the axis of tokens after the axes of heads.
     x = x.reshape(*x.shape[:2], num_key_heads, -1, *x.shape[3:])
     return jnp.moveaxis(x, 1, 3)
 
@@ -266,7 +266,7 @@ def forward(
       key: the keys, of the same head size as the queries; K divides N.
       value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
-      band: the distances at which keys are visible. If None, all keys are visible.
+      band: the distances of visible keys. If None, all keys are visible.
       cap: if given, scores s become cap · tanh(s / cap).
       dropped: the dropout of the weights. If None, no weight is dropped.
     """
@@ -332,7 +332,7 @@ def backward(
       key: some or all of the keys.
       value: the values of these keys.
       segments: segment ids of the queries and of these keys.
-      band: the distances at which these keys are visible.
+      band: the distances of visible keys, among these keys.
       cap: as in `forward`.
       dropped: as in `forward`.
       attended: the result of attention to all keys, not only to these keys.

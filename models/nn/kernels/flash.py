@@ -78,7 +78,7 @@ class _Spec:
         return jnp.clip(j, first, jnp.minimum(last, self.num_k - 1))
 
     def query_block(self, i: Int[Array, ""], j: Int[Array, ""]) -> Array:
-        """Returns the query block nearest to block i in which some query sees a key of block j."""
+        """Returns the query block nearest to block i with a query that sees a key of block j."""
         if not self.causal:
             return i
         first, last = jax.lax.div(j * self.block_k, self.block_q), self.num_q - 1

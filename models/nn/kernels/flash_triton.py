@@ -80,7 +80,7 @@ class _Spec:
 
     @property
     def kept_scale(self) -> float:
-        """The factor by which kept weights are multiplied."""
+        """Kept weights are multiplied by this factor."""
         return 1 / (1 - self.rate)
 
     def kernel_name(self, phase: str) -> str:

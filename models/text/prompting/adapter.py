@@ -45,8 +45,9 @@ TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 class HarnessModel(ContinuationScorer, TemplateLM):
     """A model for `lm_eval.simple_evaluate(model=…)`.
 
-    The results equal those of the harness's model `hf`: requests are encoded in the same way, and a
-    context that is too long loses its first tokens. Common prefixes of requests are computed once.
+    The results equal the results of the harness's model `hf`: requests are encoded in the same way,
+    and a context that is too long loses its first tokens. Common prefixes of requests are computed
+    once.
     Encoder-decoders differ from `hf` in three ways: continuations are encoded as targets and not as
     sources, a target has at most `max_gen_toks` tokens (`hf` adds the length of the source), and
     the position of a source's token does not depend on the batch.

@@ -1,7 +1,7 @@
 """Computes the log-probabilities of many continuations; prefixes that they share are computed once.
 
 Requests are packed, several in one row of tokens, and each token attends only to earlier tokens of
-its own request (`prefix_tree.py`). Only the positions before the tokens of a continuation are
+its request (`prefix_tree.py`). Only the positions before the tokens of a continuation are
 projected to the vocabulary.
 """
 
@@ -239,7 +239,7 @@ class ContinuationScorer(TextModel):
                 f"{over:,} of {len(requests):,} contexts are longer than the {longest:,} "
                 "tokens that the model reads: their first tokens are left out"
             )
-        # Assign the scores of each batch to the requests to which the labels belong.
+        # Assign the scores of each batch to the requests of its labels.
         log_probs = [np.zeros(len(ids), np.float32) for _, ids in requests]
         greedy = [np.zeros(len(ids), bool) for _, ids in requests]
         for layouts, *arrays in self._batches(requests, share_prefixes):
@@ -485,7 +485,7 @@ def bucket(number: int) -> int:
 
 
 def _laid_out(items: Sequence[Item], base: int = 0) -> Layout:
-    """Returns a layout of the items, one after the other."""
+    """Returns a layout of the items, in order."""
     layout = Layout()
     for item in items:
         layout.append(item.requests, base)
@@ -530,7 +530,7 @@ def _with_sources(
     """
     (num_rows, width), inputs = rows.last.shape, rows.inputs
     joined = [[id for source, _ in row for id in source] for row in pairs]
-    # The index of the source to which each token of a row belongs, counted from 1; 0 is padding.
+    # The index of the source of each token of a row, counted from 1; 0 is padding.
     numbers = [[n for n, (s, _) in enumerate(row, 1) for _ in s] for row in pairs]
     targets = [[n for n, (_, item) in enumerate(row, 1) for _ in range(item.size)] for row in pairs]
     given = {

@@ -38,7 +38,7 @@ def take_windows(
 
     Args:
       fields: The content of the file.
-      settings: the dict in which `window` and `full_layers` are set.
+      settings: the dict that receives `window` and `full_layers`.
       source: The path of the file, for messages.
       num_layers: The default of `num_hidden_layers`.
       every: n, if every n-th layer attends to all tokens by default.

@@ -21,8 +21,8 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     bidirectional = "use_bidirectional_attention"
     settings["causal"] = not typed_field(fields, bidirectional, None, source, kind=bool)
     fields.pop(bidirectional, None)
-    # For windows on both sides of a token, files state the whole width, half of which is on either
-    # side.
+    # For windows on both sides of a token, files state the whole width. Half of the width is on
+    # either side.
     if not settings["causal"] and "window" in settings:
         settings["window"] = settings["window"] // 2 + 1
     # The base of windowed layers is a separate field, or a nested object in newer files.

@@ -22,7 +22,7 @@ DROPOUTS = ("embedding_dropout", "attention_dropout")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTForm(Form[Config]):
-    """What is specific to one family in its conversion from and to the Hugging Face format."""
+    """The specifics of one family in the conversion from and to the Hugging Face format."""
 
     prefix: str
     """Prefix of the names of the body's tensors."""
@@ -70,7 +70,7 @@ class GPTForm(Form[Config]):
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`."""
-        # A setting for which the family's table has no field must have its default.
+        # A setting without a field in the family's table must have its default.
         names = {field.flax for field in self.fields.fields if isinstance(field, Field)}
         fixed = {
             "positions": (self.config.__dataclass_fields__["positions"].default,),

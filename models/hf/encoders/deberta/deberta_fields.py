@@ -34,8 +34,8 @@ V2_ONLY = {
     "position_buckets": ("position_buckets", -1),
     "conv_kernel_size": ("convolution_size", 0),
 }
-"""For each field that is a positive number or None: its name in flaxzoo, and the number that stands
-for None in files."""
+"""For each field that is a positive number or None: its name in flaxzoo, and the number that means
+None in files."""
 NORMS = {"none": False, "layer_norm": True}
 
 
@@ -44,7 +44,7 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
 
     Args:
       fields: all fields of the `config.json`; those that are read are removed.
-      settings: the dict to which settings are added.
+      settings: the dict that receives the settings.
       source: the path of the file, for messages.
       width: the default of `hidden_size`.
     """

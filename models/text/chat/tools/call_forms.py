@@ -69,8 +69,8 @@ class CallForm:
         """Returns the index where the first complete call ends, so that generation can stop.
 
         Text after the call in the same token would be the model's guess of the tool's output.
-        Returns None if there is no complete call, or if the model itself ends its turn after a
-        call.
+        Returns None if the text contains no complete call, or if the model itself ends its turn
+        after a call.
         """
         found = _first_call(text) if self.name == "brackets" else None
         return None if found is None else found.end()

@@ -47,7 +47,7 @@ class Tool:
     """
 
     name: str
-    """The name by which the model calls the function."""
+    """The model calls the function by this name."""
     description: str
     """Describes the purpose of the function to the model."""
     parameters: Mapping[str, str | Mapping[str, Any]]
