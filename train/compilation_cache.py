@@ -24,7 +24,7 @@ def enable_compilation_cache(*, least_seconds: float = 1.0) -> None:
 
 @contextmanager
 def cache_hits() -> Iterator[list[str]]:
-    """Yields a list, to which each program that jax reads from the cache adds an entry."""
+    """Yields a list that gets an entry for each program that jax reads from the cache."""
     import jax
 
     hits: list[str] = []

@@ -79,7 +79,7 @@ class TrainConfig(Checked):
     batch_size: PositiveInt
     """Number of sequences in each update, B, over all devices together."""
     micro_batches: PositiveInt = 1
-    """Number of equal parts of each batch that run one after another, to save memory."""
+    """Number of equal parts of each batch that run one by one, to save memory."""
     seed: Seed = 0
     """Seed of the initial parameters, of dropout, and of the order of the examples."""
     log_every: PositiveInt = 10

@@ -54,7 +54,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     progress_metrics: ClassVar[tuple[str, ...]]
     """The metrics that a progress line shows."""
     next_command: ClassVar[str]
-    """A command to try with a finished run; {run} stands for the run folder."""
+    """A command to try with a finished run; {run} is replaced by the run folder."""
     head_names: ClassVar[tuple[str, ...]] = ()
     """The supported heads, as keys of `HEADS`; the first is the default. If empty, the only
     supported head is the one with the name of the kind of data."""
@@ -97,7 +97,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the number by which checkpoints are ranked, by default the loss.
+        """Returns the number that ranks checkpoints, by default the loss.
 
         The best checkpoint has the lowest number.
         """

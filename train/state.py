@@ -19,9 +19,9 @@ class TrainState:
     params: Params
     opt_state: optax.OptState
     frozen: Params | None = None
-    """Parameters that no step changes: those of the reference model of an objective, of the base
-    model of adapters, or, under the key `further`, of frozen additional models of the objective. If
-    None, all parameters are trained."""
+    """Parameters that no step changes: the parameters of an objective's reference model, of the
+    base model of adapters, or, under the key `further`, of frozen additional models of the
+    objective. If None, all parameters are trained."""
     further: Params | None = None
     """Parameters of additional models that the objective trains, by the model's name. None if the
     objective has no such models."""

@@ -251,7 +251,7 @@ def _write_stablehlo(exported: Exported, output: Path) -> list[str]:
     )
 
     def fill(folder: Path) -> None:
-        # The program takes the parameters as an argument, so write them to a file of their own.
+        # The program takes the parameters as an argument, so write them to a separate file.
         (folder / "forward.stablehlo").write_bytes(program)
         _write_safetensors(exported, folder / "params.safetensors")
         (folder / FILE).write_text(f"# {output.name}\n\n{note}\n", encoding="utf-8")

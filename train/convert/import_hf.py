@@ -111,6 +111,6 @@ def _opened(source: Path, base: str | Path | None) -> tuple[Path, TrainConfig, T
     if (source / TOKENIZER_FILE).is_file():
         tokenizer = load_tokenizer(source)
         check_vocabulary(tokenizer, tuned, f"the tokenizer of {source}")
-    # If the base model is a run with adapters of its own, these are merged too.
+    # If the base model is a run with its own adapters, these are also merged.
     config = dataclasses.replace(config, lora=None)
     return folder, config if tuned == config.model else config_of_model(tuned), tokenizer

@@ -77,7 +77,7 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
         config: the configuration of the run. If `execution.attention` names a kernel, the run uses
           this kernel.
         device: a device that the step is compiled for.
-        context: the number of devices over which the tokens of a row are sharded.
+        context: the number of devices that the tokens of a row are sharded over.
 
     Raises:
         UserError: the kernel named by `execution.attention` does not support the run.

@@ -63,18 +63,17 @@ class Way:
     per_layer: bool
     """Whether this module gathers the parameters of each layer when the layer is computed."""
     dtype: DTypeLike | None
-    """The compute dtype, in which linear maps are gathered; None for the dtype of the
-    parameters."""
+    """The compute dtype; None for the dtype of the parameters. Linear maps are gathered in the
+    compute dtype."""
     micro_batches: int
-    """The number of micro-batches. With one micro-batch, gradients are exchanged in `dtype`, in
-    which they were computed. With several, their sums are exchanged in the dtype of the
-    parameters."""
+    """The number of micro-batches. With one micro-batch, gradients are computed and exchanged in
+    `dtype`. With several, their sums are exchanged in the dtype of the parameters."""
 
 
 def compute_dtype(
     name: str, own: DTypeLike, dtype: DTypeLike | None, cast: re.Pattern[str] = LINEAR
 ) -> DTypeLike:
-    """Returns the dtype in which a parameter is gathered and its gradient is computed."""
+    """Returns the dtype of a gathered parameter; its gradient is computed in the same dtype."""
     return own if dtype is None or not cast.fullmatch(name) else dtype
 
 

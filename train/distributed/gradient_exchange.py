@@ -18,7 +18,7 @@ from ..state import TrainState, in_units
 from .fsdp import GradientFn, Way, compute_dtype, exchanged
 
 ONCE = ("data", "fsdp")
-"""The mesh axes over which gradients can be summed once per step."""
+"""The mesh axes that gradients can be summed over once per step."""
 LARGEST_PART = 0.9
 """By default, "step" is tried only if the state, the full parameters and the gradients take at most
 this fraction of a device's memory. Activations need the remaining memory."""
@@ -49,7 +49,7 @@ def choose_exchanges(
     device_memory: int | None,
     has_adapter: bool = False,
 ) -> tuple[Exchange, ...]:
-    """Returns the ways to exchange gradients over a mesh, in the order in which to try them.
+    """Returns the ways to exchange gradients over a mesh; try them in this order.
 
     Args:
         gather: when parameters are gathered, as in `TrainConfig`.
@@ -147,7 +147,7 @@ def gather_candidates(
 
 
 def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, ...]:
-    """Returns the mesh axes over which `fsdp.exchanged` and not the compiler exchanges gradients.
+    """Returns the mesh axes that `fsdp.exchanged`, not the compiler, exchanges gradients over.
 
     The result is empty if a layer is divided over `expert`, `context` or `tensor`, because XLA's
     partitioner (jaxlib 0.10) crashes on programs that are partly manual and partly divided over

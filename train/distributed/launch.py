@@ -21,7 +21,7 @@ from pathlib import Path
 from ...data.common.fields import require
 
 ENDING_SECONDS = 10.0
-"""After a process failed, the number of seconds in which the others may end by themselves."""
+"""The number of seconds that the other processes have to end by themselves after one failed."""
 FORWARDED = [
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 ]

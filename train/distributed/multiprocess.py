@@ -34,7 +34,7 @@ SILENCE_SECONDS = 60
 FAREWELL_SECONDS = 5
 """Seconds that a failing process waits for the other processes to fail as well."""
 CARRIERS = ("Gloo", "NCCL", "coordination service")
-"""Words by which an error message shows that the communication between processes failed."""
+"""Words of error messages that show that the communication between processes failed."""
 NO_LIMIT = 10**9
 """A timeout in milliseconds that is practically infinite, because process 0 may prepare text for
 hours."""
@@ -204,7 +204,7 @@ def on_one_device(params: Params) -> Params:
     device = jax.local_devices()[0]
 
     def gathered(x: jax.Array) -> jax.Array:
-        # Of a replicated array, this process already has a whole copy.
+        # This process already has a whole copy of a replicated array.
         if x.is_fully_replicated:
             return x.addressable_data(0)
         return jax.device_put(process_allgather(x, tiled=True), device)

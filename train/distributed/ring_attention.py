@@ -5,7 +5,7 @@ Each of n devices has T / n tokens. In each of n steps, a device attends to the 
 at this time, and sends them to the next device. The results of all steps are merged by their
 log-sum-exps (`models.nn.kernels.blockwise`). In the backward pass keys and values rotate again,
 together with their gradients. A device stores the keys of at most two devices at once, and saves
-only the arrays of its own tokens for the backward pass.
+only its tokens' arrays for the backward pass.
 
 **Causal order.** If each device had T / n consecutive tokens, the first device would be idle in n -
 1 of n steps, while the last device would compute in all of them. Therefore the sequence is cut into
@@ -119,7 +119,7 @@ def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]
 
 
 def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
-    """Counts the later steps in which all keys are visible, and those in which any are visible.
+    """Counts the later steps whose keys are all visible, and the later steps with any visible key.
 
     Args:
         length: the number of tokens of a device.
@@ -308,7 +308,7 @@ class Ring:
     def _go_round(
         self, visit: Callable[..., tuple[T, U]], first: tuple[T, U], keys: _Keys
     ) -> tuple[T, U]:
-        """Calls `visit` with the keys of each other device, one after another.
+        """Calls `visit` with the keys of each other device, in order.
 
         Sending the keys to the next device and computing with them are independent, so that they
         can overlap.
@@ -444,7 +444,7 @@ def _segments(mine: _Queries, keys: _Keys) -> Segments | None:
 def _placed(
     ring: Ring, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
 ) -> tuple[_Queries, _Keys]:
-    """Collects the arrays of a device's queries, and those of its keys."""
+    """Collects the arrays of a device's queries, and the arrays of its keys."""
     query, key, value = inputs
     of_queries, of_keys = (None, None) if segments is None else segments
     # Positions are needed only to determine which weights dropout drops.

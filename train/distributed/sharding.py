@@ -200,7 +200,7 @@ def state_shardings(
 
     Moments, quantized or not, are sharded like their parameters (`moment_spec`), and frozen
     parameters are sharded by the same rules as trained parameters. The path of an array in the
-    optimizer state shows whether it is a moment, and of which parameter.
+    optimizer state shows whether it is a moment, and names its parameter.
 
     Args:
         state: the state, as arrays or their shapes.
@@ -271,7 +271,7 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 
     The last axis, of tokens, is sharded over `CONTEXT` if its size is a multiple of that mesh axis.
     """
-    # Axes between those of rows and tokens, such as choices, are not sharded.
+    # Axes between the axes of rows and tokens, such as choices, are not sharded.
     tokens = (None,) * (len(shape) - 2)
     if len(shape) > 1 and shape[-1] % mesh.shape[CONTEXT] == 0:
         tokens = (*tokens, CONTEXT)

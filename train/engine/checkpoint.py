@@ -129,8 +129,8 @@ class Checkpoints:
         Args:
             state: The state in its global form.
             data: The data iterator's state.
-            measure: The number by which checkpoints are ranked (the lowest is best), if this step
-              was evaluated.
+            measure: The number that ranks checkpoints (the lowest is best), if this step was
+              evaluated.
 
         Raises:
             RunError: This checkpoint or the previous checkpoint cannot be written.
@@ -158,7 +158,7 @@ class Checkpoints:
 
         Args:
             step: The step of the checkpoint.
-            measure: The number by which checkpoints are ranked; the lowest is best.
+            measure: The number that ranks checkpoints; the lowest is best.
 
         Raises:
             DataError: The measure cannot be written.

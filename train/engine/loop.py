@@ -285,7 +285,7 @@ class Loop:
         return {**scores, **vector_scores(evaluation, self.run.validation, by_dot=by_dot)}
 
     def _measure(self, scores: Scores) -> float | None:
-        """Returns the number by which checkpoints are ranked; the lowest number is best.
+        """Returns the number that ranks checkpoints; the lowest number is best.
 
         Returns None if `best_metric` is a metric of a task, and no tasks are due in this
         evaluation.

@@ -170,7 +170,7 @@ def make_sharded_step(
           frozen copy of the initial parameters.
         tx: the optimizer.
         mesh: a mesh from `make_mesh`, whose devices need not be present.
-        num_micro_batches: the number of equal parts of a batch that run one after another, to save
+        num_micro_batches: the number of equal parts of a batch that run one by one, to save
           memory.
         adapter: the adapters to train on a frozen model, from `models.make_lora`.
         gather: when parameters that are sharded over `fsdp` are gathered; see `TrainConfig`.

@@ -18,7 +18,7 @@ from ..state import Metrics
 from .stop_signals import StopNow, StopRequest
 
 SECONDS_BETWEEN_LOOKS = 0.001
-"""The interval, in seconds, at which the end of a step is polled."""
+"""The number of seconds between two checks whether a step has ended."""
 
 
 class Stopper:
@@ -36,7 +36,7 @@ class Stopper:
 
     @property
     def signal(self) -> int:
-        """The number of the signal that stopped a process; 0 if there was no signal."""
+        """The number of the signal that stopped a process; 0 if no signal stopped it."""
         return self._signal or self._request.number
 
     @property

@@ -55,7 +55,7 @@ class Result:
     validation: Scores | None
     """The metrics of the last evaluation in this call, or None if there was none."""
     sample: str | None = None
-    """What the finished model writes for `sample_prompt`; None if the run sets no prompt."""
+    """The finished model's text for `sample_prompt`; None if the run sets no prompt."""
 
 
 def train(

@@ -34,10 +34,10 @@ def make_train_step(
         objective: the training objective.
         tx: the optimizer.
         num_micro_batches: the number of equal parts of a batch, processed sequentially to save
-          memory; the gradients equal those of the whole batch at once. For an objective that needs
-          the whole batch, the step runs the model twice (`grad_cache`).
+          memory; the gradients are the same as for the whole batch at once. For an objective that
+          needs the whole batch, the step runs the model twice (`grad_cache`).
         adapter: the adapters to train, from `models.make_lora`. In the train state, `params` are
-          then the trained parameters, such as those of the adapters, and `frozen` is the base
+          then the trained parameters, such as the adapters' parameters, and `frozen` is the base
           model, as `LoRA.init` returns them; a `reference` is the base model without adapters.
         exchange: wraps the function that sums gradients over the rows of a batch, so that it also
           sums over devices; from `distributed.fsdp`. If None, the compiler sums over devices.

@@ -29,7 +29,7 @@ def answers_before_and_after(
     Args:
         folders: the step and the folder of each model.
         tokenizer: the tokenizer of the run, whose chat template all models get.
-        records: demonstrations, or preferences, of which the chosen texts are used.
+        records: demonstrations, or preferences, whose chosen texts are used.
     """
     contexts = [without_answer(_better(record)) for record in records[:NUM_PROMPTS]]
     prompts = [PromptRecord(one, {}).encode(tokenizer) for one in contexts]

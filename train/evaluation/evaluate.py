@@ -54,9 +54,9 @@ def score_run(
         step: the checkpoint. Defaults to the newest checkpoint.
         num_beams: the number of beams for translation, by default 4. Other kinds of data do not
           support it.
-        max_length: the number of tokens to which rows are truncated. It may exceed the length in
-          training, unless the model has learned position embeddings. Defaults to the length in
-          training.
+        max_length: the maximum number of tokens of a row; longer rows are truncated. It may exceed
+          the length in training, unless the model has learned position embeddings. Defaults to the
+          length in training.
         ema: whether to evaluate the moving average of the parameters, which a run with
           `optimizer.ema_decay` keeps.
         log: called with a line that describes the data.
@@ -180,7 +180,7 @@ def _opened(
     fields = read_fields(local_folder(folder))
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
-    # The folder of an imported model does not say on which data to validate.
+    # The folder of an imported model does not name validation data.
     require(
         source is not None or recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
         f"{folder} does not name its validation data: name the data (--data SOURCE)",

@@ -26,8 +26,8 @@ from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
 _EVALUATION = 0x5EED
-"""A number that is folded into the key of evaluations, so that their random numbers differ from
-those of training steps.
+"""A number that is folded into the key of evaluations, so that evaluations and training steps use
+different random numbers.
 """
 
 

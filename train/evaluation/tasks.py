@@ -41,7 +41,7 @@ from ..losses.metrics import text_scores
 from .vectors.retrieval import bm25_scores, model_scores
 
 Results = dict[str, dict[str, float | int]]
-"""The name of each task → its metrics, of which the first is the main metric."""
+"""The name of each task → its metrics; the first is the main metric."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Ensemble:
     ) -> str:
         """Continues a text; draws each token from the mean of the models' probabilities.
 
-        For each token, every model processes the whole text again, because there is no cache.
+        For each token, every model processes the whole text again, because it has no cache.
 
         Args:
             prompt: the text, at least one token.

@@ -20,7 +20,7 @@ MARKS = "Ġ▁"
 def read_word_vectors(
     path: str | Path, words: Container[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Reads word vectors from a text file, each line of which has a word and its vector.
+    """Reads word vectors from a text file; each line has a word and its vector.
 
     Args:
         path: the file, also compressed by gzip. A file of word2vec has a first line with the

@@ -1,1 +1,1 @@
-"""What objectives are made of: the record `Objective`, losses, metrics and the evaluation step."""
+"""The parts of objectives: the record `Objective`, losses, metrics and the evaluation step."""

@@ -30,7 +30,7 @@ class Evaluation:
     counts: dict[str, float]
     """The number of items that each of the means averages over."""
     predictions: dict[str, np.ndarray]
-    """What the objective's `predictions` returned, arrays `[num_rows, …]`."""
+    """The arrays `[num_rows, …]` that the objective's `predictions` returned."""
 
 
 def make_evaluate_fn(
@@ -43,7 +43,7 @@ def make_evaluate_fn(
 
     The caller compiles it. `frozen` has the parameters of the objective's reference model or of the
     adapter's base model; for `adapter`, see `make_train_step`. If the objective needs the whole
-    batch, the model runs on `num_micro_batches` equal parts of the batch, one after another. For
+    batch, the model runs on `num_micro_batches` equal parts of the batch, one by one. For
     other objectives, `num_micro_batches` has no effect.
     """
     parts = num_micro_batches if objective.whole_batch else 1

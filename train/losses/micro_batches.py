@@ -1,4 +1,4 @@
-"""Splits a batch into equal parts that run one after another, to save memory."""
+"""Splits a batch into equal parts that run one by one, to save memory."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -24,7 +24,7 @@ def micro_batches(tree: T, number: int) -> T:
 
 
 def in_parts(function: Callable[[T], U], tree: T, number: int) -> U:
-    """Applies a function to equal parts of arrays `[B, …]`, one after another.
+    """Applies a function to equal parts of arrays `[B, …]`, one by one.
 
     Args:
         function: maps a part of the arrays to arrays with the same number of rows.

@@ -92,9 +92,9 @@ class Objective:
     regularizers: tuple[str, ...] = ()
     """The terms that are part of the training loss, but not of the loss of an evaluation."""
     models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
-    """Additional models by name. The train state has the parameters of trained ones in `further`,
-    and those of frozen ones in `frozen`. Only `params`, the model of the run, is loaded and
-    exported."""
+    """Additional models by name. In the train state, `further` has the parameters of trained
+    additional models, and `frozen` has the parameters of frozen ones. Only `params`, the model of
+    the run, is loaded and exported."""
     forward: Callable[..., Outputs] | None = None
     """`forward(run, batch)` computes the outputs: `run["model"](**inputs)` runs the model, and
     `run[name](**inputs)` runs an additional model. Each call has different dropout. If None, the
@@ -148,8 +148,8 @@ class Objective:
 
         Args:
             rng: the key.
-            params: the initial parameters of the model of the run, to which `followed` parameters
-              are set.
+            params: the initial parameters of the model of the run. `followed` parameters are set to
+              these.
         """
         trained, frozen = {}, {}
         for number, (name, model) in enumerate(self.models.items()):
@@ -184,14 +184,14 @@ class Objective:
             apply_fn: the `apply` of the model.
             params: the parameters of the model and of trained additional models; see `joined`.
             batch: a batch or a micro-batch.
-            frozen: the frozen parameters of the train state, which include those of frozen
+            frozen: the frozen parameters of the train state, including the parameters of frozen
               additional models.
             rng: keys `[B]` for dropout, or None.
         """
         own, trained = split(params)
         if self.forward is None:
             return self._model_outputs(apply_fn, own, batch, rng)
-        # `forward` decides in which order and on which inputs the models run.
+        # `forward` decides the order and the inputs of the models.
         run = {"model": _bound_each(apply_fn, own, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for name, model in self.models.items():

@@ -86,7 +86,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
 def _num_sequences(inputs: Inputs) -> Float[Array, ""]:
     """Returns the number of sequences that have at least one token."""
     tokens = inputs.get("segment_ids", inputs.get("attention_mask"))
-    # If there is no mask, every row has tokens.
+    # Without a mask, every row has tokens.
     if tokens is None:
         return jnp.float32(inputs["input_ids"].shape[0])
     return jnp.sum(jnp.any(tokens != 0, axis=-1).astype(jnp.float32))

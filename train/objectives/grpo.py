@@ -30,7 +30,7 @@ from .online import OnlineConfig, per_token_spec
 GroupSize = Annotated[int, Range(least=2)]
 """Number of answers to each prompt, for an objective that compares these answers."""
 Scale = Literal["group", "batch", "none"]
-"""What divides the advantages: the standard deviation of the group or of the batch, or nothing."""
+"""The divisor of the advantages: the standard deviation of the group or of the batch, or none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,8 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
     - `input_ids`, `labels` int32 `[B, T]`: prompt and answer, padded on the right, and the token
       after each input token;
     - `attention_mask` int32 `[B, T]`: 1 for real tokens;
-    - `loss_mask` int32 or bool `[B, T]`: 1 if the policy wrote the label as a token of the answer,
-      its end token included; 0 if a tool wrote it;
+    - `loss_mask` int32 or bool `[B, T]`: 1 if the policy wrote the label as a token of the answer
+      or as its end token; 0 if a tool wrote it;
     - `advantages` float32 `[B]`; see `group_advantages`;
     - `old_log_probs` float32 `[B, T]` (optional): log-probabilities of the labels under the old
       policy, in nats, at the same temperature. Without this array, the model is the old policy: ρ =

@@ -98,8 +98,8 @@ MASKED = Objective(
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
 PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
-"""What the label of a pair of segments says (is the second segment the next one, or are they in
-order) → the name of the loss term of pairs."""
+"""The question that the label of a pair of segments answers (is the second segment the next one,
+or are they in order) → the name of the loss term of pairs."""
 
 
 def _of_pairs(term: str) -> Objective:

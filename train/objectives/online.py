@@ -83,8 +83,8 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         Args:
             rewards: the reward of each answer; NaN for an answer without a reward.
             loss_mask: 1 where a label belongs to the answer.
-            scored: `log_probs`, `reference_log_probs` and `values` of the sampled tokens, as far as
-              the objective needs them.
+            scored: `log_probs`, `reference_log_probs` and `values` of the sampled tokens, each
+              only if the objective needs it.
         """
 
     def rollout_metrics(

@@ -1,8 +1,8 @@
 """Proximal policy optimization (PPO), with a learned value function.
 
 A value head predicts, at each token, the sum of future rewards. The advantage of a token says how
-much better the rewards are than predicted. All formulas are those of TRL 1.12, the last version of
-TRL that has PPO.
+much better the rewards are than predicted. All formulas are the same as in TRL 1.12, the last
+version of TRL that has PPO.
 """
 
 import dataclasses

@@ -4,8 +4,8 @@ Algorithms 4 and 5: the squared gradient of a matrix is averaged over each row a
 and the second moment is the product of the running means of these averages. Updates are clipped to
 a root mean square of 1. The learning rate is multiplied by the root mean square of the parameter
 itself, or by 0.001 if this is larger. optax's `scale_by_factored_rms` factors an array along its
-two largest axes. This module instead treats the kernel of each layer and each expert as a matrix of
-its own, which contains all heads.
+two largest axes. This module instead treats the kernel of each layer and each expert as a separate
+matrix, which contains all heads.
 """
 
 import functools

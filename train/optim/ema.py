@@ -1,8 +1,8 @@
 """The exponential moving average (EMA) of the parameters, as the last step of an optimizer.
 
 The average is part of the optimizer's state. Like a moment, it is therefore sharded, restored when
-a run resumes, and left unchanged by a skipped step. A checkpoint stores the average in a subfolder
-of its own, with the same tree structure as the parameters.
+a run resumes, and left unchanged by a skipped step. A checkpoint stores the average in a separate
+subfolder, with the same tree structure as the parameters.
 """
 
 import dataclasses

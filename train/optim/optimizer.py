@@ -52,8 +52,7 @@ def make_optimizer(
 
     LAMB (You et al. 2020, algorithm 2) also corrects this bias. LAMB as implemented here differs
     from `optax.lamb` in two ways. Biases and norms have no weight decay and therefore no trust
-    ratio, as in the published LAMB code for BERT. Each layer of a stack has a trust ratio of its
-    own.
+    ratio, as in the published LAMB code for BERT. Each layer of a stack has its own trust ratio.
 
     Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All update
     rules multiply the weight decay by the learning rate.

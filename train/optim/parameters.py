@@ -1,4 +1,4 @@
-"""What the names of parameters say: which are matrices, which are stacked, and along which axes.
+"""The names of parameters say which are matrices, which are stacked, and along which axes.
 
 How optimizers treat a parameter depends only on its path. The layers of a model are stored in a
 stack, `layers/…` of shape `[L, …]` (in two stacks for an encoder-decoder, `encoder/layers/…`). For
@@ -31,7 +31,7 @@ class MatrixAxes:
     """The axes of a parameter that is a matrix, or a stack of matrices."""
 
     stack: tuple[int, ...]
-    """The axes of layers and experts; each index along them has a matrix of its own."""
+    """The axes of layers and experts; each index along them has its own matrix."""
     inputs: tuple[int, ...]
     """The axes that a matrix product contracts with the input, such as `(N, H)` of attention's
     output map."""

@@ -21,11 +21,11 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     cooldown).
 
     Args:
-        config: the hyperparameters, of which the schedule uses the peak, the warm-up and the kind.
+        config: the hyperparameters. The schedule uses the peak, the warm-up and the kind.
         steps: the number of steps of the run, which is the last step of the decay of linear, cosine
           and wsd.
         start: the number of steps that precede the schedule, as in the last stage of an extended
-            run. If there is no warm-up, the rate is at its peak at step `start`. A run with a
+            run. Without a warm-up, the rate is at its peak at step `start`. A run with a
             constant rate, followed by a stage with a linear decay, then has the same rates as wsd.
 
     Raises:
@@ -39,8 +39,8 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     problem = f"optimizer.warmup_steps must be at least 0 and below {steps}, got {warmup}"
     require(0 <= warmup < steps, problem)
-    # The rate is at its peak at the last step of the warm-up, or at the first step if there is no
-    # warm-up.
+    # The rate is at its peak at the last step of the warm-up, or, without a warm-up, at the
+    # first step.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
     decays = {

@@ -146,7 +146,7 @@ class Custom:
             )
 
     def splits(self, tokenizer: Tokenizer) -> tuple[DataSplit, DataSplit] | None:
-        """Returns the training and the validation split, or None if there are no custom examples.
+        """Returns the training and the validation split, or None without custom examples.
 
         Raises:
             RunError: The examples violate the contract of `ExampleSource`.

@@ -14,7 +14,7 @@ from ...models.run_files import CHECKPOINTS, CONFIG_FILE, numbered
 
 @dataclasses.dataclass(frozen=True)
 class KeptFolder:
-    """A run folder, and the content of its `config.json`, by which the folder is recognized."""
+    """A run folder, and the content of its `config.json`, which identifies the folder."""
 
     folder: Path
     content: bytes

@@ -91,10 +91,10 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
 def begin_with(name: str, folder: Path) -> TrainConfig:
     """Returns the configuration of a recipe, adapted to the model that the run starts from.
 
-    For a published model, in the Hugging Face format or imported as a run, the settings are those
-    of a preset of its size. If the run trains vectors, the maximum length of texts is the length
-    that the folder states, up to `MOST_TOKENS`. For a model that flaxzoo trained, the settings are
-    those of the recipe, but precision and rematerialization are those of the folder.
+    For a published model, in the Hugging Face format or imported as a run, the settings come from
+    a preset of its size. If the run trains vectors, the maximum length of texts is the length
+    that the folder states, up to `MOST_TOKENS`. For a model that flaxzoo trained, the settings
+    come from the recipe, but precision and rematerialization come from the folder.
 
     Args:
         name: A recipe that trains models of any family.

@@ -195,7 +195,7 @@ def _with_stage(run: Run) -> Run:
     old, new = open_run(run.folder)[0], run.stated
     if not differences(old, new):
         return run
-    # If the stored stage has no checkpoint of its own, compare with the stage before it.
+    # If the stored stage does not have its own checkpoint, compare with the stage before it.
     old, fingerprints = last_trained(run.folder, old)
     changed = differences(old, new)
     # A fingerprint may cover only the texts, not the settings that turn texts into examples, such

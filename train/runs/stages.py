@@ -82,8 +82,8 @@ def next_stage(
         new: The configuration of the new stage.
         folder: The run folder.
         num_examples: The number of training examples.
-        same_data: Whether the training examples are those of the stage before, so that their order
-          continues.
+        same_data: Whether the training examples are the same as in the stage before, so that their
+          order continues.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
     # With the same data, the new stage continues after the examples that the run has already read.
@@ -96,7 +96,7 @@ def next_stage(
         return Stage(
             start=start, examples=examples, schedule_start=before.schedule_start, warmup=warmup
         )
-    # Any other schedule starts anew, at the peak learning rate unless the new stage changes the
+    # Any other schedule restarts, at the peak learning rate unless the new stage changes the
     # warm-up.
     rewarmed = not {"warmup_steps", "warmup_fraction"}.isdisjoint(changed)
     warmup = warmup_of(new.optimizer, new.steps - start) if rewarmed else 0
@@ -113,7 +113,7 @@ def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mappin
 
     Args:
         folder: The run folder.
-        stored: The stored configuration, whose stage may not have a checkpoint of its own yet.
+        stored: The stored configuration, whose stage may not have its own checkpoint yet.
     """
     fields, earlier = read_config(folder), earlier_stages(folder)
     kept = steps(folder)

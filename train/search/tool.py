@@ -1,4 +1,4 @@
-"""A tool with which a model retrieves texts from a search index during a conversation."""
+"""A tool that lets a model retrieve texts from a search index during a conversation."""
 
 from pathlib import Path
 

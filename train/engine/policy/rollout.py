@@ -98,7 +98,7 @@ class RolloutPrograms:
     end_ids: tuple[int, ...]
     """The indices of the tokens that end an answer."""
     num_parts: int = 1
-    """The number of equal parts of a rollout that are scored one after another, to save memory."""
+    """The number of equal parts of a rollout that are scored one by one, to save memory."""
     adapter: LoRA | None = None
     """The adapters, if the policy trains adapters on a frozen base model."""
 

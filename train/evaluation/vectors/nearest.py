@@ -87,7 +87,7 @@ def _merge(
     scores = jnp.dot(queries, block.T, precision="highest")
     scores = jnp.where(jnp.arange(block.shape[0]) < number, scores, -jnp.inf)
     found, rows = jax.lax.top_k(scores, min(best[0].shape[1], block.shape[0]))
-    # Of equal scores, `top_k` takes the first, so put the documents of earlier blocks first.
+    # `top_k` takes the first of equal scores, so put the documents of earlier blocks first.
     scores = jnp.concatenate([best[0], found], axis=1)
     indices = jnp.concatenate([best[1], rows + start], axis=1)
     scores, chosen = jax.lax.top_k(scores, best[0].shape[1])

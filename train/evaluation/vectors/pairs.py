@@ -92,8 +92,8 @@ def pair_classification_scores(
     # that the threshold excludes the next group.
     thresholds = np.where(middle == lower, ranked[last], middle)
     hits, taken = positive.cumsum()[last], last + 1
-    # For the accuracy, there is an additional threshold above all scores, at which no pair is
-    # predicted as similar.
+    # For the accuracy, there is an additional threshold above all scores. It predicts no pair
+    # as similar.
     correct = np.append(0, 2 * hits - taken) + (~positive).sum()
     above = np.nextafter(ranked[0], np.float32(np.inf))
     # F1 = 2 · hits / (predicted positives + true positives), at each threshold.

@@ -53,7 +53,7 @@ def multiple_negatives(
         real: masks of the real texts; only these are candidates.
         scale: s, the inverse of the temperature.
         similarity: cosine, or the scalar product.
-        directions: which texts are candidates for which.
+        directions: the kinds of texts and of their candidates, such as query_to_doc.
         partition: whether all directions share one softmax, or each direction has its own.
         hardness: the negatives whose logits are raised: from other examples, from the same example,
             or both.

@@ -39,8 +39,8 @@ DEFAULTS: dict[ScoreForm, str] = {
     "documents": "distillation",
     "labels": "batch_all_triplet",
 }
-"""What the scores of the data refer to (nothing, pairs, documents or labels) → the default
-objective."""
+"""The form of the data's scores → the default objective. The form says whether scores refer to
+nothing, pairs, documents or labels."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     next_command = "embed {run} --input FILE --output vectors.npy"
     compares_with_start = True
     score_forms: ClassVar[tuple[ScoreForm, ...]] = ("none",)
-    """What the scores that the objective learns from may refer to; the first is the default."""
+    """The forms of scores that the objective can learn from; the first is the default."""
     num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
     """The smallest and the largest number of documents that an example may have."""
     whole_batch: ClassVar[bool] = False
@@ -213,7 +213,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             f"{len(names)}: give --objective.kind several --objective.kinds "
             + " ".join(f"{name}={self.kind}" for name in names),
         )
-        # What the scores refer to determines the default objective of a single data set.
+        # The form of the scores determines the default objective of a single data set.
         form = data.score_form()
         if is_default and form not in self.accepted_scores:
             return self._as(DEFAULTS[form])

@@ -30,7 +30,7 @@ class MultipleNegativesConfig(EmbeddingObjective):
     similarity: Similarity = "cosine"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
     directions: tuple[Direction, ...] = ("query_to_doc",)
-    """Which texts the loss compares with which; query_to_doc compares anchors with documents. All
+    """The kinds of texts that the loss compares; query_to_doc compares anchors with documents. All
     four directions together are the loss of GTE."""
     partition: Partition = "joint"
     """joint: one softmax over all candidates. per_direction: one softmax for each direction, and

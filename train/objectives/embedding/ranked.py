@@ -63,7 +63,7 @@ class TaughtConfig(EmbeddingObjective):
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """What the scores of the data refer to; none if a teacher computes the scores."""
+        """The accepted forms of the data's scores; none if a teacher computes the scores."""
         return self.score_forms if self.teacher is None else ("none",)
 
     def scores(self, vectors: Vectors, batch: Batch) -> Array:

@@ -1,4 +1,4 @@
-"""Objectives on pairs of texts, each of which has a score or a label."""
+"""Objectives on pairs of texts; each pair has a score or a label."""
 
 import dataclasses
 import math

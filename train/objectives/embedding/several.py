@@ -1,4 +1,4 @@
-"""The objective for several data sets, with a loss of its own for each data set."""
+"""The objective for several data sets, with a separate loss for each data set."""
 
 import dataclasses
 import json

@@ -38,7 +38,7 @@ RANKINGS: dict[Ranking, type[EmbeddingObjective]] = {
     "margin_mse": MarginMSEConfig,
     "distillation": DistillationConfig,
 }
-"""The ranking losses, each of which can compare sparse vectors."""
+"""The ranking losses. Each of them can compare sparse vectors."""
 REMEDIES: dict[ScoreForm, Ranking] = {
     "none": "multiple_negatives",
     "pairs": "margin_mse",
@@ -161,7 +161,7 @@ class SpladeConfig(MultipleNegativesConfig):
             return {
                 **ranking.terms(vectors, batch),
                 "query_flops": flops(vectors.anchors, real.anchors),
-                # Treat each document as a text of its own: [B, C, V] to [B · C, V].
+                # Treat each document as a separate text: [B, C, V] to [B · C, V].
                 "document_flops": flops(
                     vectors.documents.reshape(-1, size), real.documents.reshape(-1)
                 ),
