@@ -371,9 +371,8 @@ class Engine:
                 return False
             message()
             compiles = False
-            deadline = (
-                time.monotonic()
-            )  # take the other messages that have arrived, but do not wait for more
+            # Take the other messages that have arrived, but do not wait for more.
+            deadline = time.monotonic()
 
     def _step(self, worker: AnyWorker) -> None:
         try:
