@@ -100,13 +100,12 @@ def export_model(
         source: A run folder, a folder in the Hugging Face format, or a name on the hub.
         output: The folder to create for the forms "huggingface", "stablehlo" and "peft", else the
             file.
-        form: huggingface: `config.json`, safetensors, the tokenizer's files and a model card, for
-          transformers. safetensors, npz: one file with all arrays, named by flaxzoo's parameter
-          paths, with stacked layers.
-          stablehlo: the forward pass as a program that needs no package but jax, and the
-            parameters.
-          peft: the adapters of a run, without their base model, in the format of the package peft,
-          with the tokenizer, its chat template and a model card.
+        form: The format. "huggingface" writes `config.json`, safetensors, the tokenizer's files and
+            a model card, for transformers. "safetensors" and "npz" write one file with all arrays,
+            named by flaxzoo's parameter paths, with stacked layers. "stablehlo" writes the forward
+            pass as a program that needs no package but jax, and the parameters. "peft" writes the
+            adapters of a run without their base model, in the format of the package peft, with the
+            tokenizer, its chat template and a model card.
         step: The checkpoint. Defaults to the newest checkpoint.
         dtype: The precision of the written parameters.
         file_bytes: The maximum number of bytes of a safetensors file in the Hugging Face format. A

@@ -114,7 +114,7 @@ class SpladeConfig(MultipleNegativesConfig):
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The `ScoreForm`s of data that the ranking loss accepts."""
+        """The kinds of scores (`ScoreForm`) that the ranking loss accepts."""
         return self._ranked.accepted_scores
 
     @property
