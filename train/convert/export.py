@@ -23,7 +23,7 @@ from ...models.finite import check_finite, load_finite
 from ...models.heads.specs import CAUSAL_HEADS, HEADS
 from ...models.hf.cross_encoder import read_pair_scoring
 from ...models.hf.registry import mapping_of
-from ...models.hf.save import FolderSettings, write_model, write_tokenizer
+from ...models.hf.save import FolderSettings, ProblemType, write_model, write_tokenizer
 from ...models.hf.save_weights import FILE_BYTES, Precision, in_precision
 from ...models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings
 from ...models.hf.sparse_encoder import read_sparse_settings
@@ -46,16 +46,17 @@ from ..evaluation.evaluate import with_further
 from ..losses.objective import FURTHER, split
 from ..objectives.masked_lm import MaskedLMConfig
 from ..objectives.replaced_token_detection import GENERATOR, ReplacedTokenConfig, generator_config
-from ..runs.load_run import TARGETS, open_run
+from ..runs.load_run import open_run
 from ..runs.params_only_run import check_not_existing
 from ..state import count_parameters
 from .model_card import FILE, model_card
 
 Form = Literal["huggingface", "safetensors", "npz", "stablehlo", "peft"]
-PROBLEM_TYPES = {
+PROBLEM_TYPES: Mapping[str, ProblemType] = {
     "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
     "binary": "multi_label_classification",
-    **{target: problem for problem, target in TARGETS.items()},
+    "regression": "regression",
 }
 
 

@@ -353,7 +353,7 @@ def test_tokenizer_train_characters(text, tmp_path, flaxzoo):
             "prompt RUN --query x --draft y",
             "--draft: .*--assistant-model",
         ),
-        ("generate RUN more", "'more' .*generate --help"),
+        ("generate RUN more", "'more'.*generate --help"),
         ("export RUN out --form npy", "--form .*huggingface,"),
         ("generate runs/nowhere", "runs/nowhere does not exist"),
         ("train RUN --preset gpt2", "folder .*not a recipe"),

@@ -492,10 +492,10 @@ def test_models_are_named_by_their_folders(monkeypatch, tmp_path):
     monkeypatch.setattr(served, "local_folder", lambda folder: folder)
     monkeypatch.setattr(served, "model_config", lambda folder: SimpleNamespace(head="none"))
     monkeypatch.setattr(
-        served.opening, "open_rows", lambda name, folder, *_: Served(name, None, {})
+        served.opening, "open_rows", lambda name, folder, *_: Served(name, folder, {})
     )
     found = served.open_models([f"{folder}", f"b={folder}"], RowSettings(), print)
-    assert {name: (one.name, one.source) for name, one in found.items()} == {
+    assert {name: (one.name, one.front) for name, one in found.items()} == {
         "lr=0.1": ("lr=0.1", f"{folder}"),
         "b": ("b", f"{folder}"),
     }
