@@ -206,11 +206,7 @@ def write_model(
         notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
     # transformers finds the last token of a text by the padding.
-    if (
-        tokenizer is not None
-        and head.name == "sequence_classification"
-        and ids["pad_token_id"] is None
-    ):
+    if head.name == "sequence_classification" and ids.get("pad_token_id", 0) is None:
         notes.append(NOTE_ON_PADDING)
     # Ids in the generation settings override the tokenizer's: a model may end its texts with
     # another token.
@@ -232,20 +228,28 @@ def write_model(
         if generation is None and translates:
             request = published_request(tokenizer, config.vocab_size)
             generation = ids | search_fields(request, config.max_length)
-    if settings.embedding is not None:
-        write_embedding_settings(
-            folder, settings.embedding, d_model=config.d_model, max_length=config.max_length
-        )
-    if settings.scoring is not None:
-        write_pair_scoring(folder, settings.scoring, max_length=config.max_length)
-    if settings.sparse is not None:
-        write_sparse_settings(folder, settings.sparse, max_length=config.max_length)
+    _write_sentence_files(folder, config, settings)
     # Generation settings, at least the ids of special tokens.
     generation = ids if generation is None else generation
     given: JsonObject = without_none(generation)
     if head.generates and given:
         write_json(folder / "generation_config.json", given)
     return notes
+
+
+def _write_sentence_files(
+    folder: Path, config: TransformerConfig, settings: FolderSettings
+) -> None:
+    """Writes the files of sentence-transformers that the settings describe."""
+    length = config.max_length
+    if settings.embedding is not None:
+        write_embedding_settings(
+            folder, settings.embedding, d_model=config.d_model, max_length=length
+        )
+    if settings.scoring is not None:
+        write_pair_scoring(folder, settings.scoring, max_length=length)
+    if settings.sparse is not None:
+        write_sparse_settings(folder, settings.sparse, max_length=length)
 
 
 def _special_tokens(tokenizer: Vocabulary, generates: bool, translates: bool) -> JsonObject:
