@@ -3,9 +3,11 @@
 All of it must be set before jax and flaxzoo are first imported.
 """
 
+import collections
 import dataclasses
 import functools
 import gc
+import hashlib
 import importlib.metadata
 import itertools
 import os
@@ -32,6 +34,9 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
+# By default each operation of a program carries its Python stack, which takes a tenth or more of
+# the time of a test that compiles sharded steps.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # A device blocks a thread for each collective that it waits in: with one thread for each core or
 # device, those that wait for different ones of a program wait forever on a busy machine.
 os.environ.setdefault("NPROC", "32")
@@ -66,8 +71,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--all`."""
+    """Adds `--all` and `--sample`."""
     parser.addoption("--all", action="store_true", help="run all tests but those of full size")
+    parser.addoption(
+        "--sample",
+        metavar="SEED",
+        help="of each slow test with parameters, run the first case and one that SEED chooses; "
+        "run all cases in tests/integration",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -91,6 +102,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("slow") is not None:
             modules_of_long_tests.add(item.path)
     chosen = [item for item in items if _is_in_tier(item, config)]
+    if config.option.sample is not None:
+        chosen = _sample(chosen, config.option.sample)
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = sorted(chosen, key=lambda item: item.path not in modules_of_long_tests)
 
@@ -118,6 +131,21 @@ def _is_in_tier(item: pytest.Item, config: pytest.Config) -> bool:
     if "full_size" in markers:
         return "full_size" in config.option.markexpr
     return config.option.all or config.option.markexpr != "" or bool(markers & {"unit", "law"})
+
+
+def _sample(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Returns the items of `--sample`, with all items of `tests/integration`."""
+
+    def order(item: pytest.Item) -> tuple[bool, str]:
+        digest = hashlib.sha256(f"{seed} {item.nodeid}".encode()).hexdigest()
+        return not item.stash[IS_FIRST_CASE], digest
+
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") and "/integration/" not in item.nodeid:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for of_test in cases.values() for item in sorted(of_test, key=order)[2:]}
+    return [item for item in items if item not in left_out]
 
 
 CHECKED = (
