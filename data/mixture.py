@@ -212,19 +212,15 @@ def _measure(examples: ExampleSource) -> tuple[float, float]:
     # Measure examples at equal distances, because neighbors may come from the same document.
     indices = np.unique(np.linspace(0, number - 1, min(number, _MEASURED)).astype(np.int64))
     rows = [examples.example(0, index) for index in indices.tolist()]
-    return float(np.mean(list(map(_tokens, rows)))), float(np.mean(list(map(_documents, rows))))
+    tokens, documents = np.mean(list(map(_amounts, rows)), axis=0)
+    return float(tokens), float(documents)
 
 
-def _tokens(row: Mapping[str, np.ndarray]) -> int:
-    segments = row.get("segment_ids")
-    if segments is not None:
-        return int(np.count_nonzero(segments))
+def _amounts(row: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    """Returns the numbers of tokens and of documents in an example."""
+    # Segments are numbered from 1, so the largest number is the number of documents.
+    if (segments := row.get("segment_ids")) is not None:
+        return int(np.count_nonzero(segments)), int(np.max(segments))
     # Without segment ids, masks mark the tokens of the source and of the target.
     masks = [np.count_nonzero(array) for name, array in row.items() if name.endswith("mask")]
-    return int(sum(masks)) or 1
-
-
-def _documents(row: Mapping[str, np.ndarray]) -> int:
-    segments = row.get("segment_ids")
-    # Segments are numbered from 1, so the largest number is the number of documents.
-    return 1 if segments is None else int(np.max(segments))
+    return max(1, int(sum(masks))), 1

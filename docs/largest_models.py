@@ -58,7 +58,6 @@ def needed(family: str, preset: str, way: str) -> LeastMemory:
 
 def fits(memory: LeastMemory, topology: Topology) -> bool:
     """Returns whether the memory of one device suffices, given what a single device needs."""
-    assert topology.chip is not None
     number = topology.num_devices
     return memory.state / number + memory.activations <= topology.chip.usable_memory
 
@@ -98,7 +97,6 @@ def _largest(
     sizes: dict[tuple[str, str], int], by_size: list[tuple[str, str]], way: str, topology: Topology
 ) -> str:
     """Returns the largest size that fits, with its number of parameters."""
-    assert topology.chip is not None
     memory = topology.chip.usable_memory * topology.num_devices
     for family, preset in by_size:
         # The parameters alone (2 bytes each if they are frozen) may need too much memory.

@@ -1,4 +1,4 @@
-"""Model families, generation and conversion of weights: functions of (parameters, arrays).
+"""Model families, text generation and weight conversion, as functions of parameters and arrays.
 
 Example::
 

@@ -1,19 +1,22 @@
 """Checksums of a checkpoint, which detect a changed byte on disk and name its file.
 
 `checksums.json` is in the checkpoint's folder. It lists the size and the SHA-256 of every file in
-the subfolders of the checkpoint, its parts. `checksums.json` is written before the checkpoint gets
-its final name, so every checkpoint has this file.
+the parts (subfolders) of the checkpoint. `checksums.json` is written before the checkpoint gets its
+final name, so every checkpoint has this file.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..data.common.atomic_io import write_file
+from ..data.common.errors import UserError
+from ..data.common.fields import check_value
 from ..data.common.files import path_inside
+from ..data.common.json_text import read_object
 
 CHECKSUMS_FILE = "checksums.json"
 LARGEST = 2**26
@@ -43,12 +46,12 @@ def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
       content: The new bytes of the file.
     """
     checksums = _read(checkpoint)
-    # If the checksums are unreadable, the checkpoint is damaged anyway, so only write the file.
+    # If the checksums are unreadable, the checkpoint is already damaged, so only write the file.
     if isinstance(checksums, str):
         write_file(checkpoint / name, content)
         return
     new = [f"{len(content)} {hashlib.sha256(content).hexdigest()}"]
-    # Accept both contents while the file is replaced, and only the new content afterwards.
+    # Both contents are valid while the file is replaced. Afterwards only the new content is valid.
     both = {**checksums, name: checksums.get(name, []) + new}
     write_file(checkpoint / CHECKSUMS_FILE, json.dumps(both, indent=1).encode())
     write_file(checkpoint / name, content)
@@ -77,8 +80,8 @@ def find_damage(checkpoint: Path, part: str = "") -> str | None:
         return f"{CHECKSUMS_FILE} lacks {unlisted[0]}"
     with ThreadPoolExecutor() as threads:
         problems = threads.map(lambda name: _problem(checkpoint, name, checksums[name]), names)
-        found = (f"{name} {what}" for name, what in zip(names, problems, strict=True) if what)
-        return next(found, None)
+        damage = (f"{name} {what}" for name, what in zip(names, problems, strict=True) if what)
+        return next(damage, None)
 
 
 def _read(checkpoint: Path) -> Checksums | str:
@@ -86,19 +89,15 @@ def _read(checkpoint: Path) -> Checksums | str:
     file = path_inside(checkpoint, CHECKSUMS_FILE)
     if file is None or not file.is_file():
         return f"{CHECKSUMS_FILE} is missing"
-    # A damaged file may have any size: do not read it if it could fill the memory.
+    # A damaged file may have any size, so do not read a file that could fill the memory.
     if file.stat().st_size > LARGEST:
         return f"{CHECKSUMS_FILE} has more than {LARGEST:,} bytes"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return f"{CHECKSUMS_FILE} is not JSON"
-    except OSError as error:
-        return f"{CHECKSUMS_FILE} cannot be read ({error.strerror})"
     # A checkpoint may be untrusted, so check the types of its fields before they are used.
-    lists = content.values() if isinstance(content, dict) else [None]
-    if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
-        return f"{CHECKSUMS_FILE} is not an object of file names and checksums"
+    try:
+        content: Any = read_object(file)
+        check_value(CHECKSUMS_FILE, content, Mapping[str, Sequence[str]])
+    except UserError as error:
+        return str(error)
     return content
 
 

@@ -1,8 +1,8 @@
-"""The fields that every model's configuration shares, and how a model is run.
+"""The configuration fields that all models share, and the settings of execution.
 
 A configuration describes the model: its sizes, its activation, the position of its norms. An
 `Execution` describes how the model is run (precision, scanned or unrolled layers,
-rematerialization); it may change from one machine to the next without changing the model.
+rematerialization); it may differ between machines without changing the model.
 """
 
 import dataclasses
@@ -27,23 +27,22 @@ if TYPE_CHECKING:
     import jax
 
 Settings: TypeAlias = dict[str, Any]
-"""Values of a configuration's fields, by name. The constructor of the configuration checks them."""
+"""Values of a configuration's fields, by name. The configuration's constructor checks them."""
 
 PositionKind: TypeAlias = Literal["learned", "sinusoidal", "rotary", "buckets", "alibi", "none"]
 """The kinds of positions; see `models.nn.positions`."""
 MOST_POSITIONS = 2**31
 """Maximum number of elements in a position table."""
 
-# No model exceeds these bounds. The bounds reject a file whose sizes would exhaust the reader's
-# memory.
+# No model exceeds these bounds. They reject a file whose sizes would exhaust the memory.
 Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
 """The type of a width or another size of an array."""
 Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
-"""The type of a number of rows or tokens, or of the id of a token."""
+"""The type of counts of rows or tokens, and of token ids."""
 Depth: TypeAlias = Annotated[int, Range(least=1, most=2**13)]
-"""The type of a number of layers."""
+"""The type of counts of layers."""
 NumExperts: TypeAlias = Annotated[int, Range(least=0, most=2**13)]
-"""The type of a number of experts in a layer."""
+"""The type of counts of experts in a layer."""
 RotatedFraction: TypeAlias = Annotated[float, Range(above=0, most=1)]
 """The fraction of the dimensions of a head that rotary positions rotate."""
 
@@ -65,7 +64,7 @@ def divisors(number: int) -> list[int]:
 
 
 def divisors_of(number: int) -> str:
-    """Returns all positive divisors of a number as text for a message."""
+    """Returns all positive divisors of a number as text, for a message."""
     return ", ".join(map(str, divisors(number)))
 
 
@@ -82,7 +81,7 @@ def require_pairs(rotated: int, of: int, setting: str) -> None:
 
 
 def require_layers(name: str, layers: Sequence[int] | None, num_layers: int) -> None:
-    """Checks that the layers that a field lists are layers of the model."""
+    """Checks that all layer indices in a field are indices of the model's layers."""
     for layer in layers or ():
         check_value(name, layer, Annotated[int, Range(least=0, below=num_layers)])
 
@@ -121,18 +120,18 @@ class TransformerConfig(Checked):
     scale_scores: bool = True
     """Whether attention scores are divided by √d_k."""
     dropout_rate: Rate = 0.0
-    """Dropout rate, applied wherever the paper applies it."""
+    """Dropout rate. Dropout is applied in the same places as in the paper."""
     init_std: Positive | None = 0.02
     """Standard deviation of initial kernels. The papers use 0.02, which is close to 1 / √D at the
     papers' widths; a narrow model needs a larger value, 1 / √D. If None, each kernel is initialized
-    uniformly, over an interval that follows from its sizes (Glorot and Bengio 2010, equation 16).
-    The standard deviation of initial embeddings is always 0.02.
+    uniformly, in an interval that depends on its sizes (Glorot and Bengio 2010, equation 16). The
+    standard deviation of initial embeddings is always 0.02.
     """
     positions: PositionKind = "learned"
     """The kind of positions. learned: a table of embeddings. sinusoidal: sines and cosines. rotary:
     queries and keys are rotated. buckets: a learned bias for each range of distances (T5). alibi:
     biases that decrease linearly with the distance, with one slope per head (Press et al. 2022).
-    none: the model does not see the order of its tokens.
+    none: the model has no information about the order of its tokens.
     """
     position_base: Positive = 10_000.0
     """Base of the wavelengths of sinusoidal and rotary positions."""
@@ -143,7 +142,8 @@ class TransformerConfig(Checked):
     position_distance: Size | None = None
     """The smallest distance of the last bucket. If None, 128."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
-    """Number of buckets of distances, over both directions if tokens attend to later tokens."""
+    """Number of buckets of distances, in both directions together if tokens attend to later
+    tokens."""
 
     position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "position_base": ("sinusoidal", "rotary"),
@@ -151,7 +151,7 @@ class TransformerConfig(Checked):
         "position_distance": ("buckets",),
         "position_buckets": ("buckets",),
     }
-    """The options of positions, and for each option the kinds of positions that use it."""
+    """For each option of positions, the kinds of positions that use it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +178,7 @@ class TransformerConfig(Checked):
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
             )
-        # Half of the buckets have a single distance each, and the last bucket begins after these
+        # Half of the buckets have a single distance each. The last bucket begins after these
         # distances.
         least = self.position_buckets // 2 + 1 if kind == "buckets" else 1
         problem = f"position_distance must be at least {least}, got {self.position_distance}"
@@ -194,14 +194,14 @@ class TransformerConfig(Checked):
     def longest_input(self) -> int | None:
         """The longest input in tokens, or None if positions do not come from a table.
 
-        Training uses at most `max_length` tokens. Longer inputs may be predicted badly.
+        Training uses at most `max_length` tokens. Predictions for longer inputs may be poor.
         """
         return self.max_length if self.positions == "learned" else None
 
     def with_max_length(self, max_length: int) -> "TransformerConfig":
         """Returns the configuration of the same model with another `max_length`.
 
-        The parameters stay as they are: `models.create(config.with_max_length(n))`.
+        The parameters do not change: `models.create(config.with_max_length(n))`.
 
         Raises:
           UserError: The positions come from a table of `max_length` rows.
@@ -214,7 +214,8 @@ class TransformerConfig(Checked):
         )
         changes: dict[str, object] = {"max_length": max_length}
         if self.rope_scaling is not None:
-            # Defaults of the scaling follow from `max_length`: fix them at the trained length.
+            # The defaults of the scaling depend on `max_length`, so set them for the trained
+            # length.
             changes["rope_scaling"] = self.rope_scaling.of_length(self.max_length)
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
@@ -240,7 +241,7 @@ class TransformerConfig(Checked):
 
     @property
     def recent_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of arrays for recent tokens that a layer caches in addition to keys and values.
+        """Shapes of the arrays of recent tokens that a layer caches in addition to keys and values.
 
         Each beam has separate arrays, and decoding cannot remove tokens from them.
         """
@@ -272,7 +273,8 @@ class TransformerConfig(Checked):
     head: ClassVar[str] = "none"
     """The name of the model's head, a key of `models.heads.specs.HEADS`."""
     causal: ClassVar[bool] = True
-    """Whether a model that predicts next tokens hides later tokens. Otherwise it cannot generate.
+    """Whether a model that predicts next tokens masks later tokens. If False, it cannot generate
+    text.
     """
     labels: ClassVar[tuple[str, ...]] = ()
     """Names of the labels, in order of their ids."""
@@ -294,13 +296,13 @@ class TransformerConfig(Checked):
     query_key_norm: ClassVar[QueryKeyNorm | None] = None
     """How queries and keys are normalized before they are rotated, or None."""
     norm_affine: ClassVar[bool] = True
-    """Whether LayerNorm has learned scales and biases; else it only normalizes."""
+    """Whether LayerNorm has learned scales and biases. If False, it only normalizes."""
     norm_bias: ClassVar[bool] = True
-    """Whether LayerNorm adds a learned bias (not in ModernBERT)."""
+    """Whether LayerNorm adds a learned bias. False in ModernBERT."""
     norm_offset: ClassVar[float] = 0.0
-    """Added to the learned scales of RMSNorm: 1 in Gemma, which stores scales minus 1."""
+    """Added to the learned scales of RMSNorm. 1 in Gemma, which stores scales minus 1."""
     score_cap: ClassVar[float | None] = None
-    """If given, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
+    """If not None, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
     num_experts: ClassVar[int] = 0
     """Number of experts of each feed-forward layer, E, or 0 for no mixture of experts.
     Families that support mixtures derive `MixtureConfig`, which documents the fields."""
@@ -316,7 +318,7 @@ class TransformerConfig(Checked):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads that the family supports: the choices of the field `head`."""
+        """The heads that the family supports, which are the choices of the field `head`."""
         return self.__dataclass_fields__["head"].metadata.get("choices", (self.head,))
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "TransformerConfig":
@@ -336,7 +338,7 @@ class TransformerConfig(Checked):
 
     @property
     def layer_order(self) -> tuple[int, ...]:
-        """The index of the parameters of each layer that runs.
+        """The index of the stored parameters of each layer that runs.
 
         Several layers may share parameters (ALBERT).
         """
@@ -430,8 +432,8 @@ class TransformerConfig(Checked):
 class MixtureConfig(Checked):
     """The fields of a model whose feed-forward layers can be mixtures of experts.
 
-    A configuration derives from `MixtureConfig` first, then from another class:
-    `GPTConfig(MixtureConfig, TransformerConfig)`.
+    A configuration has `MixtureConfig` as its first base class, as in `GPTConfig(MixtureConfig,
+    CausalLMConfig)`.
 
     Raises:
       UserError: a size or a rate is out of range.
@@ -440,21 +442,22 @@ class MixtureConfig(Checked):
     num_experts: NumExperts = 0
     """Number of experts of each feed-forward layer, E, or 0 for no mixture of experts."""
     experts_per_token: Size = 2
-    """Number of experts that each token goes through, k."""
+    """Number of experts that process each token, k."""
     num_shared_experts: NumExperts = 0
-    """Number of additional experts that every token goes through, with weight 1."""
+    """Number of additional experts that process every token, with weight 1."""
     expert_capacity: Positive | None = None
-    """If given, an expert processes at most T · k / E · capacity tokens of a sequence of T real
-    tokens, and drops all others. If None, or in a call with a cache, no token is dropped."""
+    """Capacity factor: an expert processes at most T · k / E · capacity tokens of a sequence of T
+    real tokens, and drops the other tokens. If None, or in a call with a cache, no token is
+    dropped."""
     router_jitter: Rate = 0.0
     """In training, the router's input is multiplied by random numbers from 1 - jitter to 1 +
     jitter."""
     router_balance: NonNegative = 0.01
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
     router_balance_over: Literal["sequence", "batch"] = "sequence"
-    """Whether the loss balances the experts per sequence or per batch. sequence: each sequence and
-    layer separately. batch: all sequences and layers together, as in transformers, which does not
-    allow micro-batches.
+    """Whether the loss balances the experts per sequence or per batch. sequence: for each sequence
+    and layer separately. batch: over all sequences and layers together, as in transformers. This
+    does not support micro-batches.
     """
     router_z: NonNegative = 0.0
     """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
@@ -487,17 +490,18 @@ class Execution(Checked):
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the stored parameters."""
     layers: Literal["scan", "unroll", "separate"] = "scan"
-    """scan: one compiled layer in a loop, so that the compile time does not depend on the depth.
-    unroll: the same stacked parameters, and L copies of the layer in the program. separate: one
-    parameter subtree per layer, in a layout for decoding (`models.unstack_layers`)."""
+    """How the layers are compiled and stored. scan: one compiled layer in a loop, so that the
+    compile time does not depend on the depth. unroll: the same stacked parameters, with L copies of
+    the layer in the program. separate: one parameter subtree per layer, in a layout for decoding
+    (`models.unstack_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
-    """The activations that the backward pass recomputes. none: nothing. dots: everything but
-    matrix products. full: every layer from its input."""
+    """The activations that the backward pass recomputes. none: no activations. dots: all except the
+    results of matmuls. full: each whole layer, from its input."""
     attention: Literal["auto", "xla", "cudnn", "splash", "flash", "triton", "blocks"] = "auto"
     """The implementation of attention. xla: no fused kernel. cudnn: a kernel for GPUs. splash: a
     kernel for TPUs. triton, flash: kernels for GPUs and TPUs that support dropout of attention
-    weights. blocks: computation in blocks on any device, also with dropout. auto: in `train`, a
-    kernel for the devices, which the log names; elsewhere, xla. Calls that a kernel does not
+    weights. blocks: blockwise computation on any device, also with dropout. auto: in `train`, a
+    kernel for the devices, which the log names; otherwise, xla. Calls that a kernel does not
     support use xla."""
     experts: Literal["auto", "blocked", "ragged"] = "auto"
     """How a mixture of experts without a capacity is computed; see `models.nn.experts`. auto:

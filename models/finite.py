@@ -44,10 +44,10 @@ def check_finite(
 
     Args:
         params: Parameters.
-        owner: The folder that the parameters come from, or another name for them, for the message.
-        remedy: What the user can do, for the message.
+        owner: The folder or another source of the parameters, for the message.
+        remedy: The clause of the message that says what the user can do.
     """
-    # Check all parameters in one program, so that only one boolean per parameter leaves the device.
+    # Check all parameters in one program, so that only one boolean per parameter is transferred.
     finite = jax.device_get(_all_finite(params))
     bad = [
         jax.tree_util.keystr(path, simple=True, separator="/")
@@ -55,8 +55,8 @@ def check_finite(
         if not good
     ]
     if bad:
-        number = f"{len(bad)} of {len(jax.tree.leaves(finite))} parameters"
-        raise RunError(f"{owner} has NaN or infinity in {number}, first in {bad[0]}: {remedy}")
+        share = f"{len(bad)} of {len(jax.tree.leaves(finite))} parameters"
+        raise RunError(f"{owner} has NaN or infinity in {share}, first in {bad[0]}: {remedy}")
 
 
 @jax.jit
@@ -73,7 +73,7 @@ def check_outputs(outputs: Mapping[str, object]) -> None:
     """
     for name, x in outputs.items():
         array = np.asarray(x)
-        # NumPy itself does not classify bfloat16 as a floating type.
+        # NumPy does not classify bfloat16 as a floating type, so use JAX.
         is_float = jnp.issubdtype(array.dtype, jnp.floating)
         require(
             not is_float or np.isfinite(array.astype(np.float32)).all(),

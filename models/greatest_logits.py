@@ -1,4 +1,4 @@
-"""The maximum logit of each token over the positions of a sequence, for sparse vectors (SPLADE).
+"""The maximum logit of each vocabulary entry over a sequence, for sparse vectors (SPLADE).
 
 As in `token_log_probs`, the logits of a chunk of positions are freed before the next chunk begins,
 so that `[B, T, V]` is materialized neither in the forward nor in the backward pass.
@@ -13,7 +13,7 @@ from .nn.typing import Array, Float, Int, PyTree
 from .token_log_probs import as_projection, chunk_length, gradients_of_chunk
 
 Residuals = tuple[Projection, Array, Array]
-"""Inputs of the backward pass: the projection, and the position and value of each maximum."""
+"""The residuals of the backward pass: the projection, and each maximum's position and value."""
 NEVER = -1e30
 """The maximum logit of a sequence without real tokens."""
 
@@ -22,7 +22,7 @@ def greatest_logits(projection: Projection, mask: Int[AnyArray, "B T"]) -> Float
     """Returns max_t logits[t] of each sequence over its real tokens, without logits `[B, T, V]`.
 
     The gradient of a maximum goes to the first position with the maximum, as in PyTorch. The
-    backward pass needs no logits: only the position of each maximum is kept, int32 `[B, V]`.
+    backward pass needs only the position of each maximum, int32 `[B, V]`, and no logits.
 
     Args:
         projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
@@ -80,7 +80,7 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Projection, None]:
         None if bias is None else jnp.zeros(bias.shape, jnp.float32),
     )
     gradients, of_hidden = jax.lax.scan(add, zeros, _chunks(projection.hidden))
-    # [number, B, t, D] to [B, T, D], with padding that the last line removes.
+    # [num_chunks, B, t, D] to [B, T, D], with padding that the last line removes.
     of_hidden = jnp.moveaxis(of_hidden, 0, 1).reshape(len(indices), -1, of_hidden.shape[-1])
     return as_projection(of_hidden[:, :length], gradients, projection), None
 
@@ -96,10 +96,12 @@ def _chunks(*arrays: Array) -> tuple[Array, ...]:
     """Splits arrays `[B, T, …]` into chunks of positions, and adds each chunk's first position."""
     rows, length = arrays[0].shape[:2]
     chunk = chunk_length(rows, length)
-    number = -(-length // chunk)
+    num_chunks = -(-length // chunk)
 
-    def split(x: Array) -> Array:  # [B, T, …] to [number, B, chunk, …]
-        padding = ((0, 0), (0, number * chunk - length), *((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(jnp.pad(x, padding).reshape(rows, number, chunk, *x.shape[2:]), 1, 0)
+    def split(x: Array) -> Array:  # [B, T, …] to [num_chunks, B, chunk, …]
+        padding = ((0, 0), (0, num_chunks * chunk - length), *((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(
+            jnp.pad(x, padding).reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0
+        )
 
-    return (*map(split, arrays), jnp.arange(number) * chunk)
+    return (*map(split, arrays), jnp.arange(num_chunks) * chunk)

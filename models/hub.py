@@ -7,9 +7,9 @@ from pathlib import Path
 from ..data.common.errors import suggest
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-"""`name` or `owner/name`."""
+"""A name on the hub, `name` or `owner/name`."""
 RUNS = "runs"
-"""The default folder of runs. A path that begins with this name is never looked up on the hub."""
+"""The default folder of runs. A path in this folder is never looked up on the hub."""
 FILES = tuple(
     """
     config.json generation_config.json adapter_config.json adapter_model.safetensors
@@ -49,7 +49,7 @@ def local_folder(path: str | Path) -> Path:
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):
         return folder
-    # A misspelled local path must not be looked up on the hub: suggest a neighboring folder.
+    # Do not look up a misspelled local path on the hub. Suggest a neighboring folder instead.
     if folder.parts[0] == RUNS or (len(folder.parts) > 1 and folder.parent.is_dir()):
         neighbors = sorted(str(p) for p in folder.parent.glob("*") if p.is_dir())
         remedy = "give a run folder, which `flaxzoo train` makes"
@@ -62,7 +62,7 @@ def local_folder(path: str | Path) -> Path:
 
 @functools.cache
 def _download(name: str) -> Path:
-    """Returns the folder in the hub's cache.
+    """Downloads the files of a model, and returns their folder in the hub's cache.
 
     The result is cached for the lifetime of the process, so that all files come from one revision.
 

@@ -1,4 +1,4 @@
-"""Initial parameters of a model, or only their shapes."""
+"""Initial parameters of a model, and the shapes of these parameters."""
 
 import functools
 from typing import Any
@@ -21,7 +21,7 @@ def init_params(model: Any, rng: Key[Array, ""]) -> Params:
     """Returns the initial parameters of a model, a nested dict of arrays.
 
     Example: `params = init_params(model, jax.random.key(0))`. The first call for a model compiles
-    one program, which computes the parameters alone and not the outputs.
+        one program, which computes only the parameters, and not the outputs.
     """
     return _compiled_init(model, rng)
 
@@ -44,8 +44,8 @@ def parameter_shapes(model: nn.Module) -> Params:
 
 @functools.lru_cache(maxsize=32)
 def _traced_shapes(model: nn.Module) -> Params:
-    """Caches the shapes: tracing a model takes as long as reading a hundred megabytes from disk."""
-    # Only the shape of the key is needed. A real key would compile a program.
+    """Caches the shapes, because tracing a model takes as long as reading 100 MB from disk."""
+    # Only the shape of the key is needed. To create a real key, JAX would compile a program.
     rng = jax.eval_shape(jax.random.key, 0)
     return jax.eval_shape(lambda rng: init_params(model, rng), rng)
 
@@ -61,8 +61,8 @@ def fitting_params(model: Model, params: Params) -> Params:
         A nested dict of float32 arrays, on the devices where `params` are.
 
     Raises:
-        UserError: A parameter is missing, unknown, of another shape, or not numeric; the message
-            names its path.
+        UserError: A parameter is missing or unknown, has another shape, or is not floating-point.
+            The message names its path.
     """
     require(
         model.execution.layers != "separate",
@@ -70,23 +70,23 @@ def fitting_params(model: Model, params: Params) -> Params:
         "the parameters before unstack_layers",
     )
     wanted: Params = flatten_dict(parameter_shapes(create(model.config)), sep="/")
-    given: Params = flatten_dict(unfreeze(params), sep="/")
+    provided: Params = flatten_dict(unfreeze(params), sep="/")
     # A frequent mistake is to pass the result of `model.init` instead of its entry "params".
     problem = 'params has one entry, "params": give its value, params["params"]'
-    require(given.keys() != {f"params/{path}" for path in wanted}, problem)
+    require(provided.keys() != {f"params/{path}" for path in wanted}, problem)
     # Report the first problem in the order of paths.
-    for path in sorted(wanted.keys() | given.keys()):
+    for path in sorted(wanted.keys() | provided.keys()):
         shape = wanted[path].shape if path in wanted else None
-        require(path in given, f"params has no {path} {shape}: give all parameters of the model")
-        x = given[path]
+        require(path in provided, f"params has no {path} {shape}: give all parameters of the model")
+        x = provided[path]
         if shape is None:
             raise UserError(f"params has {path}, which the model does not have: leave it out")
         if getattr(x, "shape", None) != shape:
-            found = getattr(x, "shape", type(x).__name__)
+            actual = getattr(x, "shape", type(x).__name__)
             raise UserError(
-                f"params has {path} {found} where the model has {shape}: give the model "
+                f"params has {path} {actual} where the model has {shape}: give the model "
                 f"that they belong to"
             )
         problem = f"params has {path} of the type {x.dtype}: give floating-point numbers"
         require(jnp.issubdtype(x.dtype, jnp.floating), problem)
-    return unflatten_dict({path: given[path].astype(np.float32) for path in wanted}, sep="/")
+    return unflatten_dict({path: provided[path].astype(np.float32) for path in wanted}, sep="/")

@@ -64,8 +64,8 @@ def load(
       execution: How the model is run. Defaults to float32 with scanned layers.
       shardings: Maps the tree of the parameters' shapes to the tree of their shardings
         (`train.parameter_shardings`). By default all parameters are on the first device.
-      base: For a PEFT folder, the folder or hub name of the base model. Defaults to the base that
-        the adapter names.
+      base: For a PEFT folder, the folder or hub name of the base model. Defaults to the base model
+        in the configuration of the adapter.
       ema: Whether to load the moving average of the parameters, which a run with
         `optimizer.ema_decay` keeps, instead of the last parameters.
 
@@ -124,7 +124,7 @@ def model_config(folder: Path) -> TransformerConfig:
 
 
 def _check_part(folder: Path, step: int | None, part: str) -> None:
-    """Raises UserError if a moving average is requested that the checkpoint does not have."""
+    """Raises UserError if the requested moving average is not in the checkpoint."""
     if part != PARAMS and not (step and (folder / CHECKPOINTS / str(step) / part).is_dir()):
         raise UserError(
             f"{folder} has no moving average of its parameters: leave --ema out, or train with "
@@ -150,7 +150,7 @@ def read_params(
       part: The folder of the parameters in the checkpoint.
 
     Raises:
-      UserError: The checkpoint has no such part.
+      UserError: The checkpoint does not contain `part`.
     """
     _check_part(folder, step, part)
     if step is None:
@@ -170,9 +170,9 @@ def _read_merged(
     fields: JsonObject,
     part: str,
 ) -> Params:
-    """Reads the parameters of a run that trained adapters, merged into its base.
+    """Reads the adapters of a run, and returns the parameters of its base with merged adapters.
 
-    Up to rounding, the merged parameters equal the parameters of the trained model. If the run
+    Except for rounding, the merged parameters equal the parameters of the trained model. If the run
     stored frozen parameters in bfloat16, they are rounded to bfloat16 in the result.
 
     Raises:
@@ -196,7 +196,7 @@ def _read_merged(
 
 
 def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
-    """Reads those parameters of another model that the target model has too; the heads may differ.
+    """Reads the parameters of another model that the target model also has. The heads may differ.
 
     Args:
       folder: The folder of the other model.
@@ -220,8 +220,7 @@ def _read_peft(
     """Reads the parameters of a base model, and merges a PEFT adapter into them."""
     targets = by_path(shapes)
     base_config = model_config(base)
-    # Merging takes place on the host, tensor by tensor, and a host cannot read the shards of other
-    # processes.
+    # The host merges one tensor at a time, and cannot read the shards of other processes.
     is_local = jax.process_count() == 1
     params = _read_body(base, step, targets if is_local else by_path(target_shapes(create(config))))
     merged = adapter.merge(base_config, params, config, {p: x.shape for p, x in targets.items()})
@@ -276,7 +275,7 @@ def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -
 
 
 def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> LoRA:
-    """Returns the adapters of a run, given the content of its `config.json`.
+    """Returns the adapters of a run, from the content of its `config.json`.
 
     Raises:
       UserError: The file does not describe the adapters.
@@ -333,7 +332,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
 
     checkpoint = Path(folder).resolve() / CHECKPOINTS / str(step)
     options = ocp.options.MultiprocessingOptions()
-    # Each process reads independently of others, which may not read at all.
+    # Each process reads independently, because the other processes may not read at all.
     if jax.process_count() > 1:
         options = ocp.options.MultiprocessingOptions(
             primary_host=None, active_processes={jax.process_index()}
@@ -343,8 +342,8 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
         damage = find_damage(checkpoint, part)
         if damage is None:
             with ocp.StandardCheckpointer(multiprocessing_options=options) as checkpointer:
-                # Use the handler directly: the checkpointer would warn that a folder of parameters
-                # lacks the metadata of a step.
+                # Use the handler directly. The checkpointer would warn that the folder lacks the
+                # metadata of a step.
                 handler: Any = ocp.StandardCheckpointHandler()
                 stored = handler.metadata(checkpoint / part)
                 _check_shapes(by_path(shapes), by_path(dict(stored)), checkpoint)

@@ -25,7 +25,7 @@ dimension of the same parameter is skipped."""
 
 
 def num_shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, axes: Iterable[str]) -> int:
-    """Returns the number of shards into which some axes of a mesh divide an array."""
+    """Returns the number of shards of an array that is sharded over `axes`."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 

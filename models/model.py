@@ -17,7 +17,7 @@ class Model(Protocol):
 
     @property
     def execution(self) -> Execution:
-        """The settings of the computation, which do not change the model."""
+        """How the model is run. These settings do not change the model."""
         ...
 
     def apply(self, variables: PyTree, *args: object, **kwargs: object) -> PyTree:

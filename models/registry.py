@@ -1,4 +1,4 @@
-"""The families of models: their records, their published sizes, and their configurations as JSON.
+"""The model families, with their published sizes and the JSON format of their configurations.
 
 Each family has a file in the folder of its kind, which defines a record, `FAMILY`. Only `FAMILIES`
 and `VARIANTS` below list these files. For a family `llama`,
@@ -69,7 +69,8 @@ VARIANTS = {
     "lecture_bert": "lectures",
     "lecture_transformer": "lectures",
 }
-"""Families with options that no published model uses. These families have no presets."""
+"""The folder of each family whose options no published model uses. These families have no
+presets."""
 
 AxisRules = Mapping[str, tuple[str | None, ...]]
 """Maps a pattern of parameter paths (a regular expression for the whole path) to the logical axis
@@ -84,9 +85,10 @@ class Preset:
     config: TransformerConfig
     paper: str
     published: str
-    """The parameter count as the paper prints it."""
+    """The number of parameters in the paper, as text."""
     note: str = ""
-    """A remark, for example that the paper contradicts itself, and the numbers that were used."""
+    """A note, for example that the numbers in the paper are inconsistent, and which numbers are
+    used."""
 
 
 def preset_maker(
@@ -102,9 +104,9 @@ def preset_maker(
 
     Args:
       config: The configuration of the family.
-      paper: The source of the presets, unless a preset names another paper.
+      paper: The paper of the presets. A preset can override it.
       sizes: The names of the fields whose values every preset lists, in order.
-      **common: The fields that presets share, unless a preset gives another value.
+      **common: The fields that presets share. A preset can override them.
     """
 
     def make(
@@ -113,9 +115,9 @@ def preset_maker(
         *,
         note: str = "",
         paper: str = paper,
-        **own: Any,
+        **fields_of_preset: Any,
     ) -> Preset:
-        fields = {**common, **dict(zip(sizes, numbers, strict=True)), **own}
+        fields = {**common, **dict(zip(sizes, numbers, strict=True)), **fields_of_preset}
         return Preset(config(**fields), paper, published, note)
 
     return make
@@ -129,14 +131,14 @@ def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """Everything that belongs to one family of models.
+    """The record of one family of models.
 
     Patterns of parameter paths apply only to the models of this family.
     """
 
     config: type[TransformerConfig]
     module: Callable[..., nn.Module]
-    """The Flax module, made from a configuration and an `Execution`."""
+    """The Flax module, a function of a configuration and an `Execution`."""
     presets: Mapping[str, Preset]
     num_parameters: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The number of parameters of each preset, stored because counting takes seconds."""
@@ -150,9 +152,8 @@ class Family:
     """A pattern that matches the top-level names of parameters before the layers, for layer-wise
     learning rates."""
     above_layers: str = r"final_norm|pooler|head|output_(embedding|projection)"
-    """A pattern that matches the top-level names of parameters after the layers. Layer-wise
-    learning rates are not supported for a family that has other parameters, which are neither
-    before, nor after, nor in "layers" (an encoder-decoder)."""
+    """A pattern that matches the top-level names of parameters after the layers. A family with
+    other parameters (an encoder-decoder) does not support layer-wise learning rates."""
     hf_module: str | None = None
     """The file of `models/hf` that converts the family from and to Hugging Face transformers, or
     None."""
@@ -160,7 +161,7 @@ class Family:
 
 @functools.cache
 def families() -> MutableMapping[str, Family]:
-    """Returns the record of every family by name. A file is imported when its record is used."""
+    """Returns the record of every family by name. Access to a record imports its file."""
 
     def load(room: str, name: str) -> Family:
         return import_module(f".{room}.{name}", __package__).FAMILY
@@ -174,7 +175,7 @@ def family_name(config: TransformerConfig) -> str:
     """Returns the name of a configuration's family.
 
     Raises:
-      UserError: The configuration belongs to no family.
+      UserError: The configuration does not belong to any family.
     """
     # Usually, the file that defines the configuration is named after the family. Try this file
     # first, so that the other files are not imported.
@@ -192,6 +193,11 @@ def family_of(config: TransformerConfig) -> Family:
     return families()[family_name(config)]
 
 
+def families_of(model: TransformerConfig | None) -> list[Family]:
+    """Returns the family of a model in a list, or all families if the model is unknown."""
+    return list(families().values()) if model is None else [family_of(model)]
+
+
 def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
     """Returns the smallest valid inputs of a model."""
     return family_of(config).smallest_inputs(config)
@@ -206,7 +212,7 @@ def family_of_preset(name: str) -> str:
     """Returns the name of the family that has a published size.
 
     Raises:
-      UserError: The preset is unknown; the message suggests the nearest.
+      UserError: The preset is unknown. The message suggests similar names.
     """
     # Many presets begin with the name of their family. Try this family first, to import few files.
     likely = name.replace("-", "_")
@@ -220,7 +226,7 @@ def preset(name: str) -> TransformerConfig:
     """Returns the configuration of a published size, e.g. `preset("gpt2")`.
 
     Raises:
-      UserError: The preset is unknown; the message suggests the nearest.
+      UserError: The preset is unknown. The message suggests similar names.
     """
     return families()[family_of_preset(name)].presets[name].config
 
@@ -235,7 +241,7 @@ def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
     return {"architecture": family_name(config), **dataclasses.asdict(config)}
 
 
-def config_from_dict(fields: Mapping[str, Any]) -> TransformerConfig:
+def config_from_dict(fields: Mapping[str, object]) -> TransformerConfig:
     """Returns the configuration that `config_to_dict` wrote.
 
     Raises:

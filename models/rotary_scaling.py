@@ -28,8 +28,8 @@ _READ_BY: dict[str, tuple[ScalingKind, ...]] = {
     "short_factors": ("longrope",),
     "long_factors": ("longrope",),
 }
-"""For each field, the kinds of scaling that use it. A field that is not listed is used by several
-kinds."""
+"""For each field, the kinds of scaling that use it. A field that is not listed is valid for every
+kind."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,31 +42,32 @@ class RotaryScaling(Checked):
 
     kind: ScalingKind
     """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
-    frequencies are divided, and high frequencies are unchanged. yarn: like llama3, with a ramp over
-    the dimensions between low and high frequencies. longrope: each frequency has one divisor for
-    short sequences and one for long sequences.
+    frequencies are divided, and high frequencies are unchanged. yarn: low frequencies are divided,
+    with a linear ramp over the dimensions between low and high frequencies. longrope: each
+    frequency has one divisor for short sequences and one for long sequences.
     """
     factor: Positive | None = None
     """The maximum sequence length divided by the trained length. For yarn and longrope, defaults to
     `max_length` / `original_length`.
     """
     original_length: PositiveInt | None = None
-    """The trained length, in tokens (for dynamic it defaults to `max_length`)."""
+    """The trained length, in tokens. For dynamic, it defaults to `max_length`."""
     low_frequency: float = 1.0
-    """llama3: frequencies with fewer turns than this number over `original_length` are divided by
-    `factor`.
+    """llama3: frequencies with fewer than `low_frequency` turns over `original_length` are divided
+    by `factor`.
     """
     high_frequency: float = 4.0
-    """llama3: frequencies with more turns than this number over `original_length` are unchanged."""
+    """llama3: frequencies with more than `high_frequency` turns over `original_length` are
+    unchanged."""
     attention_factor: float | None = None
-    """Sines and cosines are multiplied by this factor. Defaults to a value that is computed
-    from `factor`."""
+    """The factor that multiplies sines and cosines. Its default is computed from `factor`."""
     beta_fast: float = 32.0
-    """yarn: frequencies with at least this many turns over `original_length` are unchanged."""
+    """yarn: frequencies with at least `beta_fast` turns over `original_length` are unchanged."""
     beta_slow: float = 1.0
-    """yarn: frequencies with at most this many turns are divided by `factor`."""
+    """yarn: frequencies with at most `beta_slow` turns over `original_length` are divided by
+    `factor`."""
     mscale: float | None = None
-    """yarn: together with `mscale_all_dim`, it determines `attention_factor`."""
+    """yarn: `mscale` and `mscale_all_dim` determine the default of `attention_factor`."""
     mscale_all_dim: float | None = None
     """yarn: see `mscale`."""
     truncate: bool = True
@@ -96,7 +97,7 @@ class RotaryScaling(Checked):
             require(getattr(self, name) is not None, problem)
 
     def of_length(self, max_length: int) -> "RotaryScaling":
-        """Returns the same scaling with the defaults that depend on `max_length` filled in."""
+        """Returns the same scaling, with the defaults that depend on `max_length` as values."""
         if self.kind == "dynamic":
             return dataclasses.replace(self, original_length=self.trained_length(max_length))
         if self.kind in ("yarn", "longrope"):
@@ -112,7 +113,7 @@ class RotaryScaling(Checked):
         return self.factor or max_length / self.trained_length(max_length)
 
     def amplitude(self, max_length: int) -> float:
-        """Returns the factor of sines and cosines; scores are multiplied by its square."""
+        """Returns the factor of sines and cosines. It multiplies attention scores twice."""
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
             return self.attention_factor or 1.0
         factor = self.growth(max_length)

@@ -21,13 +21,13 @@ CHECKPOINTS = "checkpoints"
 PARAMS = "params"
 EMA = "ema"
 """The folder of the moving average of the parameters in a checkpoint, if the run maintains one."""
-EMA_FURTHER = "ema_further"
-"""The folder of the moving averages of additional models."""
+EMA_AUXILIARY = "ema_auxiliary"
+"""The folder of the moving averages of auxiliary models."""
 TOKENIZER = "tokenizer"
 IMPORTED_FROM = "imported_from"
-"""The key, in the `config.json` of a run, of the folder that the run was imported from."""
+"""The key of the imported folder in the `config.json` of a run."""
 READINGS = 5
-"""Number of attempts to read the newest checkpoint while training removes old ones."""
+"""Number of attempts to read the newest checkpoint, because training removes old checkpoints."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
     """Returns the content of a `config.json`, after checking that it belongs to a run.
 
     Raises:
-      UserError: The file belongs to another program, or describes no run.
+      UserError: Another program wrote the file, or it does not describe a run.
     """
     if not {"model", "train"} <= fields.keys():
         kind = "is in the Hugging Face format"
@@ -57,7 +57,7 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
 
 
 def read_fields(folder: str | Path) -> JsonObject:
-    """Reads the `config.json` of any folder that contains a model.
+    """Reads the `config.json` of a run folder or of a folder in the Hugging Face format.
 
     Raises:
       FileNotFoundError: The folder has no `config.json`.
@@ -65,7 +65,7 @@ def read_fields(folder: str | Path) -> JsonObject:
     """
     file = Path(folder) / CONFIG_FILE
     if not file.is_file():
-        # A PEFT folder has only the adapter, and its base has the config.json.
+        # A PEFT folder contains only the adapter. The folder of the base model has the config.json.
         require(
             not is_peft_folder(Path(folder)),
             f"{folder} is an adapter of peft: make a run of it and its base with flaxzoo "
@@ -83,12 +83,12 @@ def read_fields(folder: str | Path) -> JsonObject:
 
 
 def object_field(fields: JsonObject, name: str, folder: str | Path) -> JsonObject:
-    """Returns an object in the `config.json` of a folder.
+    """Returns a field of a folder's `config.json` whose value is a JSON object.
 
     Args:
       fields: The content of the file.
       name: The name of the field.
-      folder: The folder, for messages.
+      folder: The folder of the file, for messages.
 
     Raises:
       UserError: The field is not an object.
@@ -103,7 +103,7 @@ def object_field(fields: JsonObject, name: str, folder: str | Path) -> JsonObjec
 
 @contextlib.contextmanager
 def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
-    """Adds the path, the writer and the remedy to an error about the content of a `config.json`.
+    """Adds the path, the version of the writer and the remedy to an error in a `config.json`.
 
     Args:
         fields: The content of the file.
@@ -115,14 +115,15 @@ def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        own, writer = version("flaxzoo"), fields.get("flaxzoo")
+        installed, writer = version("flaxzoo"), fields.get("flaxzoo")
         if writer is None:
-            remedy = f"its flaxzoo version is not stated (this version is {own}): restore it"
-        elif writer == own:
-            remedy = f"this version, {own}, wrote the file: restore it"
+            remedy = f"its flaxzoo version is not stated (this version is {installed}): restore it"
+        elif writer == installed:
+            remedy = f"this version, {installed}, wrote the file: restore it"
         else:
             remedy = (
-                f"flaxzoo {writer} wrote the file (this version is {own}): use flaxzoo {writer}"
+                f"flaxzoo {writer} wrote the file (this version is {installed}): "
+                f"use flaxzoo {writer}"
             )
         raise UserError(f"{Path(folder) / CONFIG_FILE}: {error}; {remedy}") from error
 
@@ -157,12 +158,12 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
 
 
 def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -> T:
-    """Reads a checkpoint of a run. The run may be training, which removes old checkpoints.
+    """Reads a checkpoint of a run, even if the run is training and removes old checkpoints.
 
     Args:
       folder: A run folder, or one in the Hugging Face format.
-      step: The requested step. If None, the newest checkpoint that can be read completely.
-      read: Reads the checkpoint; called with a step that `chosen_step` returned.
+      step: The requested step. If None, reads the newest checkpoint.
+      read: Reads the checkpoint of a step that `chosen_step` returned.
 
     Raises:
       CheckpointRemoved: The requested checkpoint was removed during the read.
@@ -170,7 +171,7 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
     for _ in range(READINGS - 1):
         try:
             return read(chosen_step(folder, step))
-        # The newest checkpoint may have changed: choose again, unless the caller chose the step.
+        # There may be a newer checkpoint: choose again, unless the caller chose the step.
         except CheckpointRemoved:
             if step is not None:
                 raise
@@ -180,13 +181,14 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
 def steps(folder: str | Path) -> list[int]:
     """Returns the steps of a run's checkpoints, in ascending order.
 
-    A checkpoint gets its name when it is complete. Empty folders are ignored.
+    A checkpoint's folder is renamed to its step when the checkpoint is complete. Empty folders are
+    ignored.
     """
     return [step for step in numbered(folder) if _holds_checkpoint(Path(folder), step)]
 
 
 def numbered(folder: str | Path) -> list[int]:
-    """Returns the steps of a run's checkpoint folders, which are named by their steps, in order."""
+    """Returns the steps of all checkpoint folders of a run, in ascending order."""
     checkpoints = Path(folder) / CHECKPOINTS
     if not checkpoints.is_dir():
         return []
@@ -195,7 +197,7 @@ def numbered(folder: str | Path) -> list[int]:
 
 
 def _holds_checkpoint(folder: Path, step: int) -> bool:
-    """Returns whether a numbered folder contains anything of a checkpoint, damaged or not."""
+    """Returns whether the folder of a step contains a checkpoint, which may be damaged."""
     checkpoint = folder / CHECKPOINTS / str(step)
     params = checkpoint / PARAMS
     # Training may remove the checkpoint at this moment.
@@ -210,21 +212,21 @@ def newest_step(folder: str | Path) -> int:
     Raises:
       FileNotFoundError: The run has no checkpoint yet.
     """
-    found = steps(folder)
-    if not found:
-        empty = ", ".join(f"{CHECKPOINTS}/{number}" for number in numbered(folder))
+    existing = steps(folder)
+    if not existing:
+        empty = ", ".join(f"{CHECKPOINTS}/{step}" for step in numbered(folder))
         note = f" ({empty} is incomplete)" if empty else ""
         raise FileNotFoundError(
             f"{folder} has no checkpoint yet{note}: wait for its first checkpoint"
         )
-    return found[-1]
+    return existing[-1]
 
 
 def check_step(folder: str | Path, step: int) -> int:
     """Returns `step`, after checking that its checkpoint exists.
 
     Raises:
-      FileNotFoundError: The checkpoint does not exist; the message names the existing checkpoints.
+      FileNotFoundError: The checkpoint does not exist. The message names the existing checkpoints.
     """
     if step not in steps(folder):
         kept = ", ".join(map(str, steps(folder))) or "none"

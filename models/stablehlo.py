@@ -26,8 +26,8 @@ def export_forward(model: nn.Module) -> bytes:
       model: The module of the model. The parameters are arguments of the program.
 
     Returns:
-      The bytes that `jax.export.deserialize` reads. The program takes a flat dict of
-      the parameters by path, and int32 arrays by name, of any batch size and any lengths up to
+      The bytes that `jax.export.deserialize` reads. The arguments of the program are a flat dict of
+      the parameters by path, and int32 arrays by name, with any batch size and any lengths up to
       `max_length`. The program returns a dict of arrays.
     """
 
@@ -48,7 +48,7 @@ def input_names(config: TransformerConfig) -> list[str]:
 
 
 def _inputs(config: TransformerConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the inputs; each letter in a shape is a symbolic size."""
+    """Returns the shapes of the inputs. Each letter in a shape is a symbolic size."""
     head = HEADS[config.head]
     # The letters are the numbers of sequences (b), choices (c), tokens (t) and target tokens (u).
     shape = "bct" if head.takes_choices else "bt"

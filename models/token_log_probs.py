@@ -1,6 +1,6 @@
 """Log-probabilities of tokens, computed in chunks of positions.
 
-Logits over a vocabulary `[B, T, V]` are by far the largest array of a language model's step.
+The logits `[B, T, V]` are by far the largest array in a training step of a language model.
 `over_positions` processes one chunk of positions at a time: the logits of a chunk, their softmax
 and their gradient are freed before the next chunk begins. On a mesh every device processes its
 local positions.
@@ -22,27 +22,28 @@ MOST_POSITIONS = 1024
 """The maximum size of a chunk, over all sequences of a device.
 
 The gradient of the kernel, in float32, is read and written once per chunk. With 1,024 positions,
-the product that computes this gradient takes 256 operations per byte moved, which is about the
-ratio of a TPU v5e or an H200.
+the matmul that computes this gradient has 256 operations per byte. A TPU v5e or an H200 has about
+the same ratio of compute to memory bandwidth.
 """
 
 Sums = tuple[PyTree, Array | None, Array | None]
 """A tree of losses, and the gradients of kernel `[D, V]` and bias, or None if they are not
 computed."""
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
-"""The type of a `function(projection, *others) -> (sums, own)` of a chunk of positions."""
+"""The type of a `function(projection, *others) -> (sums, per_position)` of a chunk of positions."""
 DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
-"""The type of a `function(kernel, bias, positions) -> (sums, own)` of the positions on a device."""
+"""The type of a `function(kernel, bias, positions) -> (sums, per_position)` of a device's
+positions."""
 
 
 def over_positions(
     function: ChunkFn, projection: Projection, *others: PyTree
 ) -> tuple[Sums, PyTree]:
-    """Applies `function(projection, *others) -> (sums, own)` chunk by chunk.
+    """Applies `function(projection, *others) -> (sums, per_position)` chunk by chunk.
 
     Args:
-        function: returns `sums`, which are added over chunks and devices, and `own`, a tree of
-          arrays `[B, T, …]` with an entry for each position.
+        function: returns `sums`, which are added over chunks and devices, and `per_position`, a
+            tree of arrays `[B, T, …]` with an entry for each position.
         projection: hidden states `[B, T, D]`, and kernel and bias. Each call gets a chunk of the
           hidden states.
         others: trees of additional arrays `[B, T, …]`, such as labels.
@@ -65,29 +66,29 @@ def over_positions(
             return jnp.moveaxis(x.reshape(rows, num_chunks, chunk, *x.shape[2:]), 1, 0)
 
         def of_chunk(part: PyTree) -> tuple[Sums, PyTree]:
-            hidden, *further = part
-            return function(Projection(hidden, kernel, bias, projection.cap), *further)
+            hidden, *arrays = part
+            return function(Projection(hidden, kernel, bias, projection.cap), *arrays)
 
         def add(total: Sums, part: PyTree) -> tuple[Sums, PyTree]:
-            sums, own = of_chunk(part)
-            return jax.tree.map(jnp.add, total, sums), own
+            sums, per_position = of_chunk(part)
+            return jax.tree.map(jnp.add, total, sums), per_position
 
         chunks = jax.tree.map(split, positions)
         first = jax.tree.map(lambda x: x[0], chunks)
         # With one chunk, skip the scan and its initial zeros.
         if num_chunks == 1:
-            sums, own = of_chunk(first)
-            own = jax.tree.map(lambda x: x[None], own)
+            sums, per_position = of_chunk(first)
+            per_position = jax.tree.map(lambda x: x[None], per_position)
         else:
-            # Only a trace of the function shows the shapes of the sums.
+            # Trace the function to get the shapes of the sums.
             shapes, _ = jax.eval_shape(of_chunk, first)
             zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            sums, own = jax.lax.scan(add, zeros, chunks)
+            sums, per_position = jax.lax.scan(add, zeros, chunks)
 
         def join(x: Array) -> Array:  # [num_chunks, B, chunk, …] to [B, T, …]
             return jnp.moveaxis(x, 0, 1).reshape(rows, -1, *x.shape[3:])[:, :length]
 
-        return sums, jax.tree.map(join, own)
+        return sums, jax.tree.map(join, per_position)
 
     run = _on_each_device(over_chunks, projection.hidden.shape[1])
     return run(projection.kernel, projection.bias, (projection.hidden, *others))
@@ -96,8 +97,9 @@ def over_positions(
 def chunk_length(rows: int, length: int) -> int:
     """Returns the chunk length for `rows` sequences of `length` tokens."""
     needed = -(-length // min(max(MOST_POSITIONS // rows, 1), length))
-    even = next(number for number in range(needed, length + 1) if length % number == 0)
-    # Choose a chunk length that needs no padding, unless this takes twice as many chunks or more.
+    even = next(divisor for divisor in range(needed, length + 1) if length % divisor == 0)
+    # Choose a chunk length that needs no padding, unless this at least doubles the number of
+    # chunks.
     return -(-length // (even if even < 2 * needed else needed))
 
 
@@ -107,12 +109,12 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     Each device computes the result for its local positions.
 
     On a mesh (`jax.sharding.use_abstract_mesh`) the compiler would all-gather the kernel for every
-    chunk and all-reduce its gradient after every chunk. With this function a device gathers the
-    kernel once and first sums over its local chunks, in float32. Each device stores the kernel and
-    its gradient at full width. Only sharding over `tensor` is left to the compiler.
+    chunk and all-reduce its gradient after every chunk. Here, each device gathers the kernel once,
+    and sums over its local chunks in float32 before the reduction. Each device stores the kernel
+    and its gradient at full width. Only sharding over `tensor` is left to the compiler.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    # Outside a mesh and under pmap, the function already sees only local positions.
+    # Outside a mesh and under pmap, the function already receives only local positions.
     if mesh.axis_names != MESH_AXIS_NAMES:
         return function
     positions = None if length % mesh.shape[CONTEXT] else CONTEXT
@@ -127,14 +129,14 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
     ) -> tuple[Sums, PyTree]:
         whole = jax.lax.all_gather(kernel, width, axis=1, tiled=True)  # [V, D]
-        # The sums of this device, and the entries of its local positions.
-        (total, kernel_gradient, bias_gradient), own = function(whole, bias, positions)
+        # Compute the sums of this device, and the entries of its local positions.
+        (total, kernel_gradient, bias_gradient), per_position = function(whole, bias, positions)
         # Reduce-scatter over the axes that shard the kernel, and all-reduce over the other axes.
         others = tuple(axis for axis in axes if axis not in width)
         if kernel_gradient is not None:
             part = jax.lax.psum_scatter(kernel_gradient, width, tiled=True)
             kernel_gradient = jax.lax.psum(part, others)
-        return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), own
+        return (*jax.lax.psum((total, bias_gradient), axes), kernel_gradient), per_position
 
     rows = PartitionSpec(batch_axes, positions)
     # If the vocabulary is sharded over `tensor`, leave that axis to the compiler; otherwise, all
@@ -145,14 +147,14 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     def on_mesh(
         kernel: Array, bias: Array | None, positions: tuple[PyTree, ...]
     ) -> tuple[Sums, PyTree]:
-        (total, bias_gradient, kernel_gradient), own = jax.shard_map(
+        (total, bias_gradient, kernel_gradient), per_position = jax.shard_map(
             on_one,
             in_specs=(PartitionSpec(None, width), PartitionSpec(), rows),
             out_specs=((PartitionSpec(), PartitionSpec(), PartitionSpec(width)), rows),
             axis_names=set(manual),
-            check_vma=False,  # the check would require to declare the initial zeros as varying
+            check_vma=False,  # the check would require the initial zeros to be declared as varying
         )(kernel, bias, positions)
-        return (total, kernel_gradient, bias_gradient), own
+        return (total, kernel_gradient, bias_gradient), per_position
 
     return on_mesh
 
@@ -163,8 +165,8 @@ def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Ar
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 
     def product(h: Array, gradient: Array) -> Array:
-        # Sum over both axes. If the axes were merged, a TPU's program would move 6% more bytes
-        # (GPT-2, two layers).
+        # Sum over both axes. Merging the axes first would move 6% more bytes on a TPU (GPT-2, two
+        # layers).
         return jnp.einsum("BTD,BTV->DV", h, gradient, preferred_element_type=jnp.float32)
 
     # XLA's CPU backend has no bfloat16 product over two axes.
@@ -189,22 +191,22 @@ def as_projection(
 
 
 class TokenLogProbs(NamedTuple):
-    """Log-probabilities of given tokens under a model, one token at each position."""
+    """Log-probabilities of tokens under a model, one token at each position."""
 
     log_prob: Float[Array, "B T"]
     """log softmax(logits / temperature)[label], in nats."""
     entropy: Float[Array, "B T"]
     """The entropy of softmax(logits / temperature), in nats."""
     is_top1: Bool[Array, "B T"]
-    """Whether the label has the highest logit. No gradient."""
+    """Whether the label has the highest logit. This field has no gradient."""
 
 
 def token_log_probs(
     projection: Projection, labels: Int[Array, "B T"], *, temperature: float = 1.0
 ) -> TokenLogProbs:
-    """Returns log-probability, entropy and top-1 of tokens, without logits `[B, T, V]`.
+    """Returns log-probability, entropy and top-1 of tokens, without materializing `[B, T, V]`.
 
-    The logits are computed in chunks of positions. The backward pass recomputes the logits, once
+    The logits are computed in chunks of positions. The backward pass recomputes the logits once,
     for both log-probabilities and entropies. Logarithms are in float32 for any dtype of the hidden
     states. On a mesh each device computes its local positions, as in `cross_entropy`.
 
@@ -237,8 +239,8 @@ def _token_log_probs(temperature: float, projection: Projection, labels: Array) 
         # out of range.
         label = jnp.where(label < 0, logits.shape[-1], label)[..., None]
         log_prob = jnp.take_along_axis(log_probs, label, axis=-1)[..., 0]
-        own = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))
-        return (jnp.zeros(()), None, None), own
+        per_position = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))
+        return (jnp.zeros(()), None, None), per_position
 
     return over_positions(chunk, projection, labels)[1]
 
@@ -260,8 +262,10 @@ def _token_backward(
 ) -> tuple[Projection, None]:
     projection, labels = residuals
 
-    def chunk(part: Projection, label: Array, given: tuple[Array, Array]) -> tuple[Sums, Array]:
-        of_log_prob, of_entropy = (x[..., None] for x in given)
+    def chunk(
+        part: Projection, label: Array, cotangents: tuple[Array, Array]
+    ) -> tuple[Sums, Array]:
+        of_log_prob, of_entropy = (x[..., None] for x in cotangents)
         logits = part.logits()
         log_probs, entropy = _log_softmax(logits / temperature)
         probs = jnp.exp(log_probs)
@@ -274,8 +278,8 @@ def _token_backward(
         hidden_gradient, kernel_gradient, bias_gradient = gradients_of_chunk(exact, part)
         return (jnp.zeros(()), kernel_gradient, bias_gradient), hidden_gradient
 
-    given = (cotangent.log_prob, cotangent.entropy)
-    (_, *gradients), hidden_gradient = over_positions(chunk, projection, labels, given)
+    cotangents = (cotangent.log_prob, cotangent.entropy)
+    (_, *gradients), hidden_gradient = over_positions(chunk, projection, labels, cotangents)
     return as_projection(hidden_gradient, gradients, projection), None
 
 

@@ -58,7 +58,7 @@ class Vocabulary(Protocol):
 
     @property
     def target(self) -> "Vocabulary":
-        """The tokenizer of a translation model's targets; `self` if the sources have the same."""
+        """The tokenizer of a translation model's targets, or `self` if the sources share it."""
         ...
 
     def export(
@@ -69,5 +69,5 @@ class Vocabulary(Protocol):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes transformers' files; returns a line that describes how the libraries differ."""
+        """Writes transformers' files. Returns a line on differences between the libraries."""
         ...

@@ -10,6 +10,8 @@ from pathlib import Path
 import flaxzoo
 import pytest
 
+FOLDERS = ("models", "data", "train", "tests", "colab")
+
 
 def python(*arguments):
     return subprocess.run(
@@ -63,3 +65,9 @@ def test_the_readme_and_the_install_page_list_every_extra():
     for page in ("README.md", "docs/start/install.md"):
         text = (root / page).read_text(encoding="utf-8")
         assert [x for x in extras["optional-dependencies"] if f"`{x}`" not in text] == [], page
+
+
+@pytest.mark.parametrize("guide", ["README.md", *(f"{x}/README.md" for x in FOLDERS)])
+def test_guides_are_short(guide):
+    lines = (Path(__file__).parents[1] / guide).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= (60 if "/" in guide else 140)

@@ -43,7 +43,7 @@ from .lectures.answers_in_turn import answer_in_turn as answer_in_turn
 from .lectures.ensemble import Ensemble as Ensemble
 from .lectures.word_vectors import read_word_vectors as read_word_vectors
 from .lectures.word_vectors import with_word_vectors as with_word_vectors
-from .losses.objective import FurtherModel as FurtherModel
+from .losses.objective import AuxiliaryModel as AuxiliaryModel
 from .losses.objective import Objective as Objective
 from .losses.router import with_router as with_router
 from .objectives.causal_lm import CAUSAL as CAUSAL

@@ -8,7 +8,7 @@ HIT = "/jax/compilation_cache/cache_hits"
 
 
 def enable_compilation_cache(*, least_seconds: float = 1.0) -> None:
-    """Caches compiled programs in flaxzoo's cache folder, unless jax has a cache folder already.
+    """Caches compiled programs in flaxzoo's cache folder, unless jax already has a cache folder.
 
     Args:
         least_seconds: Programs that take less time to compile are not stored.

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from ..data.common.errors import UserError
@@ -66,7 +66,7 @@ class TrainConfig(Checked):
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body from the
-    initial model. It also takes those layers of the initial model's head that its own head has. The
+    initial model. Of the initial model's head, it takes the layers that its own head also has. The
     run then uses only `dropout_rate` of the field `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
@@ -85,11 +85,11 @@ class TrainConfig(Checked):
     log_every: PositiveInt = 10
     """Number of steps between two logged lines of metrics."""
     evaluate_every: NonNegativeInt = 0
-    """Steps between two evaluations (every checkpoint is evaluated too); 0: once an epoch."""
+    """Steps between two evaluations; 0: once per epoch. Every checkpoint is also evaluated."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Tasks that evaluations run in addition to the validation data."""
     checkpoint_every: NonNegativeInt = 0
-    """Steps between two checkpoints; 0: once an epoch."""
+    """Steps between two checkpoints; 0: once per epoch."""
     keep_last: PositiveInt = 2
     """How many of the newest checkpoints to keep."""
     keep_best: NonNegativeInt = 1
@@ -176,16 +176,17 @@ def check_length(config: TrainConfig) -> None:
         longer = (
             "raise model.max_length" if config.init_from is None else "choose another init_from"
         )
-        side = "length" if longest == config.data.length else "target_length"
+        names = ("length", "row_length")
+        side = next((x for x in names if getattr(config.data, x, None) == longest), "target_length")
         raise UserError(
             f"data.{side} {longest} exceeds model.max_length "
             f"{config.model.max_length}: lower data.{side}, or {longer}"
         )
 
 
-def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective:
-    """Returns the run's objective, or `own` if given, without inputs that the model lacks."""
-    objective = own
+def objective_of(config: TrainConfig, custom: Objective | None = None) -> Objective:
+    """Returns `custom` or, if None, the configured objective; drops inputs the model lacks."""
+    objective = custom
     if objective is None:
         built = config.objective.build(config.data)
         objective = config.objective.with_models(built, config.model, config.execution)
@@ -197,12 +198,12 @@ def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective
     # RoBERTa and DistilBERT have no token types: only separator tokens mark the segments of a
     # sequence.
     def inputs(batch: Batch) -> Inputs | tuple[Inputs, ...]:
-        given = objective.inputs(batch)
-        several = [
+        model_inputs = objective.inputs(batch)
+        filtered = [
             {name: x for name, x in one.items() if name != "token_type_ids"}
-            for one in (given if isinstance(given, tuple) else (given,))
+            for one in (model_inputs if isinstance(model_inputs, tuple) else (model_inputs,))
         ]
-        return tuple(several) if isinstance(given, tuple) else several[0]
+        return tuple(filtered) if isinstance(model_inputs, tuple) else filtered[0]
 
     return dataclasses.replace(objective, inputs=inputs)
 
@@ -210,7 +211,7 @@ def objective_of(config: TrainConfig, own: Objective | None = None) -> Objective
 def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
     """Returns `config` with all lengths and intervals in steps instead of epochs.
 
-    A warm-up that would not end before the run does is shortened to a tenth of the run.
+    A warm-up that is at least as long as the run is shortened to a tenth of the run.
     """
     steps_per_epoch = math.ceil(num_examples / config.batch_size)
     steps = config.steps or math.ceil(config.epochs * num_examples / config.batch_size)
@@ -228,7 +229,7 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
 
 
 def warmup_of(optimizer: OptimizerConfig, steps: int) -> int:
-    """Returns the number of warm-up steps of a schedule, reduced if the schedule is too short."""
+    """Returns the number of warm-up steps, reduced if the run is not longer than the warm-up."""
     warmup = optimizer.warmup_steps or int(optimizer.warmup_fraction * steps)
     # A run of few steps may be shorter than its recipe's warm-up.
     return warmup if warmup < steps else min(max(steps // 10, 1), steps - 1)
@@ -280,6 +281,11 @@ def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def is_below(name: str, entries: Iterable[str]) -> bool:
+    """Returns whether a field is an entry or nested in one, as `data.length` is in `data`."""
+    return f"{name}.".startswith(tuple(f"{entry}." for entry in entries))
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -24,8 +24,8 @@ class EvaluateConfig(Checked):
     tasks_every: NonNegativeInt = 0
     """Steps between two evaluations on tasks; 0: every evaluation."""
     limit: PositiveInt | None = None
-    """The number of questions of each task. Defaults to all. A task beir:FOLDER always uses all of
-    its queries."""
+    """The number of questions of each task. Defaults to all questions. A task beir:FOLDER always
+    uses all of its queries."""
     shots: NonNegativeInt | None = None
     """The number of solved examples in each prompt of the harness. Defaults to the number that the
     task defines."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Scores = Mapping[str, object]
 """Metrics by name. The values are numbers, except the signatures of BLEU and chrF, which are
-texts."""
+strings."""
 D = TypeVar("D", bound=DataConfig)
 OpenReference = Callable[[], Callable[[Any], np.ndarray]]
 """Opens the model that a run starts from, and returns a function that computes the
@@ -66,8 +66,8 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     """Whether the model is a cross-encoder. A cross-encoder has a single label, which may have
     another name in the model of `init_from`."""
     compares_with_start: ClassVar[bool] = False
-    """Whether a run with `init_from` evaluates the initial model too, and its report shows answers
-    of both models."""
+    """Whether a run with `init_from` also evaluates the initial model. Its report then shows
+    answers of both models."""
     generation: ClassVar[Mapping[str, GenerationMetrics]] = {}
     """The metrics of generated texts, by kind of data."""
 
@@ -78,12 +78,12 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def with_models(
         self, objective: Objective, model: TransformerConfig, execution: Execution
     ) -> Objective:
-        """Adds the additional models of an objective, whose sizes depend on the run's model.
+        """Adds the auxiliary models of an objective, whose sizes depend on the run's model.
 
         Args:
             objective: the result of `build`.
             model: the configuration of the model of the run.
-            execution: the settings that say how to run the models, such as their dtype.
+            execution: the settings for running the models, such as their dtype.
         """
         del model, execution
         return objective
@@ -97,9 +97,9 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns the number that ranks checkpoints, by default the loss.
+        """Returns the value that ranks checkpoints, by default the loss.
 
-        The best checkpoint has the lowest number.
+        The best checkpoint has the lowest value.
         """
         return cast(float, scores["loss"])
 
@@ -121,7 +121,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return data.batch_spec(num_labels, num_choices)
 
     def prepare(self, data: D, open_reference: OpenReference) -> D:
-        """Returns the data, whose examples also have the arrays that the objective needs."""
+        """Returns the data with the additional arrays that the objective needs."""
         del open_reference
         return data
 
@@ -132,14 +132,14 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
         Args:
             data: The data.
-            settings: How the initial model computes vectors of texts, or the defaults.
+            settings: The embedding settings of the initial model, or the defaults.
         """
         del settings
         return self, data
 
     @property
-    def second_model(self) -> str | None:
-        """The folder of a frozen additional model that gets the same texts, or None."""
+    def guide_model(self) -> str | None:
+        """The folder of a frozen auxiliary model that gets the same texts, or None."""
         return None
 
     def of_data(self, data: D, *, is_default: bool) -> "ObjectiveConfig[D]":
@@ -159,11 +159,11 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def vector_settings(
         self, data: D, settings: "VectorSettings | None"
     ) -> "VectorSettings | None":
-        """Returns how the run's model computes vectors of texts, or None if it computes none.
+        """Returns the embedding settings of the run's model, or None if it embeds no texts.
 
         Args:
             data: The data.
-            settings: How the initial model computes vectors; the run does the same by default.
+            settings: The embedding settings of the initial model, which the run keeps by default.
         """
         del data
         return settings
@@ -184,6 +184,6 @@ def perplexity(nats: float) -> float:
 
 
 def entropy_baseline(metric: str, split: DataSplit) -> tuple[str, str, float]:
-    """Returns the entropy of single tokens, as the baseline of a language model's metric."""
+    """Returns the unigram entropy as the baseline of a language model's metric."""
     name = "unigram entropy of the training text"
     return metric, name, unigram_entropy(split.content.token_counts)

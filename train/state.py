@@ -20,10 +20,10 @@ class TrainState:
     opt_state: optax.OptState
     frozen: Params | None = None
     """Parameters that no step changes: the parameters of an objective's reference model, of the
-    base model of adapters, or, under the key `further`, of frozen additional models of the
+    base model of adapters, or, under the key `auxiliary`, of frozen auxiliary models of the
     objective. If None, all parameters are trained."""
-    further: Params | None = None
-    """Parameters of additional models that the objective trains, by the model's name. None if the
+    auxiliary: Params | None = None
+    """Parameters of auxiliary models that the objective trains, by the model's name. None if the
     objective has no such models."""
 
 
@@ -35,7 +35,7 @@ def init_state(
     params: Params,
     tx: optax.GradientTransformation,
     frozen: Params | None = None,
-    further: Params | None = None,
+    auxiliary: Params | None = None,
 ) -> TrainState:
     """Returns the state before the first step.
 
@@ -44,21 +44,21 @@ def init_state(
         tx: the optimizer.
         frozen: parameters of the reference model, for an objective with a `reference`. The frozen
           arrays must not be arrays of `params`, because a compiled step donates its state.
-        further: parameters of additional models that the objective trains; see
+        auxiliary: parameters of auxiliary models that the objective trains; see
           `Objective.initial_models`.
     """
     # A single optimizer updates all trained models, so join their parameters in one tree.
-    trained = params if further is None else {**params, "further": further}
-    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(trained), frozen, further)
+    trained = params if auxiliary is None else {**params, "auxiliary": auxiliary}
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(trained), frozen, auxiliary)
 
 
-def count_parameters(params: Params) -> int:
+def count_parameters(params: PyTree) -> int:
     """Returns the number of scalar parameters in a tree of arrays or of their shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-def in_units(number: int) -> str:
+def in_units(num_bytes: int) -> str:
     """Formats a number of bytes as `61.2 GB`, `3.4 MB` or `5.6 KB`."""
     units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
-    unit, size = next((x for x in units if number >= x[1]), units[-1])
-    return f"{number / size:,.1f} {unit}"
+    unit, size = next((x for x in units if num_bytes >= x[1]), units[-1])
+    return f"{num_bytes / size:,.1f} {unit}"

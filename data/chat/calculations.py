@@ -11,6 +11,7 @@ in the form of the lectures' template, the tool answers, and the assistant repea
 A small model learns to call a tool long before it could learn to multiply.
 """
 
+import operator
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -21,6 +22,8 @@ NUMBER = 5000
 INSTRUCTIONS = "Tools:\n<<arithmetic ...>> Computes an expression."
 """The instructions to the model about its tool, as `models.Conversation` writes them."""
 
+_OPERATIONS = (("+", operator.add), ("*", operator.mul))
+
 
 def calculations() -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yields the location of each conversation, and its messages."""
@@ -30,15 +33,14 @@ def calculations() -> Iterator[tuple[str, Mapping[str, object]]]:
         a, b = (
             int(draw.integers(10 ** (digits - 1), 10**digits)) for digits in draw.integers(1, 4, 2)
         )
-        sign = "*" if draw.integers(2) else "+"
-        expression, result = f"{a} {sign} {b}", str(a * b if sign == "*" else a + b)
+        sign, compute = _OPERATIONS[draw.integers(2)]
+        expression, result = f"{a} {sign} {b}", str(compute(a, b))
         # The assistant calls the tool first, and then gives its result to the user.
         messages = [
-            ("system", INSTRUCTIONS),
-            ("user", f"What is {expression}?"),
-            ("assistant", f"<<arithmetic {expression}>>"),
-            ("tool", result),
-            ("assistant", result),
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": f"What is {expression}?"},
+            {"role": "assistant", "content": f"<<arithmetic {expression}>>"},
+            {"role": "tool", "content": result},
+            {"role": "assistant", "content": result},
         ]
-        turns = [{"role": role, "content": content} for role, content in messages]
-        yield f"{NAME} conversation {number}", {"messages": turns}
+        yield f"{NAME} conversation {number}", {"messages": messages}

@@ -8,12 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ..chat_templates.chat_template import (
-    ChatTemplate,
-    EndlessTemplateError,
-    find_template,
-    read_template,
-)
+from ..chat_templates.bounds import EndlessTemplateError
+from ..chat_templates.chat_template import ChatTemplate, find_template, read_template
 from ..common.errors import DataError, counted
 from ..common.fields import require, require_one_of
 from ..common.hashing import digest
@@ -236,13 +232,7 @@ class ChatData(MixableData, Generic[R]):
         if not self.mixture:
             return _noted(self.encode(self._part("train", left_out), tokenizer, seed), left_out)
         parts = self._parts("train", left_out)
-        for term, records in zip(self.mixture, parts, strict=True):
-            problem = (
-                f"no record of {term.source!r} is left to train on: give more records, or leave "
-                "the source out"
-            )
-            require(records, problem, error=DataError)
-        split = self.mixed(self.encode(records, tokenizer, seed) for records in parts)
+        split = self.mixed(parts, lambda records: self.encode(records, tokenizer, seed))
         return _noted(split, left_out)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
@@ -271,7 +261,7 @@ class ChatData(MixableData, Generic[R]):
         parts = [self.read(name, "train", left_out) for name in names]
         # The sources are divided together, so that no prompt is in both splits.
         kept = set(map(id, self._divided(list(chain.from_iterable(parts)), split)))
-        return [[record for record in records if id(record) in kept] for records in parts]
+        return [list(filter(lambda record: id(record) in kept, part)) for part in parts]
 
     def _divided(self, records: list[R], split: Split) -> list[R]:
         # Held-out tasks replace a random split.
@@ -295,7 +285,7 @@ class ChatData(MixableData, Generic[R]):
     def _of_tasks(self, records: Sequence[R], split: Split) -> list[R]:
         """Returns the records of the tasks that are held out, or all other records."""
         tasks = [self.demonstrations_of(record)[0].task for record in records]
-        known = sorted({task for task in tasks if task is not None})
+        known = sorted({*filter(None, tasks)})
         for name in self.hold_out:
             require_one_of(f"data.hold_out of {self.source_name}", name, known, error=DataError)
         # Training sees all other tasks, and records that name no task.

@@ -1,8 +1,10 @@
 """Conversations and completions as tokens, with a mask of the tokens to learn."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ..chat_templates.chat_template import LECTURES, ChatTemplate, Message
 from ..chat_templates.rendered import RenderedChat
@@ -64,7 +66,7 @@ def encode_chat(
         conversation has no answer to learn, and ``add_generation_prompt`` is false.
     """
     if add_generation_prompt:
-        template = _checked_template(tokenizer, messages, template)
+        template = template or tokenizer.chat_template
         rendered = template.render_traced(messages, tools=tools)
         return _encoded(tokenizer, template, replace(rendered, answers=()))
     return only_row(encode_rows(tokenizer, messages, tools=tools, template=template))
@@ -92,9 +94,8 @@ def encode_rows(
     Raises:
       DataError: As for ``encode_chat``.
     """
-    template = _checked_template(tokenizer, messages, template)
-    controls = tokenizer.control_tokens().items()
-    ends = [name for name, token in controls if token.is_special]
+    template = template or tokenizer.chat_template
+    ends = _special_names(tokenizer)
     rows = template.render_rows(messages, tools=tools, ends=ends, first=first)
     encoded = tuple(_encoded(tokenizer, template, row) for row in rows)
     for row in encoded:
@@ -120,25 +121,6 @@ def only_row(rows: Sequence[EncodedChat]) -> EncodedChat:
         error=DataError,
     )
     return rows[0]
-
-
-def _checked_template(
-    tokenizer: Tokenizer, messages: Sequence[Message], template: ChatTemplate | None
-) -> ChatTemplate:
-    """Returns the template of a conversation.
-
-    Raises:
-      DataError: The template has no form for tool calls, and a message calls a tool.
-    """
-    template = tokenizer.chat_template if template is None else template
-    calls = [m for m in messages if isinstance(m, Mapping) and m.get("tool_calls")]
-    require(
-        not calls or template.source != LECTURES,
-        "the default chat template does not support tool_calls: write them in the contents "
-        "as <<name argument>>, or give a template that supports them",
-        error=DataError,
-    )
-    return template
 
 
 def _encoded(tokenizer: Tokenizer, template: ChatTemplate, rendered: RenderedChat) -> EncodedChat:
@@ -189,13 +171,14 @@ def _end_token(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
     messages = [{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}]
     encoded = encode_chat(tokenizer, messages, template=template)
     # A template may end a turn with ordinary text, which does not stop a generation.
-    last = max(i for i, answer in enumerate(encoded.answers) if answer)
-    names = [
-        tokenizer.encode_with_controls(name)[0]
-        for name, token in tokenizer.control_tokens().items()
-        if token.is_special
-    ]
+    last = int(np.flatnonzero(encoded.answers)[-1])
+    names = [tokenizer.encode_with_controls(name)[0] for name in _special_names(tokenizer)]
     return (encoded.ids[last],) if [encoded.ids[last]] in names else ()
+
+
+def _special_names(tokenizer: Tokenizer) -> list[str]:
+    """Returns the names of the special tokens that a chat template may write."""
+    return [name for name, token in tokenizer.control_tokens().items() if token.is_special]
 
 
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> EncodedChat:
@@ -215,8 +198,8 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Enc
     Raises:
       DataError: The completion is empty, or the tokenizer has no end token.
     """
-    end, frame = tokenizer.special_ids.eos, tokenizer.frame
-    after = frame.after or (() if end is None else (end,))
+    frame = tokenizer.frame
+    after = frame.after or tokenizer.special_ids.after
     require(
         after,
         f"this {tokenizer.kind} tokenizer has no token that ends a text, which an answer "

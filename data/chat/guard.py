@@ -103,16 +103,16 @@ def _separated(
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
     spans = list(literal)
     for start, end, _ in wrong:
-        inside = next((span for span in spans if span[0] <= start and end <= span[1]), None)
-        if inside is None:
-            # Merge the new range with the ranges that it overlaps.
-            over = [span for span in spans if span[0] < end and start < span[1]]
-            starts, ends = zip((start, end), *over, strict=True)
-            spans = [*({*spans} - {*over}), (min(starts), max(ends))]
+        # Merge the new range with the ranges that it overlaps.
+        over = [span for span in spans if span[0] < end and start < span[1]]
+        starts, ends = zip((start, end), *over, strict=True)
+        first, last = min(starts), max(ends)
+        if (first, last) not in over:
+            spans = [*({*spans} - {*over}), (first, last)]
         # Divide an ordinary range inside the token, so that the token is not found again.
         elif end - start > 1:
-            spans.remove(inside)
-            spans += [(inside[0], start + 1), (start + 1, inside[1])]
+            spans.remove((first, last))
+            spans += [(first, start + 1), (start + 1, last)]
     return sorted(spans)
 
 

@@ -53,8 +53,6 @@ class InstructionTask(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.forms, f"forms of the task {self.name} must have at least one pattern")
-        problem = f"labels of the task {self.name} must be a table of words, got {self.labels!r}"
-        require(isinstance(self.labels, Mapping), problem)
 
     def rows(self, seed: int, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """Yields the location of each example, and its conversation with the name of the task.
@@ -91,8 +89,6 @@ class _TaskFile(Checked):
     seed: int = 0
 
     def parsed(self) -> list[InstructionTask]:
-        tables = all(isinstance(table, Mapping) for table in self.tasks)
-        require(tables, f"tasks must be tables, got {self.tasks}")
         tasks = [make_record(InstructionTask, table, "tasks.") for table in self.tasks]
         names = [task.name for task in tasks]
         differ = len({*names}) == len(names) > 0

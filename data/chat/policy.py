@@ -22,14 +22,13 @@ from ..sources.hash_split import Split
 from ..sources.source_names import require_unmixed
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
-from .encoding import encode_chat
 from .records import (
     Demonstration,
     Dialogue,
     PromptedText,
     UnusableRecordError,
     demonstration,
-    has_form,
+    form_of,
     preferences,
     task_of,
 )
@@ -67,17 +66,8 @@ class PromptRecord:
 
     def encode(self, tokenizer: Tokenizer) -> Prompt:
         """Returns the prompt with its tokens."""
-        if isinstance(self.context, Dialogue):
-            encoded = encode_chat(
-                tokenizer,
-                self.context.messages,
-                tools=self.context.tools,
-                add_generation_prompt=True,
-            )
-            return Prompt(self.context, encoded.text, tuple(encoded.ids), self.fields)
-        text = self.context.prompt
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        return Prompt(self.context, text, (*tokenizer.frame.before, *ids), self.fields)
+        text, ids = self.context.prompt_tokens(tokenizer)
+        return Prompt(self.context, text, tuple(ids), self.fields)
 
 
 def prompt_record(row: Row, location: str) -> PromptRecord:
@@ -116,27 +106,16 @@ def _context(row: Row, location: str) -> Demonstration:
             return replace(chosen, messages=chosen.messages[: chosen.first], first=0)
         return replace(chosen, completion="")
     require(
-        has_form(row),
+        form_of(row),
         f"{location} has the fields {', '.join(map(str, row)) or 'none'}: a prompt is a field "
         "prompt or text, or the beginning of a demonstration or preference",
         error=UnusableRecordError,
     )
-    return without_answer(demonstration(row, location))
+    return demonstration(row, location).without_answer()
 
 
 def _of_toy(text: ToyText) -> PromptRecord:
     return PromptRecord(PromptedText(text.prompt, ""), text.fields)
-
-
-def without_answer(whole: Demonstration) -> Demonstration:
-    """Returns the prompt: a conversation without its last answer, or the whole of a document."""
-    if isinstance(whole, PromptedText):
-        return PromptedText(whole.prompt or whole.completion, "")
-    # Several messages in a row, such as calls of tools, may make up the answer.
-    messages = list(whole.messages)
-    while messages and messages[-1].get("role") == "assistant":
-        messages.pop()
-    return replace(whole, messages=tuple(messages), first=0)
 
 
 class Prompts(Protocol):
@@ -301,14 +280,6 @@ class PolicyData(ChatData[PromptRecord]):
         if self.validation is None and Toy.parse(self.source_name) is not None:
             return self.whole_source(self.source, tokenizer, labels)
         return super().validation_split(tokenizer, labels)
-
-    def whole_source(
-        self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
-    ) -> DataSplit:
-        """Returns all prompts of a source, or the validation prompts of a toy source."""
-        if Toy.parse(as_source(source)) is None:
-            return super().whole_source(source, tokenizer, labels)
-        return self.encode(self.read(source, "validation"), tokenizer, None)
 
     def read(
         self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None

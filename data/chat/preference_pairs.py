@@ -14,7 +14,7 @@ import numpy as np
 
 from ..common.errors import DataError, counted
 from ..common.fields import require
-from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values
+from ..dataset import ArraySpec, BatchSpec, DataSplit, PickledByFields, Values, stacked
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
 from .encoding import EncodedChat
@@ -57,22 +57,24 @@ class PairExamples(PickledByFields):
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one pair, the same in every epoch; see the top of this file."""
         # Row 0 is the chosen text and row 1 the rejected text, padded on the right.
-        names = ["input_ids", "attention_mask", *(("labels", "loss_mask") if self.shifted else ())]
-        arrays = {name: np.zeros((2, self.length), np.int32) for name in names}
-        for side, (ids, answer) in enumerate((self.chosen[index], self.rejected[index])):
-            # With labels, the last token is only a label.
-            read = ids[:-1] if self.shifted else ids
-            arrays["input_ids"][side, : len(read)] = read
-            arrays["attention_mask"][side, : len(read)] = 1
-            if self.shifted:
-                arrays["labels"][side, : len(read)] = ids[1:]
-                arrays["loss_mask"][side, : len(read)] = answer[1:]
+        rows = [self._row(*self.chosen[index]), self._row(*self.rejected[index])]
+        arrays = stacked(rows)
         arrays["pair_weights"] = self.weights[index]
         if self.margins is not None:
             arrays["margin"] = self.margins[index]
         if self.reference_log_probs is not None:
             arrays["reference_log_probs"] = self.reference_log_probs[index]
         return arrays
+
+    def _row(self, ids: np.ndarray, answer: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the arrays of a text, int32 [T] each."""
+        # With labels, the last token is only a label.
+        unpadded = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        if self.shifted:
+            unpadded = {"input_ids": ids[:-1], "attention_mask": np.ones_like(ids[1:])}
+            unpadded |= {"labels": ids[1:], "loss_mask": answer[1:].astype(np.int32)}
+        room = self.length - len(unpadded["input_ids"])
+        return {name: np.pad(values, (0, room)) for name, values in unpadded.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

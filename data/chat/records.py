@@ -20,15 +20,15 @@ If a record has the keys of several rows of the table, the first of these rows a
 """
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from ..chat_templates.chat_template import ChatTemplate, Message, check_role
+from ..chat_templates.chat_template import Message, check_role
 from ..common.errors import DataError, misspelled
 from ..common.fields import expectation, require, require_one_of
+from ..common.json_text import parse_json
 from ..tokenizers.base import Tokenizer
 from .encoding import (
     EncodedChat,
@@ -82,17 +82,13 @@ class Dialogue:
     task: str | None = None
     location: str = field(default="", repr=False, compare=False)
 
-    def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
+    def encode(self, tokenizer: Tokenizer) -> EncodedChat:
         """Returns the tokens; see ``encode_chat``."""
-        return only_row(self.rows(tokenizer, template))
+        return only_row(self.rows(tokenizer))
 
-    def rows(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None = None
-    ) -> tuple[EncodedChat, ...]:
+    def rows(self, tokenizer: Tokenizer) -> tuple[EncodedChat, ...]:
         """Returns the tokens of texts that together have all answers; see ``encode_rows``."""
-        rows = encode_rows(
-            tokenizer, self.messages, tools=self.tools, template=template, first=self.first
-        )
+        rows = encode_rows(tokenizer, self.messages, tools=self.tools, first=self.first)
         if self.first == 0:
             return rows
         # Tokens may differ at the border, so encode the prompt separately as well.
@@ -100,7 +96,6 @@ class Dialogue:
             tokenizer,
             self.messages[: self.first],
             tools=self.tools,
-            template=template,
             add_generation_prompt=True,
         )
         # Learn only what follows the tokens that a text shares with the prompt.
@@ -118,6 +113,21 @@ class Dialogue:
             for message in self.messages[self.first :]
         )
 
+    def without_answer(self) -> "Dialogue":
+        """Returns the conversation without its last answer."""
+        # Several messages in a row, such as calls of tools, may make up the answer.
+        messages = list(self.messages)
+        while messages and messages[-1].get("role") == "assistant":
+            messages.pop()
+        return replace(self, messages=tuple(messages), first=0)
+
+    def prompt_tokens(self, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+        """Returns the whole conversation as a prompt: its text and its tokens."""
+        encoded = encode_chat(
+            tokenizer, self.messages, tools=self.tools, add_generation_prompt=True
+        )
+        return encoded.text, encoded.ids
+
     @property
     def texts(self) -> tuple[str, ...]:
         """The texts of the messages."""
@@ -126,8 +136,8 @@ class Dialogue:
     @property
     def opening(self) -> str:
         """The first text after the system message; equal openings are in the same split."""
-        turns = [m for m in self.messages if m["role"] != "system"] or self.messages
-        return next((text for m in turns if (text := _text_of(m)).strip()), "")
+        turns = sorted(self.messages, key=lambda message: message["role"] == "system")
+        return next(filter(str.strip, map(_text_of, turns)), "")
 
 
 @dataclass(frozen=True)
@@ -146,16 +156,27 @@ class PromptedText:
     task: str | None = None
     location: str = field(default="", repr=False, compare=False)
 
-    def encode(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> EncodedChat:
+    def encode(self, tokenizer: Tokenizer) -> EncodedChat:
         """Returns the tokens; see ``encode_completion``."""
-        del template
         return encode_completion(tokenizer, self.prompt, self.completion)
 
-    def rows(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None = None
-    ) -> tuple[EncodedChat, ...]:
+    def rows(self, tokenizer: Tokenizer) -> tuple[EncodedChat, ...]:
         """Returns the tokens."""
-        return (self.encode(tokenizer, template),)
+        return (self.encode(tokenizer),)
+
+    @property
+    def is_answered(self) -> bool:
+        """See ``Dialogue``; a text is learned even if its completion is empty."""
+        return True
+
+    def without_answer(self) -> "PromptedText":
+        """Returns the prompt alone; a document is a prompt."""
+        return replace(self, prompt=self.opening, completion="")
+
+    def prompt_tokens(self, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+        """Returns the prompt and its tokens."""
+        ids = tokenizer.encode(self.prompt, add_special_tokens=False)
+        return self.prompt, [*tokenizer.frame.before, *ids]
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -207,15 +228,15 @@ def demonstration(row: Row, location: str) -> Demonstration:
     Raises:
       DataError: The keys match no form, or a value has the wrong type.
     """
-    read = next((read for keys, read in _FORMS if keys <= row.keys()), None)
+    read = form_of(row)
     if read is None:
         raise UnusableRecordError(_without_form(row, "demonstration", _DEMONSTRATIONS, location))
     return replace(read(row, location), task=task_of(row), location=location)
 
 
-def has_form(row: Row) -> bool:
-    """Returns whether a record has the keys of a demonstration."""
-    return any(keys <= row.keys() for keys, _ in _FORMS)
+def form_of(row: Row) -> "Callable[[Row, str], Demonstration] | None":
+    """Returns the reader of a record, or None if it lacks the keys of a demonstration."""
+    return next((read for keys, read in _FORMS if keys <= row.keys()), None)
 
 
 def task_of(row: Row) -> str | None:
@@ -284,7 +305,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     _check(margin, float, f"{location}: margin")
     # A ranking of n answers gives up to n (n - 1) / 2 preferences.
     tools = _tools(row, location)
-    if "prompt" in row and "ranked" in row:
+    if {"prompt", "ranked"} <= row.keys():
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
         return
     problem = _without_form(row, "preference", _PREFERENCES, location)
@@ -312,10 +333,9 @@ def _ranking(
     # Pair each answer with all answers of lower ranks; equal answers make no pair.
     ranks = [rank if _is_tie(rank) else [rank] for rank in ranked]
     pairs = [
-        (better, worse)
+        pair
         for above, below in itertools.combinations(ranks, 2)
-        for better in above
-        for worse in below
+        for pair in itertools.product(above, below)
     ]
     problem = f"{location}: ranked must have two answers of different rank, got {ranked!r}"
     require(pairs, problem, error=UnusableRecordError)
@@ -414,10 +434,7 @@ def _tools(row: Row, location: str) -> tuple[Row, ...] | None:
     check_spelling(row, "tools", location)
     tools = row.get("tools")
     if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError as error:
-            raise UnusableRecordError(f"{location}: tools is not valid JSON ({error})") from None
+        tools = cast(Any, parse_json(tools, f"{location}: tools", error=UnusableRecordError))
     if not tools:
         return None
     _check(tools, list, f"{location}: tools")

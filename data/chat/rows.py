@@ -9,11 +9,12 @@ from ..common.fields import require
 from ..common.files import file_lines, matching_files
 from ..common.json_lines import parse_lines
 from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
-from ..sources.columnar.huggingface import open_hub
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples, plain
+from ..sources.labelled_names import PUBLISHED, LabelledSource
 from ..sources.load_documents import load_documents
+from ..sources.published.opening import open_published
 from ..sources.read_documents import rows_of
 from ..sources.source_names import FILE_KINDS, Source, parse_sources
 from .calculations import NAME as CALCULATIONS
@@ -24,8 +25,6 @@ from .instructions import read_instructions
 Row = Mapping[str, Any]
 Rows = Iterable[tuple[str, Any]]
 """Records, each with its location."""
-# Published data sets name their validation split differently.
-_VALIDATION = ("validation", "dev", "test")
 
 
 def read_rows(
@@ -66,8 +65,10 @@ def _parts(name: str, split: Split) -> Iterator[tuple[tuple[Condition, ...], Row
     """Yields the conditions and the records of each of the joined sources."""
     kind, _, rest = name.partition(":")
     if isinstance(name, Examples):
-        rows = (row if isinstance(row, Mapping) else {"text": row} for row in name.rows)
-        located = ((f"examples[{i}]", row) for i, row in enumerate(rows))
+        located = (
+            (f"examples[{i}]", row if isinstance(row, Mapping) else {"text": row})
+            for i, row in enumerate(name.rows)
+        )
         yield split_conditions(rest, name)[1], located
     elif name == CALCULATIONS:
         yield (), calculations()
@@ -81,10 +82,11 @@ def _parts(name: str, split: Split) -> Iterator[tuple[tuple[Condition, ...], Row
 
 
 def _read(source: Source, split: Split) -> Rows:
-    if source.kind == "tfds":
-        return _read_published(source, split)
-    if source.kind in (*FILE_KINDS, "hf"):
-        return _read_columns(source, split)
+    if source.kind in PUBLISHED:
+        named = LabelledSource(source.name, source.kind, source.location, ())
+        return open_published(named, {}).rows(split)
+    if source.kind in FILE_KINDS:
+        return ((location, plain(row)) for location, _, row in rows_of(source).read(None))
     if source.kind == "jsonl":
         files = matching_files(source.location, source.name)
         return itertools.chain.from_iterable(parse_lines(file_lines(file)) for file in files)
@@ -94,29 +96,3 @@ def _read(source: Source, split: Split) -> Rows:
         (f"{source.name} document {number}", {"text": text})
         for number, text in enumerate(documents, start=1)
     )
-
-
-def _read_columns(source: Source, split: Split) -> Rows:
-    if source.kind in FILE_KINDS:
-        rows = rows_of(source)
-    else:
-        hub = open_hub(source.location, source.name)
-        name = hub.training if split == "train" else hub.to_evaluate(_VALIDATION)
-        known = ", ".join(hub.splits)
-        problem = f"{source.name!r} has no {split} split: it has {known}, as hf:NAME[SPLIT]"
-        require(name is not None, problem, error=DataError)
-        rows = hub.rows(str(name))
-    return ((location, plain(row)) for location, _, row in rows.read(None))
-
-
-def _read_published(source: Source, split: Split) -> Rows:
-    from ..sources.tfds.documents import open_split, prepared_builder
-
-    builder = prepared_builder(source)
-    has = list(builder.info.splits)
-    names = ("train",) if split == "train" else _VALIDATION
-    wanted = next(filter(has.__contains__, names), None)
-    if wanted is None:
-        raise DataError(f"{source.name!r} has no {split} split: it has {', '.join(has)}")
-    for number, row in enumerate(open_split(builder, wanted, source.name), start=1):
-        yield f"{source.name} {wanted} example {number}", plain(row)

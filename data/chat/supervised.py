@@ -20,7 +20,7 @@ from ..packing.packing import first_fit
 from ..tokenizers.base import Tokenizer
 from .chat_data import ChatData
 from .encoding import EncodedChat
-from .records import Demonstration, PromptedText, UnusableRecordError, demonstration
+from .records import Demonstration, UnusableRecordError, demonstration
 from .rows import Row
 
 
@@ -46,7 +46,7 @@ class SupervisedExamples(PickledByFields):
     @property
     def num_examples(self) -> int:
         """The number of sequences, at least 1."""
-        return len(self._plan) if self.packed else len(self.starts) - 1
+        return len(self._plan)
 
     @property
     def num_learned(self) -> int:
@@ -59,8 +59,7 @@ class SupervisedExamples(PickledByFields):
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one sequence, the same in every epoch; see the top of this file."""
         # The demonstrations of the sequence; gather their tokens as spans.
-        chosen = self._plan[index] if self.packed else [index]
-        spans = [(self.starts[i], self.starts[i + 1]) for i in chosen]
+        spans = [(self.starts[i], self.starts[i + 1]) for i in self._plan[index]]
         tokens = np.concatenate([self.tokens[a:b] for a, b in spans])
         # The first token is only an input and the last token only a label.
         sizes = np.asarray([b - a - 1 for a, b in spans])
@@ -75,6 +74,8 @@ class SupervisedExamples(PickledByFields):
     def _plan(self) -> list[list[int]]:
         """The indices of the rows that each sequence contains."""
         sizes = np.diff(self.starts) - 1
+        if not self.packed:
+            return [[row] for row in range(len(sizes))]
         spans, sequence_starts = first_fit(sizes, self.length)
         # Demonstrations are not divided, so each span begins with the first token of a
         # demonstration.
@@ -108,7 +109,7 @@ class SupervisedData(ChatData[Demonstration]):
         """
         record = demonstration(row, location)
         require(
-            isinstance(record, PromptedText) or record.is_answered,
+            record.is_answered,
             f"{location} has no answer to learn: give a message of the role 'assistant' that is "
             "not empty, or leave the record out",
             error=UnusableRecordError,

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from ..common.errors import DataError
+
 MAX_SOURCE = 1 << 17
 """The longest template, in characters; published templates have up to 20,000."""
 MAX_STEPS = 1 << 20
@@ -25,8 +27,13 @@ _CHARACTERS_PER_STEP = 16
 _STEPS_PER_LOOK = 256
 
 
-class TooMuch(Exception):
-    """A template exceeds its budget of steps, characters or time."""
+class EndlessTemplateError(DataError):
+    """A chat template exceeds its bounds, so that every conversation fails."""
+
+
+def too_much(reason: str) -> EndlessTemplateError:
+    """Returns the error of a template that exceeds its budget of steps, characters or time."""
+    return EndlessTemplateError(f"the chat template exceeds its bounds: {reason}")
 
 
 @dataclass
@@ -67,7 +74,7 @@ def spend(steps: int = 1, *, characters: int = 0) -> None:
     """Counts steps and characters of the current run.
 
     Raises:
-      TooMuch: The budget of the run is used up.
+      EndlessTemplateError: The budget of the run is used up.
     """
     run = _RUN.get()
     # Strings are also made outside of a run, where nothing is counted.
@@ -75,9 +82,9 @@ def spend(steps: int = 1, *, characters: int = 0) -> None:
         return
     run.steps -= steps + characters // _CHARACTERS_PER_STEP
     if run.steps < 0:
-        raise TooMuch("it exceeds the maximum number of steps")
+        raise too_much("it exceeds the maximum number of steps")
     # Reading the clock is slow, so do it once in many steps.
     if run.steps < run.looks_at:
         run.looks_at = run.steps - _STEPS_PER_LOOK
         if time.thread_time() > run.ends:
-            raise TooMuch(f"it takes more than {MAX_SECONDS:g} seconds")
+            raise too_much(f"it takes more than {MAX_SECONDS:g} seconds")

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import DataError, reason_of
-from ..common.fields import require, require_one_of, without_none
+from ..common.errors import DataError, UserError, reason_of
+from ..common.fields import Checked, check_value, make_record, require, require_one_of, without_none
 from ..common.json_text import optional_object
-from .bounds import MAX_SOURCE, Run, TooMuch, bounded, spend
+from .bounds import MAX_SOURCE, Run, bounded, spend
 from .rendered import RenderedChat, fewest_rows, following
-from .traced import ASSISTANT, TEMPLATE, USER, Traced, origins
+from .traced import ASSISTANT, TEMPLATE, USER, Traced, origins, parts_of
 
 Message = Mapping[str, Any]
 """A message: ``role``, ``content``, and other fields that its template reads, such as
@@ -55,10 +55,6 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 """The roles of messages. A template may write them as a part of a control token."""
 # Fields that may contain a model's reasoning; a template reads the first or the second field.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-
-
-class EndlessTemplateError(DataError):
-    """A chat template exceeds its bounds, so that every conversation fails."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +99,8 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Message] | None = None,
+        documents: Sequence[Message] | None = None,
         add_generation_prompt: bool = False,
         **variables: object,
     ) -> str:
@@ -127,7 +123,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
     ) -> RenderedChat:
         """Returns the text of a conversation, and who wrote each character; see ``render``."""
@@ -249,8 +245,6 @@ class ChatTemplate:
                     marks.blocks.append(block)
         except DataError:
             raise
-        except TooMuch as error:
-            raise EndlessTemplateError(f"the chat template exceeds its bounds: {error}") from None
         except Exception as error:  # a template is a program, which may raise anything
             why = reason_of(error)[:300]
             raise DataError(f"the chat template refuses the conversation: {why}") from None
@@ -267,6 +261,12 @@ class ChatTemplate:
             )
         role, content = message["role"], message.get("content")
         check_role(role, f"message {number}")
+        require(
+            self.source != LECTURES or not message.get("tool_calls"),
+            "the default chat template does not support tool_calls: write them in the contents "
+            "as <<name argument>>, or give a template that supports them",
+            error=DataError,
+        )
         if isinstance(content, list | tuple):
             texts = [text_of_part(part, number) for part in content]
             # The default template needs the content as one text.
@@ -348,22 +348,25 @@ def read_template(file: Path) -> str:
         raise DataError(f"{file} is not UTF-8 ({error.reason}): save it as UTF-8") from None
 
 
-def _templates(stored: object, path: Path) -> dict[str, str]:
+@dataclass(frozen=True)
+class _NamedTemplate(Checked):
+    """A template in a list of ``tokenizer_config.json``."""
+
+    name: str
+    template: str
+
+
+def _templates(stored: Any, path: Path) -> dict[str, str]:
     """Returns the templates of ``tokenizer_config.json`` by name: one, or several with names."""
-    if stored is None or isinstance(stored, str):
-        return {} if stored is None else {_DEFAULT: stored}
-    pairs: list[tuple[Any, Any]] = [(None, None)]
-    if isinstance(stored, dict):
-        pairs = list(stored.items())
-    elif isinstance(stored, list) and all(isinstance(one, dict) for one in stored):
-        pairs = [(one.get("name"), one.get("template")) for one in stored]
-    require(
-        all(isinstance(part, str) for pair in pairs for part in pair),
-        f"{path}: chat_template must be a text, or a list of objects with the texts name and "
-        f"template, got {str(stored)[:60]!r}",
-        error=DataError,
-    )
-    return dict(pairs)
+    if isinstance(stored, str):
+        return {_DEFAULT: stored}
+    try:
+        check_value("chat_template", stored, tuple[dict, ...] | None)
+        named = [make_record(_NamedTemplate, one, "chat_template.") for one in stored or ()]
+    except UserError as error:
+        remedy = "give a text, or a list of objects with the texts name and template"
+        raise DataError(f"{path}: {error}: {remedy}") from None
+    return {one.name: one.template for one in named}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -385,10 +388,10 @@ def _plain(value: object, by: str) -> Any:
     """
     if isinstance(value, str):
         return Traced(str.__str__(value), by)
-    if value is None or isinstance(value, bool):
-        return value
+    if value is None:
+        return None
     # A subclass, such as a number of numpy, could add methods.
-    for kind in (int, float):
+    for kind in (bool, int, float):
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, Mapping):
@@ -400,11 +403,8 @@ def _plain(value: object, by: str) -> Any:
 
 def _size(value: object) -> int:
     """Returns the number of characters in some data, and the number of its values."""
-    if isinstance(value, str):
-        return 1 + len(value)
-    if isinstance(value, Mapping):
-        return 1 + sum(_size(key) + _size(item) for key, item in value.items())
-    return 1 + sum(map(_size, value)) if isinstance(value, list | tuple) else 1
+    parts = list(parts_of(value))
+    return len(parts) + sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

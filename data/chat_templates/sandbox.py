@@ -29,17 +29,26 @@ from markupsafe import Markup
 
 from ..common.errors import DataError, reason_of
 from ..common.fields import require
-from .bounds import MAX_BITS, MAX_SOURCE, TooMuch, spend
-from .traced import TEMPLATE, Traced, as_json, as_text, joined, origin, origins
+from .bounds import MAX_BITS, MAX_SOURCE, spend, too_much
+from .traced import (
+    TEMPLATE,
+    Traced,
+    as_json,
+    as_text,
+    interleaved,
+    joined,
+    origin,
+    origins,
+    parts_of,
+)
 
 V = TypeVar("V")
-_OLDEST_JINJA = (3, 1, 6)
 # Filters and methods that take a number, such as a width, which the size of their result depends
 # on. The number is charged once, and once more for each occurrence of the string given here.
 _SIZED = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "batch", "slice", "wordwrap"), ""),
     **dict.fromkeys(("truncate", "round", "to_bytes"), ""),
-    "indent": "\n",
+    **{"indent": "\n", "expandtabs": "\t"},
 }
 
 
@@ -204,14 +213,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def counted(self, value: V) -> V:
         """Counts all items of a container, and returns the container."""
-        waiting: list[object] = [value]
-        while waiting:
+        for _ in parts_of(value):
             spend()
-            part = waiting.pop()
-            if isinstance(part, Mapping):
-                waiting += [*part.keys(), *part.values()]
-            elif isinstance(part, list | tuple):
-                waiting += part
         return value
 
     def call_binop(self, context: Context | None, operator: str, left: Any, right: Any) -> object:
@@ -219,10 +222,10 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         spend()
         # Bound the size of the result before it is computed.
         if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() + right.bit_length()
-            bits = abs(left.bit_length() * right) if operator == "**" else bits
-            if operator in "**" and bits > MAX_BITS:
-                raise TooMuch("it makes a number that is too large")
+            size = left.bit_length()
+            bits = {"*": size + right.bit_length(), "**": abs(size * right)}
+            if bits.get(operator, 0) > MAX_BITS:
+                raise too_much("it makes a number that is too large")
         elif operator == "*":
             for one, times in ((left, right), (right, left)):
                 if isinstance(one, list | tuple) and isinstance(times, int):
@@ -240,43 +243,41 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         # The value that a method belongs to.
         owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         if isinstance(owner, str) and called.__name__ == "translate":
-            raise TooMuch("it calls translate, whose result may be arbitrarily large")
+            raise too_much("it calls translate, whose result may be arbitrarily large")
         if isinstance(owner, str | int | bytes | float):
             _check_size(getattr(called, "__name__", ""), owner, args, kwargs)
         found = super().call(context, called, *args, **kwargs)
-        owners = (owner,) if isinstance(owner, str) else ()
-        return self._adopted(found, *owners, *args, *kwargs.values())
+        return self._adopted(found, owner, *args, *kwargs.values())
 
     def wrap_str_format(self, value: Any) -> Callable[..., Traced] | None:
         """Returns a safe ``format`` of a string that keeps origins."""
         if super().wrap_str_format(value) is None:
             return None
         # `value` is the method `format` or `format_map` of a string.
-        pattern, formatter = value.__self__, _Formatter(self)
+        pattern = value.__self__
 
         @functools.wraps(value)
         def wrapped(*args: Any, **fields: Any) -> Traced:
             if value.__name__ == "format_map":
                 (fields,), args = args, ()
-            # The result is jinja2's text. Where the traced text differs, the origins are unknown.
+            formatter = _Formatter(self)
             text = formatter.vformat(str.__str__(pattern), args, fields)
-            made = formatter.traced(pattern, args, fields)
-            return made if made == text else Traced(text)
+            literals = [literal for literal, *_ in formatter.parse(str.__str__(pattern))]
+            return interleaved(literals, formatter.fields, origin(pattern), text)
 
         return wrapped
 
     def _traced(self, name: str, used: Callable[..., object]) -> Callable[..., object]:
         """Wraps a filter so that it counts as a step and its result has an origin."""
         # Some filters get the context or the environment before their value.
-        first = 0 if jinja2.utils._PassArg.from_obj(used) is None else 1
+        first = int(jinja2.utils._PassArg.from_obj(used) is not None)
 
         @functools.wraps(used)
         def traced(*args: object, **kwargs: object) -> object:
-            given = args[first:]
-            value = given[0] if given else None
-            spend(1 + (len(value) // 16 if isinstance(value, str) else 0))
-            _check_size(name, value, given[1:], kwargs)
-            return self._adopted(used(*args, **kwargs), *given, *kwargs.values())
+            value, *given = args[first:]
+            spend(characters=len(value) if isinstance(value, str) else 0)
+            _check_size(name, value, given, kwargs)
+            return self._adopted(used(*args, **kwargs), value, *given, *kwargs.values())
 
         return traced
 
@@ -286,15 +287,14 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if not isinstance(value, Traced | Markup):
                 spend(characters=len(value))
                 value = Traced(value, origin(*made_of))
-        elif isinstance(value, list | tuple):
-            self.counted(value)
-            if any(isinstance(item, str) and not isinstance(item, Traced) for item in value):
+            return value
+        self.counted(value)
+        if isinstance(value, list | tuple):
+            if str in map(type, value):
                 items = [self._adopted(item, *made_of) for item in value]
                 value = items if isinstance(value, list) else tuple(items)
-        elif isinstance(value, dict):
-            self.counted(value)
         elif isinstance(value, bytes | bytearray):
-            raise TooMuch("it makes bytes")
+            raise too_much("it makes bytes")
         elif isinstance(value, types.GeneratorType | itertools.chain):
             return self._steps(value, made_of)
         return value
@@ -318,32 +318,18 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
-    """``str.format`` that keeps origins, except in nested fields."""
+    """``str.format`` that keeps the fields with their origins."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.fields: list[Traced] = []
 
     def format_field(self, value: object, format_spec: str) -> str:
         """Returns a value as text and counts its width."""
         spend(characters=sum(map(int, re.findall(r"\d+", format_spec))))
-        return super().format_field(value, format_spec)
-
-    def traced(self, pattern: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
-        """Returns a pattern with its fields filled in, with origins."""
-        # Literal text has the origin of the pattern, and a field has the origin of its value.
-        parts: list[str] = []
-        number = 0
-        for literal, name, form, conversion in self.parse(str.__str__(pattern)):
-            parts.append(Traced(literal, origin(pattern)))
-            if name is None:
-                continue
-            # A field without a name takes the next positional argument.
-            if name == "" or name[0] in ".[":
-                name, number = f"{number}{name}", number + 1
-            value, _ = self.get_field(name, args, kwargs)
-            if form or conversion:
-                text = self.format_field(self.convert_field(value, conversion), form or "")
-                parts.append(Traced(text, origin(value)))
-            else:
-                parts.append(as_text(value))
-        return joined(parts)
+        text = super().format_field(value, format_spec)
+        self.fields.append(as_text(value) if not format_spec else Traced(text, origin(value)))
+        return text
 
 
 def _check_size(
@@ -378,8 +364,7 @@ def _join(
     """Joins texts, as the filter of jinja2 does."""
     if attribute is not None:
         value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
-    separator = d if d != "" else Traced("", TEMPLATE)
-    return as_text(separator).join(map(as_text, value))
+    return as_text(d).join(map(as_text, value))
 
 
 def _safe(value: object) -> Markup:
@@ -389,14 +374,9 @@ def _safe(value: object) -> Markup:
     return safe
 
 
-def _indent(s: object, width: int | str = 4, first: bool = False, blank: bool = False) -> Traced:
-    """Indents the lines of a text, as the filter of jinja2 does: all, or all but the first."""
-    indention = as_text(width) if isinstance(width, str) else Traced(" " * width, TEMPLATE)
-    line_feed = Traced("\n", TEMPLATE)
-    lines = (as_text(s) + line_feed).splitlines()
-    rest = [indention + line if line or blank else line for line in lines[1:]]
-    made = line_feed.join([lines[0], *rest])
-    return indention + made if first else made
+def _indent(s: object, *args: Any, **kwargs: Any) -> str:
+    """Indents the lines of a text, which is plain so that the result gets its common origin."""
+    return jinja2.filters.do_indent(str.__str__(as_text(s)), *args, **kwargs)
 
 
 def _refuse(message: str) -> None:
@@ -414,10 +394,6 @@ def compiled(source: str) -> jinja2.Template:
     Raises:
       DataError: The template is faulty, or too long.
     """
-    version = tuple(map(int, jinja2.__version__.split(".")[:3]))
-    # Older versions have known ways out of the sandbox.
-    problem = f"jinja2 must be 3.1.6 or newer, got {jinja2.__version__}: upgrade it"
-    require(version >= _OLDEST_JINJA, problem, error=DataError)
     require(
         len(source) <= MAX_SOURCE,
         f"the chat template must have at most {MAX_SOURCE:,} characters, got {len(source):,}: give "

@@ -7,21 +7,20 @@ unknown origin, and is never trusted as the template's.
 """
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from .bounds import spend
+from .bounds import spend, too_much
 
 TEMPLATE, USER, ASSISTANT, UNKNOWN = "t", "u", "a", "?"
 """The writer of a character: the template, a user or a tool, the assistant, or unknown."""
 
-_CONVERSION = re.compile(
-    r"%(?:\((?P<key>[^()]*)\))?(?P<flags>[#0\- +]*)(?P<width>\*|\d+)?(?:\.(?P<digits>\*|\d+))?"
-    r"[hlL]?(?P<kind>[diouxXeEfFgGcrsa%])"
-)
+_CONVERSION = re.compile(r"(?<!%)%[-#0 +]*\d*(?:\.\d+)?[hlL]?[a-zA-Z]")
+_COMPUTED_WIDTH = re.compile(r"%[-#0 +.\d]*\*")
 
 
 class Traced(str):
@@ -33,33 +32,30 @@ class Traced(str):
     __slots__ = ("_by",)
     _by: str
 
-    def __new__(cls, text: str = "", by: str | None = None) -> "Traced":
+    def __new__(cls, text: str = "", by: str = UNKNOWN) -> "Traced":
         """Makes a string.
 
         Args:
           text: The text.
-          by: The origin of each character, or one letter for all characters. If None, the origin is
-              unknown.
+          by: The origin of each character, or one letter for all characters.
         """
         made = super().__new__(cls, text)
-        made._by = (UNKNOWN if by is None else by) * len(text) if by is None or len(by) == 1 else by
+        made._by = by * len(text) if len(by) == 1 else by
         return made
 
     def __str__(self) -> "Traced":
         return self
 
     def __add__(self, other: str) -> "Traced":
-        if not isinstance(other, str):
-            return NotImplemented
         return joined((self, other))
 
     def __radd__(self, other: str) -> "Traced":
-        return joined((other, self)) if isinstance(other, str) else NotImplemented
+        return joined((other, self))
 
     def __mul__(self, times: SupportsIndex) -> "Traced":
         times = max(times.__index__(), 0)
         spend(characters=len(self) * times)
-        return Traced(str.__mul__(self, times), self._by * times or "")
+        return _made(str.__mul__(self, times), self._by * times)
 
     def __rmul__(self, times: SupportsIndex) -> "Traced":
         return self * times
@@ -90,31 +86,20 @@ class Traced(str):
 
     def removeprefix(self, prefix: str, /) -> "Traced":
         """See ``str``; the origins are kept."""
-        return self._slice(len(prefix), len(self)) if self.startswith(prefix) else self
+        return self._slice(len(self) - len(str.removeprefix(self, prefix)), len(self))
 
     def removesuffix(self, suffix: str, /) -> "Traced":
         """See ``str``; the origins are kept."""
-        found = suffix and self.endswith(suffix)
-        return self._slice(0, len(self) - len(suffix)) if found else self
+        return self._slice(0, len(str.removesuffix(self, suffix)))
 
-    def _pieces(self, pieces: Iterable[str]) -> list["Traced"]:
-        """Returns pieces of this text, in order, with their origins."""
+    def _divided(self, pieces: Iterable[str], separator: str | None) -> list["Traced"]:
+        """Returns the pieces between separators, with their origins; None means white space."""
         found, start = [], 0
         for piece in pieces:
+            # A piece begins where the separator ends, or at the first character that is its own.
             start = str.index(self, piece, start)
             found.append(self._slice(start, start + len(piece)))
-            start += len(piece)
-        spend(characters=len(self))
-        return found
-
-    def _divided(self, pieces: list[str], separator: str | None) -> list["Traced"]:
-        """Returns the pieces between separators; None means white space."""
-        if separator is None:
-            return self._pieces(pieces)
-        found, start = [], 0
-        for piece in pieces:
-            found.append(self._slice(start, start + len(piece)))
-            start += len(piece) + len(separator)
+            start += len(piece) + len(separator or "")
         spend(characters=len(self))
         return found
 
@@ -124,24 +109,11 @@ class Traced(str):
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
         """See ``str``; the origins are kept."""
-        pieces = str.rsplit(self, sep, maxsplit)
-        if sep is not None:
-            return self._divided(pieces, sep)
-        found, end = [], len(self)
-        for piece in reversed(pieces):
-            end = str.rindex(self, piece, 0, end)
-            found.append(self._slice(end, end + len(piece)))
-        spend(characters=len(self))
-        return found[::-1]
+        return self._divided(str.rsplit(self, sep, maxsplit), sep)
 
     def splitlines(self, keepends: bool = False) -> list[Any]:
         """See ``str``; the origins are kept."""
-        # Lines with their ends follow each other without gaps, so their sizes give their positions.
-        whole = self._divided(str.splitlines(self, True), "")
-        if keepends:
-            return whole
-        bare = str.splitlines(self)
-        return [line._slice(0, len(text)) for line, text in zip(whole, bare, strict=True)]
+        return self._divided(str.splitlines(self, keepends), None)
 
     def partition(self, sep: str, /) -> tuple["Traced", "Traced", "Traced"]:
         """See ``str``; the origins are kept."""
@@ -155,52 +127,19 @@ class Traced(str):
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "Traced":
         """See ``str``; the origins are kept."""
-        most = len(self) + 1 if count.__index__() < 0 else count.__index__()
-        # As in Python, an empty string is found before each character and at the end.
+        # An empty string is found before each character and at the end, so count the result first.
         if not old:
-            edges = min(most, len(self) + 1)
-            spend(characters=len(self) + edges * len(new))
-            parts: list[str] = []
-            for i, character in enumerate(self):
-                parts += [new, character] if i < edges else [character]
-            return joined([*parts, new] if edges > len(self) else parts)
-        parts = list(self.split(old, most))
+            spend(characters=(len(self) + 1) * (len(new) + 1))
+            return Traced(str.replace(self, old, new, count), origin(self, new))
+        parts = self.split(old, count)
         spend(characters=len(self) + (len(parts) - 1) * len(new))
         return _between(new, parts)
 
     def join(self, parts: Iterable[str], /) -> "Traced":
         """See ``str``; the origins are kept."""
         parts = list(parts)
-        if wrong := next((p for p in parts if not isinstance(p, str)), None):
-            raise TypeError(f"a text is joined with a {type(wrong).__name__}")
         spend(characters=len(self) * len(parts))
         return _between(self, parts)
-
-    def _padded(self, text: str, left: int, fill: str) -> "Traced":
-        spend(characters=len(text))
-        by = origins(fill) if isinstance(fill, Traced) else TEMPLATE
-        return _made(text, by * left + self._by + by * (len(text) - left - len(self)))
-
-    def ljust(self, width: SupportsIndex, fillchar: str = " ", /) -> "Traced":
-        """See ``str``; the origins are kept."""
-        return self._padded(str.ljust(self, width, fillchar), 0, fillchar)
-
-    def rjust(self, width: SupportsIndex, fillchar: str = " ", /) -> "Traced":
-        """See ``str``; the origins are kept."""
-        text = str.rjust(self, width, fillchar)
-        return self._padded(text, len(text) - len(self), fillchar)
-
-    def center(self, width: SupportsIndex, fillchar: str = " ", /) -> "Traced":
-        """See ``str``; the origins are kept."""
-        text = str.center(self, width, fillchar)
-        # As in CPython, the left side gets the odd fill character if the width is odd.
-        more = len(text) - len(self)
-        return self._padded(text, more // 2 + (more & width.__index__() & 1), fillchar)
-
-    def expandtabs(self, tabsize: SupportsIndex = 8) -> "Traced":
-        """See ``str``; the origins are kept."""
-        spend(characters=str.count(self, "\t") * abs(tabsize.__index__()))
-        return Traced(str.expandtabs(self, tabsize.__index__()), origin(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Traced, (str.__str__(self), self._by)
@@ -249,51 +188,53 @@ def _between(separator: str, parts: list[str]) -> Traced:
     return _made(str.join(separator, parts), by)
 
 
+def parts_of(value: object) -> Iterator[object]:
+    """Yields a value and, if it is a container, the values in it at all depths."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if isinstance(part, Mapping):
+            waiting += [*part.keys(), *part.values()]
+        elif isinstance(part, list | tuple):
+            waiting += part
+
+
 def origin(*values: object) -> str:
     """Returns the common origin of some values, or unknown if they have several."""
     found: set[str] = set()
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            found.update(origins(value))
-        elif isinstance(value, Mapping):
-            waiting += [*value.keys(), *value.values()]
-        elif isinstance(value, list | tuple):
-            waiting += value
+    for part in parts_of(values):
+        if isinstance(part, str):
+            found.update(origins(part))
     return found.pop() if len(found) == 1 else UNKNOWN
 
 
 def _filled(pattern: str, values: Any) -> Traced:
     """Fills in a pattern such as ``%s``, as Python does."""
-    given = list(values if isinstance(values, tuple) else (values,))
     # Count widths before Python makes a text of that length.
-    for value in given if "*" in pattern else ():
-        spend(characters=abs(value) if isinstance(value, int) else 0)
-    for size in re.findall(r"\d+", pattern):
-        spend(characters=int(size))
-    # Python formats the text. The parts below only determine the origins, which are kept if the
-    # joined parts equal Python's text.
+    if _COMPUTED_WIDTH.search(pattern):
+        raise too_much("it formats a text with a computed width, which may be arbitrarily large")
+    spend(characters=sum(map(int, re.findall(r"\d+", pattern))))
     text = str.__mod__(str.__str__(pattern), values)
-    parts: list[str] = []
-    end = 0
-    for found in _CONVERSION.finditer(pattern):
-        parts.append(pattern[end : found.start()])
-        end = found.end()
-        if found["kind"] == "%":
-            parts.append(pattern[end - 1 : end])
-            continue
-        # A width that is itself a value is rare, so do not keep origins.
-        if "*" in found[0]:
-            return Traced(text)
-        key: Any = found["key"]
-        value = given.pop(0) if key is None else values[key]
-        if str.__str__(found[0]) in ("%s", f"%({key})s"):
-            parts.append(as_text(value))
-        else:
-            form = re.sub(r"\(.*\)", "", str.__str__(found[0]))
-            parts.append(Traced(form % (value,), origin(value)))
-    made = joined([*parts, pattern[end:]])
+    given = values if isinstance(values, tuple) else (values,)
+    fields = [
+        as_text(value) if form == "%s" else Traced(form % (value,), origin(value))
+        for form, value in zip(_CONVERSION.findall(str.__str__(pattern)), given, strict=False)
+    ]
+    return interleaved(_CONVERSION.split(str.__str__(pattern)), fields, origin(pattern), text)
+
+
+def interleaved(literals: Iterable[str], fields: Iterable[str], by: str, text: str) -> Traced:
+    """Returns a formatted text, with unknown origins if the parts are not those of the text.
+
+    Args:
+      literals: The text of the pattern before each field, and at its end.
+      fields: The fields, with their origins.
+      by: The origin of the pattern.
+      text: The text as Python formats it.
+    """
+    pairs = itertools.zip_longest((Traced(x, by) for x in literals), fields, fillvalue="")
+    made = joined(itertools.chain.from_iterable(pairs))
     return made if made == text else Traced(text)
 
 
@@ -303,7 +244,7 @@ def as_text(value: object) -> Traced:
         return value
     if isinstance(value, list | tuple | dict):
         return joined(_pieces(value, _REPR))
-    return Traced(str(value), origins(value) if isinstance(value, str) and value else None)
+    return Traced(str(value), origins(value) if isinstance(value, str) else UNKNOWN)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@
 
 import difflib
 from collections.abc import Sequence
-from numbers import Integral
 from typing import TypeVar
 
 R = TypeVar("R")
@@ -70,13 +69,3 @@ def suggest(name: str, valid: Sequence[str]) -> str:
     """Returns `valid` as text for an error message, the names most like `name` first."""
     similar = similar_names(name, valid)
     return f"did you mean {' or '.join(similar)}?" if similar else f"choose from {', '.join(valid)}"
-
-
-def check_whole(name: str, value: object) -> None:
-    """Checks that a value is an integer of Python or numpy, and neither a bool nor a float.
-
-    Raises:
-      UserError: The value is not an integer.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UserError(f"{name} {value!r} must be a whole number")

@@ -21,7 +21,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import PurePath
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from .errors import UserError, similar_names
 
@@ -30,8 +40,21 @@ R = TypeVar("R")
 V = TypeVar("V")
 
 
+class Rule:
+    """An annotation of a type, `Annotated[int, Rule()]`; by default it accepts every value.
+
+    The text of a rule says what a value must be.
+    """
+
+    def __contains__(self, value: Any) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return ""
+
+
 @dataclasses.dataclass(frozen=True)
-class Range:
+class Range(Rule):
     """The numbers that a field accepts: an annotation, `Annotated[float, Range(above=0)]`.
 
     Attributes:
@@ -61,19 +84,16 @@ class Range:
 
 
 @dataclasses.dataclass(frozen=True)
-class Suffix:
-    """The ending of a file's name: an annotation, `Annotated[Path, Suffix(".png")]`."""
+class Suffix(Rule):
+    """The endings of a file's name: an annotation, `Annotated[Path, Suffix((".npy", ".png"))]`."""
 
-    ending: str
-    other: str | None = None
-    """Another ending."""
+    endings: tuple[str, ...]
 
     def __contains__(self, path: PurePath) -> bool:
-        return path.suffix in (self.ending, self.other)
+        return path.suffix in self.endings
 
     def __str__(self) -> str:
-        other = "" if self.other is None else f" or {self.other}"
-        return f"a file name with the ending {self.ending}{other}"
+        return f"a file name with the ending {' or '.join(self.endings)}"
 
 
 Positive = Annotated[float, Range(above=0)]
@@ -164,8 +184,7 @@ def expectation(value: Any, hint: object) -> str:
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        ranges = (rule for rule in arguments[1:] if isinstance(rule, Range | Suffix))
-        missed = (str(rule) for rule in ranges if value not in rule)
+        missed = (str(rule) for rule in arguments[1:] if value not in rule)
         return expectation(value, arguments[0]) or next(missed, "")
     # A union accepts a value that one of its types accepts.
     if origin in (Union, UnionType):
@@ -215,6 +234,7 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     str: [("text", lambda value: isinstance(value, str))],
     NoneType: [("None", lambda value: value is None)],
     Any: [],
+    object: [],
 }
 """Type → the tests of a value in order, each with what an error says that the value must be."""
 
@@ -287,8 +307,8 @@ def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") ->
     """
     known = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
     # Report unknown fields first, because a misspelled field is also a missing field.
-    for name in sorted(fields.keys() - known):
-        raise UserError(f"unknown field {prefix}{name}")
+    unknown = sorted(fields.keys() - known)
+    require(not unknown, f"unknown field {prefix}{', '.join(unknown)}")
     for name, field in known.items():
         # If the field has no default, both attributes are MISSING.
         has_default = field.default is not field.default_factory
@@ -367,7 +387,7 @@ def describe(
 def range_of(hint: object) -> str:
     """Returns the range that a type declares, as text: "above 0"; "" if it declares none."""
     if get_origin(hint) is Annotated:
-        return ", ".join(str(x) for x in get_args(hint)[1:] if isinstance(x, Range | Suffix))
+        return ", ".join(filter(None, map(str, get_args(hint)[1:])))
     # A union or a tuple shows the ranges of the types that it is made of.
     return ", ".join(filter(None, map(range_of, get_args(hint))))
 
@@ -377,8 +397,8 @@ def field_docs(cls: type) -> dict[str, str]:
     docs = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
         # Python discards these docstrings, so read them from the source code.
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body  # pyright: ignore
-        assert isinstance(definition, ast.ClassDef)
+        module = ast.parse(textwrap.dedent(inspect.getsource(base)))  # pyright: ignore
+        definition = cast(ast.ClassDef, module.body[0])
         for field, following in itertools.pairwise(definition.body):
             match field, following:
                 case (

@@ -44,20 +44,18 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
     Raises:
       DataError: The object lacks the field, or the field contains a lone surrogate.
     """
-    if field.endswith("?") and field not in row:
-        field = field[:-1]
-        if field not in row:
-            return None
-    # The name of a field may contain a plus sign.
-    names = [field] if field in row else field.split("+")
-    for name in names:
-        if name not in row:
-            seen = ", ".join(row) or "none"
-            raise DataError(
-                f"{location} has no field {name!r}: its fields are {seen}; give others after a #"
-            )
-        _check_encodable(row[name], f"{location} field {name!r}")
-    return row[field] if field in row else [row[name] for name in names]
+    if field in row:
+        _check_encodable(row[field], f"{location} field {field!r}")
+        return row[field]
+    if field.endswith("?"):
+        return pick(row, field[:-1], location) if field[:-1] in row else None
+    # The name of a field may contain a plus sign, so look for the whole name first.
+    if "+" in field:
+        return [pick(row, name, location) for name in field.split("+")]
+    seen = ", ".join(row) or "none"
+    raise DataError(
+        f"{location} has no field {field!r}: its fields are {seen}; give others after a #"
+    )
 
 
 def _check_encodable(value: object, location: str) -> None:

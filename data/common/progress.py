@@ -24,6 +24,14 @@ from rich.progress import Progress as RichProgress
 LogFn = Callable[[str], None]
 """Shows the user one line."""
 
+AdvanceFn = Callable[[int, int], None]
+"""Called when some texts are finished, with their number and the number of their tokens."""
+
+
+def ignore(*_: object) -> None:
+    """Does nothing; the default of callbacks."""
+
+
 TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
 """The width of the text next to a bar, except the noun, the counts and the loss."""
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
@@ -67,7 +75,7 @@ class Progress:
             yield
 
     @contextmanager
-    def counter(self, what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    def counter(self, what: str, total: int) -> Iterator[AdvanceFn]:
         """Shows how many of `total` things are done, and tokens per second.
 
         Yields:

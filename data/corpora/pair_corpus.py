@@ -1,9 +1,8 @@
 """Tokenized sentence pairs on disk, as memory-mapped flat arrays.
 
 A pair is stored as its source with the special tokens of ``Tokenizer.source_frame``, followed by
-the tokens of its target and an end token. A pair whose source or target is empty (only white space)
-teaches nothing and is left out; the corpus records the number of such pairs and the index of the
-first.
+the tokens of its target and an end token. Pairs whose source or target is empty (only white space)
+are left out. The corpus records the number of these pairs and the index of the first.
 """
 
 from array import array
@@ -62,7 +61,7 @@ class PairCorpus(CorpusFolder):
         return sizes[::2], sizes[1::2]
 
     def pair(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of a pair's source and target, with end tokens."""
+        """Returns the tokens of a pair's source and target, each with an end token."""
         # A source ends where its target starts.
         first, middle, last = self.starts[2 * index : 2 * index + 3].tolist()
         return self.tokens[first:middle], self.tokens[middle:last]
@@ -83,7 +82,7 @@ def build_pair_corpus(
 
     Raises:
       DataError: The text has an error, no pair has both a source and a target, the tokenizer has no
-        token that ends a text, or the folder cannot be written.
+        end token, or the folder cannot be written.
     """
     parts = ["pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint]
     marks = tokenizer.source_frame.single.marks
@@ -95,9 +94,9 @@ def build_pair_corpus(
     return PairCorpus.open(build_folder(Path(folder) / key, write))
 
 
-def pair_at(text: ParallelText, number: int) -> SentencePair:
-    """Reads the pair at an index, to name its location in a message."""
-    return next(islice(text, number, None))
+def pair_at(text: ParallelText, index: int) -> SentencePair:
+    """Reads the pair at an index, for the location in a message."""
+    return next(islice(text, index, None))
 
 
 def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> None:
@@ -112,22 +111,23 @@ def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> 
     with TokenWriter(folder, vocab_size) as tokens:
         for chunk in chunks(text, lambda pair: len(pair.source) + len(pair.target)):
             columns = [pair.source for pair in chunk], [pair.target for pair in chunk]
-            # Some tokenizers give tokens for white space; a blank text must have no tokens here.
+            # Some tokenizers return tokens for white space, but a blank text must have no tokens
+            # here.
             encoded = [
                 side.encode_batch([text if text.strip() else "" for text in column])
                 for side, column in zip(sides, columns, strict=True)
             ]
-            # Append source and target in turns: `starts` has two entries for each pair.
-            for number, pair in enumerate(zip(*encoded, strict=True)):
+            # Append source and target alternately: `starts` has two entries for each pair.
+            for i, pair in enumerate(zip(*encoded, strict=True)):
                 if all(pair):
                     starts.extend(
                         tokens.append([*before, *ids, *after])
                         for ids, (before, after) in zip(pair, frames, strict=True)
                     )
                     num_unknown += sum(map(list.count, pair, unknown))
-                    numbers.append(num_read + number)
+                    numbers.append(num_read + i)
                 elif first_empty is None:
-                    first_empty = num_read + number
+                    first_empty = num_read + i
             num_read += len(chunk)
     require(
         numbers,

@@ -1,8 +1,8 @@
 """A tokenized split as lists of sentences on disk, as memory-mapped flat arrays.
 
-Sentence ``s`` is ``tokens[sentence_starts[s] : sentence_starts[s + 1]]``; the sentences of document
-``d`` are ``document_starts[d]`` to ``document_starts[d + 1]``, exclusive. No special tokens are
-added. Sentences without tokens and documents without sentences are left out.
+Sentence ``s`` is ``tokens[sentence_starts[s] : sentence_starts[s + 1]]``; document ``d`` has the
+sentences from ``document_starts[d]`` to ``document_starts[d + 1]``, exclusive. No special tokens
+are added. Sentences without tokens and documents without sentences are left out.
 """
 
 from array import array
@@ -91,7 +91,7 @@ def build_sentence_corpus(
 
 
 def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[str]]:
-    """Yields the sentences of each document; joined sources may differ in how they are split."""
+    """Yields the sentences of each document. Joined sources may have different splitting rules."""
     for part in documents.parts:
         for text in part:
             if part.lines_are_sentences:
@@ -134,11 +134,7 @@ def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[
     """
     # WordPiece and word vocabularies ignore spaces.
     space = "" if tokenizer.kind in ("wordpiece", "words") else " "
-    texts = [
-        space + text if number else text
-        for sentences in chunk
-        for number, text in enumerate(sentences)
-    ]
+    texts = [space + text if i else text for sentences in chunk for i, text in enumerate(sentences)]
     # One call for all sentences of the chunk uses all threads of the tokenizer.
     encoded = iter(tokenizer.encode_batch(texts))
     for sentences in chunk:

@@ -18,7 +18,7 @@ def lines_as_sentences(text: str) -> list[str]:
 
 
 def splitter(language: str) -> str:
-    """Returns the language and the version of the rules, which determine the sentences."""
+    """Returns the language and the version of the splitting rules."""
     return f"{language} sentencex {version('sentencex')}"
 
 

@@ -27,7 +27,7 @@ from ..common.progress import SECONDS_BETWEEN_LINES, Progress
 from ..dataset import PickledByFields
 from ..tokenizers.base import Tokenizer
 
-# Characters per call of the tokenizer: enough work for its threads, but little memory.
+# Characters per call of the tokenizer. This keeps its threads busy and needs little memory.
 _CHUNK_CHARACTERS = 1 << 21
 _COUNTED_AT_ONCE = 1 << 22
 _FORMAT = 2
@@ -41,7 +41,7 @@ class Texts(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The hash is equal for equal texts in the same order."""
+        """A hash that is equal for equal texts in the same order."""
         ...
 
     def __iter__(self) -> Iterator[str]:
@@ -86,7 +86,7 @@ class CorpusFolder(PickledByFields):
         return cls(folder=folder, **metadata)
 
     def array(self, name: str) -> np.ndarray:
-        """Maps one of the arrays, as a plain array because slicing a ``memmap`` is slow."""
+        """Memory-maps an array. Returns a plain array: slicing a ``memmap`` is slow."""
         return np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r"))
 
     @cached_property
@@ -181,13 +181,11 @@ def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
 
 def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Path) -> None:
     special = tokenizer.special_ids
-    before = [] if special.bos is None else [special.bos]
-    after = [] if special.eos is None else [special.eos]
     num_bytes, seen, starts = 0, 0, array("q")
     with TokenWriter(folder, tokenizer.vocab_size, special.unk) as tokens:
         for chunk in chunks(documents, len):
             for ids in tokenizer.encode_batch(chunk):
-                ids = before + ids + after
+                ids = [*special.before, *ids, *special.after]
                 # A single token has no input to predict it from.
                 if len(ids) > 1:
                     starts.append(tokens.append(ids))
@@ -217,9 +215,10 @@ def save_arrays(folder: Path, metadata: dict[str, object], **arrays: Sequence[in
 
 
 def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Groups items for the tokenizer: enough work for its threads, but little memory.
+    """Groups items into chunks for the tokenizer.
 
-    Prints a line of progress once a minute.
+    A chunk keeps the tokenizer's threads busy and needs little memory. Prints a progress line once
+    a minute.
 
     Args:
       items: Texts, or lists of texts.
@@ -231,18 +230,18 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
     chunk: list[Item] = []
     filled = characters = 0
     next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-    for number, item in enumerate(items, 1):
+    for num_read, item in enumerate(items, 1):
         chunk.append(item)
         filled += size(item)
         if filled >= _CHUNK_CHARACTERS:
-            # The caller tokenizes the chunk before it requests the next chunk.
+            # The caller tokenizes this chunk before it requests the next one.
             yield chunk
             characters += filled
             chunk, filled = [], 0
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + SECONDS_BETWEEN_LINES
                 Progress().log(
-                    f"tokenized {number:,} texts, {characters / 1e6:,.0f} million characters"
+                    f"tokenized {num_read:,} texts, {characters / 1e6:,.0f} million characters"
                 )
     if chunk:
         yield chunk
@@ -286,13 +285,14 @@ class TokenWriter:
         # The caller deletes the folder after an error, or if the corpus has no tokens.
         if fault[0] is not None or not self.position:
             return
-        # numpy's header precedes the tokens, and their number is known only now.
+        # The header of a .npy file precedes the tokens, and their number is known only now.
         header = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
             "shape": (self._raw.stat().st_size // self._dtype.itemsize,),
         }
-        # Copy instead of mapping: on a full disk, a write to a map kills the process with a signal.
+        # Copy instead of memory-mapping. On a full disk, a write to mapped memory kills the
+        # process.
         with self._raw.open("rb") as tokens, self._raw.with_suffix(".npy").open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             shutil.copyfileobj(tokens, file)

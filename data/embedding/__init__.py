@@ -1,1 +1,1 @@
-"""Reads texts by columns: anchors, positives, negatives and scores, for embedding models."""
+"""Data for embedding models and rerankers: anchors, positives, negatives and scores."""

@@ -1,7 +1,6 @@
-"""BM25, a search by words, from the package bm25s.
+"""BM25, a lexical search, from the package bm25s.
 
-BM25 is the reference that a model for retrieval is compared with, and finds negatives for
-rerankers.
+BM25 is the baseline for retrieval models, and finds hard negatives for rerankers.
 
 Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond"; Lù 2024,
 "BM25S: Orders of magnitude faster lexical search via eager sparse scoring".
@@ -24,7 +23,7 @@ def bm25(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds the documents with the largest BM25 scores for each query (k1 = 1.5, b = 0.75).
 
-    Words are lowercased, and no word is left out or stemmed.
+    Words are lowercased. There are no stop words and no stemming.
 
     Args:
       queries: The queries.
@@ -33,8 +32,8 @@ def bm25(
 
     Returns:
       The scores float32 `[Q, K]` in descending order, and the indices of the documents int32
-      `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index. A document that has
-      no word of the query is not found: its score is 0, and its index is −1.
+      `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index. A document without any
+      word of the query is not a result. In its place, the score is 0 and the index −1.
 
     Raises:
       UserError: `top_k` is below 1, or no document has a word.

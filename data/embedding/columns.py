@@ -1,8 +1,8 @@
 """The columns of a record: the anchor, its documents, and their scores; or a text and its label.
 
 The order of the columns gives their roles, as in sentence-transformers: an anchor (a query), then
-the positive, then any number of negatives, or a score. Columns with usual names are found by
-these names, in any order.
+the positive, then any number of negatives, or a score. Columns with one of the names below may be
+in any order.
 """
 
 import math
@@ -16,6 +16,7 @@ from ..common.fields import require
 from ..sources.labelled_names import Record
 from ..sources.retrieval.collection import RetrievalData
 from ..sources.tables import ColumnRoles
+from .embedding_examples import ScoreForm
 
 ANCHORS = frozenset("anchor query question sentence1 text1 text_a premise source".split())
 POSITIVES = frozenset(
@@ -39,25 +40,20 @@ class EmbeddingExample:
     Attributes:
       anchor: The text of the first column, such as a query.
       documents: The positive, then the negatives; or the second text of a scored pair.
-      score: The score of the pair, or of each document; None if the record has none.
-      label: The label of a text without documents, or None.
-      data_set: The index of the data set that the example is from, if there are several.
+      form: The kind of scores.
+      scores: The score of the pair, or of each document; empty if the record has none.
+      label: The label of the anchor if the example has no documents, or None.
+      data_set: The index of the example's data set, if there are several.
       location: The location of the example, for messages: `pairs.jsonl line 7`.
     """
 
     anchor: str
     documents: tuple[str, ...]
-    score: float | tuple[float, ...] | None
+    form: ScoreForm
+    scores: tuple[float, ...]
     location: str = field(repr=False)
     label: str | None = None
     data_set: int = 0
-
-    @property
-    def scores(self) -> tuple[float, ...]:
-        """The score or the scores; empty if the record has none."""
-        if self.score is None:
-            return ()
-        return self.score if isinstance(self.score, tuple) else (self.score,)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -66,7 +62,7 @@ class EmbeddingExample:
 
     @property
     def group(self) -> str:
-        """See ``Example``; all anchors of a document are in the same split."""
+        """See ``Example``. All anchors of a document are in the same split."""
         return (*self.documents, *self.texts)[0]
 
 
@@ -80,7 +76,7 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
       source: The name of the source, for messages.
 
     Raises:
-      DataError: The names do not say which columns to read.
+      DataError: The names do not determine which columns to read.
     """
     anchors, positives, scores, texts, labels = (
         [name for name in names if name.casefold() in customary]
@@ -96,9 +92,9 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
         "and its label, as #text,label",
         error=DataError,
     )
-    # negative_2 precedes negative_10, as in a list of scores.
-    found = [name for name in names if NEGATIVES.fullmatch(name.casefold())]
-    negatives = sorted(found, key=lambda name: (len(name), name))
+    # Sort negative_2 before negative_10, the order of a list of scores.
+    negative_names = [name for name in names if NEGATIVES.fullmatch(name.casefold())]
+    negatives = sorted(negative_names, key=lambda name: (len(name), name))
     return (*anchors, *positives, *negatives, *scores)
 
 
@@ -112,15 +108,15 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
         it has the name of a label.
 
     Raises:
-      DataError: A record lacks a text or a score, or its documents and scores differ in number.
+      DataError: A record lacks a text or a score, or has different numbers of documents and scores.
     """
     last = fields[-1].casefold()
     if len(fields) == 2 and last in LABELS:
         return list(map(_labelled, records))
     # A last column with an unknown name is a score if most of its values are numbers. A missing
     # score must not turn the other scores into documents.
-    numbers = 0 if NEGATIVES.fullmatch(last) else sum(_is_score(r.values[-1]) for r in records)
-    scored = len(fields) > 2 and (last in SCORES or 2 * numbers > len(records))
+    num_scores = 0 if NEGATIVES.fullmatch(last) else sum(_is_score(r.values[-1]) for r in records)
+    scored = len(fields) > 2 and (last in SCORES or 2 * num_scores > len(records))
     return [_example(record, scored) for record in records]
 
 
@@ -137,22 +133,22 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
         f"{positive!r:.40}: name the columns after a #, as #question,paragraph",
         error=DataError,
     )
-    score = _score(record.values[-1], location) if scored else None
+    form, scores = _scores(record.values[-1], location) if scored else ("none", ())
     # A list of documents needs a list of scores that ranks it. Without scores, the second document
     # would be a negative.
     require(
-        len(positives) == 1 or isinstance(score, tuple),
+        len(positives) == 1 or form == "documents",
         f"{location} has {len(positives)} positives: give a score for each document, or one "
         "record for each positive",
         error=DataError,
     )
-    number = len(score) if isinstance(score, tuple) else len(documents)
     require(
-        number == len(documents),
-        f"{location} has {number} scores for {len(documents)} documents: give one score for each",
+        form != "documents" or len(scores) == len(documents),
+        f"{location} has {len(scores)} scores for {len(documents)} documents: give one score for "
+        "each",
         error=DataError,
     )
-    return EmbeddingExample(anchor, tuple(documents), score, location)
+    return EmbeddingExample(anchor, tuple(documents), form, scores, location)
 
 
 def _labelled(record: Record) -> EmbeddingExample:
@@ -163,11 +159,11 @@ def _labelled(record: Record) -> EmbeddingExample:
         "name the columns after a #, as #text,label",
         error=DataError,
     )
-    return EmbeddingExample(text, (), None, record.location, str(label))
+    return EmbeddingExample(text, (), "labels", (), record.location, str(label))
 
 
 def _texts(value: Any) -> list[Any]:
-    """Returns the texts of a column; a blank text and None are left out."""
+    """Returns the texts of a column, without blank texts and None."""
     values = value if isinstance(value, list) else [value]
     return [x for x in values if (x.strip() if isinstance(x, str) else x is not None)]
 
@@ -182,13 +178,15 @@ def _is_score(value: Any) -> bool:
         return False
 
 
-def _score(value: Any, location: str) -> float | tuple[float, ...]:
+def _scores(value: Any, location: str) -> tuple[ScoreForm, tuple[float, ...]]:
     problem = (
         f"{location} must have a number as its score, or a list of numbers, got {value!r:.40}: "
         "correct it, or name the column negative if its values are texts"
     )
     require(_is_score(value), problem, DataError)
-    return tuple(map(float, value)) if isinstance(value, list) else float(value)
+    if isinstance(value, list):
+        return "documents", tuple(map(float, value))
+    return "pairs", (float(value),)
 
 
 def examples_of_collection(collection: RetrievalData, source: str) -> list[EmbeddingExample]:
@@ -200,14 +198,14 @@ def examples_of_collection(collection: RetrievalData, source: str) -> list[Embed
     """
     documents = collection.documents
     return [
-        EmbeddingExample(text, (documents[id],), None, f"{source} query {query}")
+        EmbeddingExample(text, (documents[id],), "none", (), f"{source} query {query}")
         for query, text in collection.queries.items()
-        # A relevance judgment may name a document that the collection lacks.
+        # A relevance judgment may refer to a document that the collection does not contain.
         for id in filter(documents.__contains__, collection.relevant[query])
     ]
 
 
-def limited(example: EmbeddingExample, number: int) -> EmbeddingExample:
-    """Returns an example with at most this many documents."""
-    score = example.score[:number] if isinstance(example.score, tuple) else example.score
-    return replace(example, documents=example.documents[:number], score=score)
+def limited(example: EmbeddingExample, num_documents: int) -> EmbeddingExample:
+    """Returns the example with at most `num_documents` documents."""
+    scores = example.scores[:num_documents]
+    return replace(example, documents=example.documents[:num_documents], scores=scores)

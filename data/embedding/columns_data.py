@@ -1,15 +1,14 @@
-"""The base class of data by columns: anchors, positives, negatives and scores."""
+"""The base class of data in columns: anchors, positives, negatives and scores."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..common.errors import DataError
 from ..common.fields import NonNegativeInt, require
-from ..sources.builtin.spelled_numbers import NumberWords
 from ..sources.hash_split import Split
 from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
-from ..sources.labelled_records import names_of_fields
-from ..sources.published.records import PublishedRecords
+from ..sources.parallel_corpus import open_parallel
+from ..sources.published.records import OpenedRecords
 from ..sources.retrieval.collection import read_retrieval
 from ..sources.tables import ColumnRoles
 from ..tasks.base import SourceField
@@ -31,7 +30,7 @@ from .paragraphs import paragraph_records
 class ColumnsData(RecordData[EmbeddingExample]):
     """Anchors with their positives, negatives and scores, from the columns of records."""
 
-    # If the source names no fields, the names of the columns determine the roles.
+    # If the source has no list of fields, the names of the columns determine their roles.
     forms: ClassVar[dict[str, str]] = {
         **forms_of_rows(""),
         **dict.fromkeys(("csv", "tsv", "memory", "beir", "squad"), ""),
@@ -43,11 +42,11 @@ class ColumnsData(RecordData[EmbeddingExample]):
     source: SourceField
     """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB, tfds:NAME or hf:NAME, with the columns
     anchor and positive, then negative, negative_1 … or negatives (a list), or score; or text and
-    label. #question,paragraph names other columns, in this order. builtin:python-docs has the first
-    sentence and the rest of each paragraph; builtin:numbers-en-fr has numbers in two languages;
-    beir:FOLDER#train and squad:GLOB have queries and their documents. To train an embedding model,
-    several named data sets are also accepted: sets:A=SOURCE | B=SOURCE. In Python, a list of
-    examples is also accepted.
+    label. #question,paragraph selects other columns, in this order. builtin:python-docs has the
+    first sentence and the rest of each paragraph; builtin:numbers-en-fr has numbers in two
+    languages; beir:FOLDER#train and squad:GLOB have queries and their documents. To train an
+    embedding model, several named data sets are also accepted: sets:A=SOURCE | B=SOURCE. In Python,
+    a list of examples is also accepted.
     """
     num_negatives: NonNegativeInt | None = None
     """Maximum number of negatives of an example. Defaults to the largest number in the data.
@@ -55,43 +54,38 @@ class ColumnsData(RecordData[EmbeddingExample]):
 
     def builtin_records(self, source: LabelledSource, split: Split) -> list[Record]:
         """See ``RecordData``."""
-        is_number = source.location.startswith("numbers-")
-        words = NumberWords.parse(source.name) if is_number else None
-        if words is None:
+        if not source.location.startswith("numbers-"):
             return paragraph_records(source, split)
-        pairs = words.vocabulary if split == "train" else words.validation
+        pairs = open_parallel(source.name, split)
         return [Record(pair.location, (pair.source, pair.target)) for pair in pairs]
 
-    def read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[EmbeddingExample]:
+    def read(self, records: OpenedRecords, split: Split) -> ExampleSet[EmbeddingExample]:
         """See ``RecordData``."""
-        # A collection has relevance judgments instead of columns.
+        source = records.source
+        # A retrieval collection has relevance judgments instead of columns.
         if source.kind in ("beir", "squad"):
             collection = read_retrieval(source.name)
             examples = examples_of_collection(collection, source.name)
             return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
-        # The user names the columns after a #, or their usual names give the roles.
+        # The user lists the columns after a #, or the names of the columns determine their roles.
         names = known = source.fields
         if not names:
-            known = names_of_fields(source) if published is None else published.field_names
+            known = records.field_names
             names = find_fields(known, source.name)
         problem = f"{source.name!r} names one column: name the column of the positive as well"
         require(len(names) > 1, problem, DataError)
         # A record may lack a negative.
         fields = tuple(name + "?" * self._is_optional(name, source) for name in names)
-        source = replace(source, fields=fields, named=True)
-        if published is not None:
-            published = replace(published, source=source)
-        records, lines = self._records(source, published, split)
-        examples = examples_of(records, names)
+        records = replace(records, source=replace(source, fields=fields, named=True))
+        read_records, lines = self._records(records, split)
+        examples = examples_of(read_records, names)
         if self.num_negatives is not None:
             # The documents are the positive and the negatives.
             examples = [limited(example, 1 + self.num_negatives) for example in examples]
-        # The log shows a negative that has an unknown name, and a last column that has scores.
+        # The log lists the columns that are not read, so that the user notices an unknown name.
         unread = [name for name in known if name not in names]
         columns = f"columns: {', '.join(names)}"
-        columns += " (scores)" * any(example.score is not None for example in examples)
+        columns += " (scores)" * any(example.scores for example in examples)
         columns += f"; not read: {', '.join(unread)}" if unread else ""
         return ExampleSet(tuple(examples), lines=(columns, *lines))
 
@@ -131,11 +125,11 @@ class ColumnsData(RecordData[EmbeddingExample]):
           learner: The loss that uses the margins, for messages.
 
         Raises:
-          DataError: An example has more than one negative, or none.
+          DataError: An example does not have exactly one negative.
         """
         for example in self.train_examples():
             require(
-                not isinstance(example.score, float) or len(example.documents) == 2,
+                example.form != "pairs" or len(example.documents) == 2,
                 f"{example.location} has {len(example.documents) - 1} negatives and a single score "
                 f"as its margin, and {learner} needs one margin for one negative: give a list of "
                 "scores, one for each document",
@@ -143,6 +137,6 @@ class ColumnsData(RecordData[EmbeddingExample]):
             )
 
     def _is_optional(self, name: str, source: LabelledSource) -> bool:
-        # A JSON object may lack a field, and a row of a table has every column.
+        # A JSON object may lack a field. A row of a table has every column.
         of_objects = source.kind in ("jsonl", "memory") and not source.fields
         return of_objects and NEGATIVES.fullmatch(name.casefold()) is not None

@@ -1,6 +1,6 @@
-"""Anchors with their documents as arrays; see ``embedding_data``."""
+"""Anchors with their documents as arrays. ``embedding_data`` describes the arrays."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,32 +14,37 @@ from ..orders.mixed import MIXED, Mixing
 
 ScoreForm = Literal["none", "pairs", "documents", "labels"]
 """The kind of scores: none, one for each pair, one for each document, or a label for each text."""
+_TARGETS: dict[ScoreForm, tuple[str, ...]] = {
+    "none": (),
+    "pairs": ("scores",),
+    "documents": ("scores",),
+    "labels": ("labels",),
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EmbeddingExamples(PickledByFields):
-    """Anchors with their documents; see ``dataset.OrderedExamples`` and the top of this file.
+    """Anchors with their documents. See ``dataset.OrderedExamples`` and ``embedding_data``.
 
     Attributes:
       queries: The different anchors.
       documents: The different documents.
       rows: For each example, the index of its anchor in `queries`, then the index of each of its
         documents in `documents`, or -1, int32 [n, 1 + C].
-      scores: float32 [n] or [n, C], or None.
-      labels: int32 [n], or None.
-      text_keys: Like `rows`, but equal texts have equal numbers in all columns.
-      data_sets: The index of the data set that each example is from, int32 [n].
+      targets: The targets of a loss: `scores`, float32 [n] or [n, C], and `labels`, int32 [n], if
+        the data have them.
+      text_keys: Like `rows`, but equal texts have the same index in all columns.
+      data_sets: The index of each example's data set, int32 [n].
       names: The names of the data sets if there are several.
       forms: The kind of scores in each data set.
       mixing: The order of the batches of several data sets.
-      notes: Remarks for the log.
+      notes: Notes for the log.
     """
 
     queries: BertInputs
     documents: BertInputs
     rows: np.ndarray
-    scores: np.ndarray | None
-    labels: np.ndarray | None
+    targets: Mapping[str, np.ndarray]
     text_keys: np.ndarray
     data_sets: np.ndarray
     names: tuple[str, ...]
@@ -55,37 +60,36 @@ class EmbeddingExamples(PickledByFields):
     def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
         """See ``dataset.OrderedExamples``."""
         if not self.names:
-            # A loss that learns from scores accepts equal texts in a batch, so any order is
-            # possible.
+            # A loss on scores accepts equal texts in a batch, so any order is possible.
             is_free = self.forms[0] in ("pairs", "documents")
             return None if is_free else self._order(batch_size, seed, epoch)
-        # Each data set orders its examples; `rows` gives their indices among all examples.
+        # Each data set orders its examples. `rows` has the indices of its examples among all
+        # examples.
         orders = [rows[part._order(batch_size, seed, epoch)] for rows, part in self.parts()]
         return MIXED[self.mixing](orders, seed, epoch)
 
     def _order(self, batch_size: int, seed: int, epoch: int) -> np.ndarray:
         """Returns the batches of a single data set."""
-        if self.labels is not None:
-            return label_order(self.labels, batch_size, seed, epoch)
+        if "labels" in self.targets:
+            return label_order(self.targets["labels"], batch_size, seed, epoch)
         # Only pairs without scores use the other texts of a batch as negatives.
-        keys = self.text_keys if self.scores is None else np.full_like(self.text_keys, ABSENT)
+        keys = self.text_keys
+        if "scores" in self.targets:
+            keys = np.full_like(keys, ABSENT)
         return distinct_order(keys, batch_size, seed, epoch)
 
     def parts(self) -> Iterator[tuple[np.ndarray, "EmbeddingExamples"]]:
         """Yields the indices int64 [m] and the examples of each data set."""
-        for number, form in enumerate(self.forms):
-            rows = np.flatnonzero(self.data_sets == number)
-            scores = self.scores
-            if scores is not None and form == "pairs":
-                # [n] or [n, C] to [n]: the score of a pair is in the first column.
-                scores = scores.reshape(len(scores), -1)[:, 0]
-            made = {"scores": scores if form in ("pairs", "documents") else None}
-            made["labels"] = self.labels if form == "labels" else None
-            of_rows = {name: None if x is None else x[rows] for name, x in made.items()}
+        for i, form in enumerate(self.forms):
+            rows = np.flatnonzero(self.data_sets == i)
+            targets = {name: self.targets[name][rows] for name in _TARGETS[form]}
+            if form == "pairs":
+                # [m] or [m, C] to [m]: the score of a pair is in the first column.
+                targets["scores"] = targets["scores"].reshape(len(rows), -1)[:, 0]
             arrays = {
                 name: getattr(self, name)[rows] for name in ("rows", "text_keys", "data_sets")
             }
-            yield rows, replace(self, **of_rows, **arrays, names=(), forms=(form,))
+            yield rows, replace(self, targets=targets, **arrays, names=(), forms=(form,))
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example, which is the same in every epoch."""
@@ -93,10 +97,10 @@ class EmbeddingExamples(PickledByFields):
         query = self.queries.example(anchor)
         arrays = arrays_of(documents, self.documents.template.length, self.documents.example)
         del arrays["token_type_ids"]
-        # With a single data set, a batch does not say which data set an example is from.
-        sets = self.data_sets if self.names else None
-        values = {"scores": self.scores, "labels": self.labels, "data_set": sets}
-        targets = {name: x[index] for name, x in values.items() if x is not None}
+        targets = {name: x[index] for name, x in self.targets.items()}
+        # With a single data set, a batch has no array `data_set`.
+        if self.names:
+            targets["data_set"] = self.data_sets[index]
         anchors = {"anchor_ids": query["input_ids"], "anchor_mask": query["attention_mask"]}
         return {**anchors, **(arrays if documents else {}), **targets}
 
@@ -109,11 +113,11 @@ def arrays_of(
     Args:
       documents: The index of each document, or ``ABSENT``.
       length: The padded length of a document, T.
-      make: Makes the arrays of a document, int32 [T].
+      make: Returns the arrays of a document, int32 [T].
     """
     arrays = zeros(token_specs(len(documents), length))
-    for position, number in enumerate(documents):
-        if number != ABSENT:
-            for name, row in make(number).items():
+    for position, document in enumerate(documents):
+        if document != ABSENT:
+            for name, row in make(document).items():
                 arrays[name][position] = row
     return arrays

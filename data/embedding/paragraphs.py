@@ -1,8 +1,8 @@
 """Pairs made from plain text: the first sentence of a paragraph, and the rest of the paragraph.
 
 Lee et al. 2019, "Latent retrieval for weakly supervised open domain question answering", section
-3.1: such pairs (in the paper, with any sentence of the paragraph) train a search without labeled
-data.
+3.1: such pairs train a retrieval model without labeled data. The paper uses a random sentence of
+the paragraph instead of the first.
 """
 
 import re

@@ -1,11 +1,11 @@
-"""Queries with documents to rank, for models that read a query and a document at once.
+"""Queries with documents to rank, for models that read a query and a document together.
 
 The arrays of a batch are int32 [B, C, T] ``input_ids``, ``attention_mask`` and ``token_type_ids``
 of the pairs of a query and each of its C documents, and ``scores``, float32 [B, C]. T is the length
-of the longest query with the longest document, rounded up to a multiple of 8, or the limit of the
-settings. If an example has fewer documents than others, the rows of the missing documents are all
-zeros. Records without scores have the score 1 for the positive, and 0 for the negatives and for
-sampled documents.
+of the longest query plus the longest document, rounded up to a multiple of 8, but at most `length`.
+If an example has fewer documents than others, the rows of the missing documents are all zeros.
+Records without scores have the score 1 for the positive, and 0 for the negatives and for sampled
+documents.
 """
 
 import functools
@@ -22,8 +22,7 @@ from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, token_specs, truncate_longest_first
 from ..orders.distinct import ABSENT
 from ..sources.hash_split import Split
-from ..sources.labelled_names import LabelledSource
-from ..sources.published.records import PublishedRecords
+from ..sources.published.records import OpenedRecords
 from ..tasks.labelled import LabelledLength
 from ..tasks.labelled_examples import ExampleSet
 from ..tokenizers.base import Tokenizer
@@ -36,7 +35,7 @@ from .text_table import NumberedTexts, TokenRows
 # The default number of sampled negatives, for records without scores.
 _SAMPLED = 4
 FIRST = 20
-"""The number of documents that BM25 finds for a query; negatives are drawn from these documents."""
+"""The number of documents that BM25 finds for a query. Negatives are drawn from these documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,48 +45,46 @@ class RerankData(ColumnsData):
     kind: ClassVar[str] = "rerank"
 
     length: LabelledLength = 256
-    """Maximum number of tokens of a query and a document, T. The longer text is truncated."""
+    """Maximum number of tokens of a query and a document together, T. The longer text is
+    truncated."""
     sampled_negatives: NonNegativeInt | None = None
-    """The number of documents of other queries that are drawn as negatives, for each query in each
+    """Number of documents of other queries that are drawn as negatives, for each query in each
     epoch. Only for records without scores. Defaults to 4, or to 0 for records with scores.
     """
     sampled_from: Literal["all", "bm25"] = "all"
     """The documents that sampled negatives are drawn from. all: every document of another query.
-    bm25: the first 20 documents that BM25 finds for the query, which are harder to distinguish from
-    the positive, and others if BM25 finds too few.
-    """
+    bm25: the first 20 documents that BM25 finds for the query. These are harder to distinguish from
+    the positive. If BM25 finds too few, other documents are drawn as well."""
     sampling_seed: Seed = 0
     """The seed for drawing sampled negatives."""
 
     def labels(self) -> tuple[str, ...]:
-        """See ``DataConfig``; the only label is the score."""
+        """See ``DataConfig``. The only label is the score."""
         return ("score",)
 
     def assumed_labels(self) -> tuple[str, ...]:
         """See ``DataConfig``."""
         return self.labels()
 
-    def read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[EmbeddingExample]:
+    def read(self, records: OpenedRecords, split: Split) -> ExampleSet[EmbeddingExample]:
         """See ``RecordData``."""
-        found = super().read(source, published, split)
+        examples_read = super().read(records, split)
         require(
-            all(example.documents for example in found.examples),
-            f"{source.name!r} has texts with labels, and a reranker learns from queries with "
-            "documents: name the columns after a #, as #query,document",
+            all(example.documents for example in examples_read.examples),
+            f"{records.source.name!r} has texts with labels, and a reranker learns from queries "
+            "with documents: name the columns after a #, as #query,document",
             error=DataError,
         )
-        return found
+        return examples_read
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig`` and the top of this file."""
+        """See ``DataConfig`` and the module docstring."""
         del num_labels, num_choices
-        number = 1 + (self.num_negatives or 0)
-        number += _SAMPLED if self.sampled_negatives is None else self.sampled_negatives
+        num_documents = 1 + (self.num_negatives or 0)
+        num_documents += _SAMPLED if self.sampled_negatives is None else self.sampled_negatives
         return {
-            **token_specs(number, self.length),
-            "scores": ArraySpec((number,), Values.LABEL, "float32"),
+            **token_specs(num_documents, self.length),
+            "scores": ArraySpec((num_documents,), Values.LABEL, "float32"),
         }
 
     def encode(
@@ -98,9 +95,9 @@ class RerankData(ColumnsData):
         *,
         training: bool = False,
     ) -> "RerankExamples":
-        """See ``RecordData``; each text is tokenized once."""
+        """See ``RecordData``. Each text is tokenized once."""
         del labels
-        scored = sum(example.score is not None for example in examples)
+        scored = sum(example.form != "none" for example in examples)
         require(
             scored in (0, len(examples)),
             f"{self.source_name!r} has scores in {scored:,} of {len(examples):,} records: give "
@@ -116,9 +113,9 @@ class RerankData(ColumnsData):
         )
         texts, template = NumberedTexts.of(examples), Template.of(tokenizer, self.length)
         queries, documents = (TokenRows.of(x, tokenizer) for x in (texts.queries, texts.documents))
-        number = texts.rows.shape[1] - 1
-        # Count truncated pairs; sampled documents are not known yet. [n, 1 + C] to [n, 1] and [n,
-        # C], which broadcast to the sizes of all pairs.
+        num_documents = texts.rows.shape[1] - 1
+        # Count truncated pairs, without sampled documents, which are not drawn yet. [n, 1 + C] to
+        # [n, 1] and [n, C], which broadcast to the sizes of all pairs.
         anchors, others = np.split(texts.rows, [1], axis=1)
         sizes = queries.sizes[anchors] + np.where(others == ABSENT, 0, documents.sizes[others])
         is_long = (sizes > template.room(2)) & (others != ABSENT)
@@ -133,36 +130,36 @@ class RerankData(ColumnsData):
         longest = int(queries.sizes.max() + documents.sizes.max())
         return RerankExamples(
             template=template.fitted(longest + template.length - template.room(2)),
-            # Truncating two tokens to one shows whether the tokenizer keeps the start or the end of
-            # a text.
+            # Truncate two tokens to one, to determine whether the tokenizer keeps the start or the
+            # end.
             keeps_end=tokenizer.truncated([0, 1], 1) == [1],
             queries=queries,
             documents=documents,
             rows=texts.rows,
-            scores=_scores(examples, number),
+            scores=_scores(examples, num_documents),
             num_sampled=sampled,
             found=found,
-            # An evaluation samples other documents than training, and the same documents in every
-            # epoch.
+            # An evaluation draws documents with a different seed than training, and the same
+            # documents in every epoch.
             seed=(self.sampling_seed, int(training)),
-            notes=(f"{number + sampled} documents each", *cut),
+            notes=(f"{num_documents + sampled} documents each", *cut),
         )
 
 
-def _scores(examples: Sequence[EmbeddingExample], number: int) -> np.ndarray:
-    """Returns the scores of all documents, float32 [n, C]; 0 for absent documents."""
-    scores = np.zeros((len(examples), number), np.float32)
+def _scores(examples: Sequence[EmbeddingExample], num_documents: int) -> np.ndarray:
+    """Returns the scores of all documents, float32 [n, C], with 0 for absent documents."""
+    scores = np.zeros((len(examples), num_documents), np.float32)
     for row, example in zip(scores, examples, strict=True):
         # A single score is the score of the pair, or the margin between the positive and a
         # negative.
-        given = example.scores or (1.0,)
-        row[: len(given)] = given
+        values = example.scores or (1.0,)
+        row[: len(values)] = values
     return scores
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RerankExamples(PickledByFields):
-    """Queries with their documents; see ``dataset.ExampleSource`` and the top of this file.
+    """Queries with their documents. See ``dataset.ExampleSource`` and the module docstring.
 
     Attributes:
       template: The special tokens of a pair, and its length.
@@ -176,7 +173,7 @@ class RerankExamples(PickledByFields):
       found: For each query, the indices of the documents to draw from first, or ``ABSENT``, int32
         [queries, K]. If None, all documents are equally probable.
       seed: The seed of the sampled documents, and whether these documents differ between epochs.
-      notes: Remarks for the log.
+      notes: Notes for the log.
     """
 
     template: Template
@@ -196,7 +193,7 @@ class RerankExamples(PickledByFields):
         return len(self.rows)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; the sampled documents differ between the epochs of training."""
+        """Makes one example. In training, the sampled documents differ between epochs."""
         query, *documents = self.rows[index].tolist()
         documents += self._sampled(epoch, index, documents)
         pair = functools.partial(self._pair, query)
@@ -206,30 +203,32 @@ class RerankExamples(PickledByFields):
         scores[: self.scores.shape[1]] = self.scores[index]
         return {**arrays, "scores": scores}
 
-    def _sampled(self, epoch: int, index: int, own: Sequence[int]) -> list[int]:
+    def _sampled(self, epoch: int, index: int, documents: Sequence[int]) -> list[int]:
         """Draws documents of other queries, each at most once."""
         seed, training = self.seed
         # In an evaluation `training` is 0, so every epoch has the same draws.
         rng = np.random.default_rng([seed, training, epoch * training, index])
-        # Other records may give this query more documents, which must not be sampled either.
+        # Other records may have more documents for this query. These must not be sampled either.
         query = int(self.rows[index, 0])
-        left_out = {ABSENT, *own, *self._documents_of[query]}
+        left_out = {ABSENT, *documents, *self._documents_of[query]}
         # Draw more documents than needed, because relevant ones are left out.
         wanted = min(self.num_sampled + len(left_out), len(self.documents))
         drawn = rng.choice(len(self.documents), wanted, replace=False).tolist()
         # The documents of BM25 come first, in a random order.
         near = [] if self.found is None else rng.permutation(self.found[query]).tolist()
         candidates = dict.fromkeys([*near, *drawn])
-        others = [number for number in candidates if number not in left_out][: self.num_sampled]
+        others = [document for document in candidates if document not in left_out][
+            : self.num_sampled
+        ]
         return others + [ABSENT] * (self.num_sampled - len(others))
 
     @cached_property
     def _documents_of(self) -> dict[int, list[int]]:
-        """For each query, the documents that any record gives it."""
-        found: dict[int, list[int]] = {}
+        """For each query, its documents in all records."""
+        relevant: dict[int, list[int]] = {}
         for query, *documents in self.rows.tolist():
-            found.setdefault(query, []).extend(documents)
-        return found
+            relevant.setdefault(query, []).extend(documents)
+        return relevant
 
     def _pair(self, query: int, document: int) -> dict[str, np.ndarray]:
         """Returns the arrays of a pair, as ``BertInputs`` makes them."""

@@ -1,4 +1,4 @@
-"""The different texts of examples; each text is tokenized once."""
+"""The different texts of examples. Each text is stored and tokenized once."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from .columns import EmbeddingExample
 
 
 class TextTable:
-    """A set of different texts; each new text gets the next index."""
+    """A set of different texts. Each new text gets the next index."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.locations: list[str] = []
 
     def add(self, text: str, location: str) -> int:
-        """Returns the index of a text, and adds a new text with its location for messages."""
-        number = self.numbers.setdefault(text, len(self.numbers))
-        if number == len(self.locations):
+        """Returns the index of a text; stores a new text with its location for messages."""
+        index = self.numbers.setdefault(text, len(self.numbers))
+        if index == len(self.locations):
             self.locations.append(location)
-        return number
+        return index
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NumberedTexts:
       documents: The different documents.
       rows: For each example, the index of its anchor in `queries`, then the index of each document
         in `documents` or ``ABSENT``, int32 [n, 1 + C].
-      keys: Like ``rows``, but equal texts have equal numbers, even in different columns.
+      keys: Like ``rows``, but equal texts have the same index, even in different columns.
     """
 
     queries: TextTable
@@ -45,10 +45,9 @@ class NumberedTexts:
 
     @classmethod
     def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
-        """Assigns a number to each different text of the examples."""
+        """Assigns an index to each different text of the examples."""
         most = max(len(example.documents) for example in examples)
-        # `rows` numbers the anchors and the documents separately. `keys` numbers all texts
-        # together.
+        # `rows` has separate indices for anchors and documents. `keys` has one index for all texts.
         queries, documents, texts = TextTable(), TextTable(), TextTable()
         rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
         for i, example in enumerate(examples):
@@ -62,7 +61,7 @@ class NumberedTexts:
 
 @dataclass(frozen=True, eq=False)
 class TokenRows:
-    """Tokens of many texts without special tokens, in flat arrays, which pickle fast.
+    """Tokens of many texts, without special tokens. Flat arrays pickle fast.
 
     Attributes:
       ids: The tokens of all texts, int32.
@@ -84,9 +83,9 @@ class TokenRows:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def __getitem__(self, number: int) -> list[int]:
+    def __getitem__(self, index: int) -> list[int]:
         """Returns the tokens of a text."""
-        return self.ids[self.starts[number] : self.starts[number + 1]].tolist()
+        return self.ids[self.starts[index] : self.starts[index + 1]].tolist()
 
     @property
     def sizes(self) -> np.ndarray:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..common.errors import DataError
+from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, Values, zeros
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.frame import Frame
@@ -101,6 +102,10 @@ class BertInputs:
         """The number of tokens of each example, with special tokens."""
         return np.diff(self.starts).tolist()
 
+    def tokens(self, index: int) -> np.ndarray:
+        """Returns the tokens of an example without padding, int32 [size]."""
+        return self.ids[self.starts[index] : self.starts[index + 1]]
+
     def fitted(self) -> "BertInputs":
         """Returns examples of single texts, padded only to the length of the longest example."""
         return replace(self, template=self.template.fitted(max(self.lengths, default=1)))
@@ -157,11 +162,12 @@ def encode_texts(
         num_truncated += sum(sizes) < sum(map(len, rows))
         rows = [tokenizer.truncated(row, size) for row, size in zip(rows, sizes, strict=True)]
         # A row without any token would have nothing to attend to.
-        if not any((*rows, template.frame.layout(len(rows)).num_added)):
-            raise DataError(
-                f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special "
-                "token that a model could read instead: leave it out"
-            )
+        require(
+            any((*rows, template.frame.layout(len(rows)).num_added)),
+            f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special token "
+            "that a model could read instead: leave it out",
+            DataError,
+        )
         kept.append(rows)
     return BertInputs.of(template, kept), num_truncated
 

@@ -12,6 +12,7 @@ not predicted. ``ngrams`` masks up to that number of consecutive words together 
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +28,25 @@ _MASKED, _RANDOM = 0.8, 0.9
 
 
 @dataclass(frozen=True, eq=False)
+class WordBoundaries:
+    """Which tokens belong to one word, bool [vocab_size] each.
+
+    Attributes:
+      continues: True for ids that continue the word of the previous token.
+      breaks: True for ids after which a word begins in any case, such as a line break.
+    """
+
+    continues: np.ndarray
+    breaks: np.ndarray
+
+    def joined(self, ids: np.ndarray) -> np.ndarray:
+        """Returns whether each token continues the word of the token before it, bool [n]."""
+        joined = self.continues[ids]
+        joined[1:] &= ~self.breaks[ids[:-1]]
+        return joined
+
+
+@dataclass(frozen=True, eq=False)
 class Masking(PickledByFields):
     """The rule that masks the tokens of an example.
 
@@ -37,8 +57,7 @@ class Masking(PickledByFields):
         ``missing``.
       max_predictions: The length M of the arrays of predictions.
       rate: The fraction of predicted tokens, in (0, 1).
-      continues: For whole-word masking, True for ids that continue the word of the previous
-        token, bool [vocab_size]. If None, mask single tokens.
+      words: For whole-word masking, the boundaries of words. If None, mask single tokens.
       missing: Ids below ``vocab_size`` that the vocabulary does not use.
       ngrams: The largest number of consecutive words, or tokens, that are masked together.
     """
@@ -48,7 +67,7 @@ class Masking(PickledByFields):
     vocab_size: int
     max_predictions: int
     rate: float = 0.15
-    continues: np.ndarray | None = None
+    words: WordBoundaries | None = None
     missing: tuple[int, ...] = ()
     ngrams: int = 1
 
@@ -81,11 +100,11 @@ class Masking(PickledByFields):
         require("mask" in ids, problem, DataError)
         return cls(
             ids["mask"],
-            tuple(sorted(set(ids.values()))),
+            tuple(sorted(tokenizer.all_special_ids)),
             tokenizer.vocab_size,
             max_predictions or usual_predictions(rate, length),
             rate,
-            continuations(tokenizer) if whole_word else None,
+            word_boundaries(tokenizer) if whole_word else None,
             tuple(id for id in range(tokenizer.vocab_size) if _piece(tokenizer, id) is None),
             ngrams,
         )
@@ -119,7 +138,7 @@ class Masking(PickledByFields):
         candidates = np.flatnonzero(self._ordinary[ids])
         chosen = (
             _some(candidates, budget, rng)
-            if self.continues is None and self.ngrams == 1
+            if self.words is None and self.ngrams == 1
             else self._spans(ids, candidates, budget, rng)
         )
         count = len(chosen)
@@ -143,10 +162,10 @@ class Masking(PickledByFields):
         longer than the remaining budget. If every word is longer than the budget, the shortest word
         is chosen so that there is a prediction, unless it is longer than ``max_predictions``.
         """
-        # Without `continues`, every token is a word. Arrays are bool [num_candidates].
+        # Without `words`, every token is a word. Arrays are bool [num_candidates].
         is_continuation = np.zeros(len(candidates), bool)
-        if self.continues is not None:
-            is_continuation = self.continues[ids[candidates]]
+        if self.words is not None:
+            is_continuation = self.words.joined(ids[candidates])
         # A word does not continue across a special token, and the first candidate starts a word.
         adjacent = np.diff(candidates, prepend=-2) == 1
         is_continuation &= adjacent
@@ -194,34 +213,44 @@ def usual_predictions(rate: float, length: int) -> int:
     return math.ceil(round(rate * length, 6))
 
 
-def continuations(tokenizer: Tokenizer) -> np.ndarray:
-    """Finds the ids that continue a word, from the spelling of the pieces.
+def word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
+    """Finds the boundaries of words from the spelling of the pieces.
 
-    In WordPiece these pieces begin with ``##``. In vocabularies that encode spaces, every piece
-    that does not begin with a space continues a word.
+    In WordPiece, pieces that continue a word begin with ``##``. In vocabularies that encode spaces,
+    a word begins with a piece that begins with white space, or after a piece that ends with a line
+    break or with other white space that is not the space before a word.
 
     Args:
       tokenizer: A tokenizer of any kind except characters.
 
-    Returns:
-      bool [vocab_size].
-
     Raises:
       DataError: The vocabulary marks neither words nor their continuations.
     """
-    pieces = [_piece(tokenizer, id) or "" for id in range(tokenizer.vocab_size)]
+    ids = range(tokenizer.vocab_size)
+    pieces = [_piece(tokenizer, id) or "" for id in ids]
     if tokenizer.kind == "wordpiece":
-        return np.asarray([piece.startswith("##") for piece in pieces])
+        continues = _flags(pieces, lambda piece: piece.startswith("##"))
+        return WordBoundaries(continues, np.zeros_like(continues))
     if tokenizer.kind == "words":
-        return np.zeros(tokenizer.vocab_size, bool)
+        return WordBoundaries(*np.zeros((2, tokenizer.vocab_size), bool))
     # Byte-level BPE writes a space as Ġ, SentencePiece as ▁.
-    begins = np.asarray([piece.startswith(("Ġ", "▁")) for piece in pieces])
+    spaces = _flags(pieces, lambda piece: piece.startswith(("Ġ", "▁")))
     require(
-        begins.any(),
+        spaces.any(),
         f"this {tokenizer.kind} tokenizer does not mark where words begin: leave whole_word out",
         DataError,
     )
-    return ~begins
+    # The decoded text shows line breaks, which vocabularies write in several ways.
+    texts = [tokenizer.decode([id], skip_special_tokens=False) if pieces[id] else "" for id in ids]
+    begins = _flags(texts, lambda text: text[:1].isspace())
+    # A space may be a piece without the word that it begins.
+    breaks = _flags(texts, lambda text: text[-1:].isspace() and not text.endswith(" "))
+    return WordBoundaries(~(spaces | begins), breaks)
+
+
+def _flags(texts: Sequence[str], test: Callable[[str], bool]) -> np.ndarray:
+    """Returns the result of a test for each text, bool [n]."""
+    return np.fromiter(map(test, texts), bool, len(texts))
 
 
 def _piece(tokenizer: Tokenizer, id: int) -> str | None:

@@ -62,10 +62,8 @@ def read_pairs(path: str) -> dict[str, tuple[str, str]]:
     for file, number, line in input_lines(path):
         texts = line.split("\t")
         location = f"{file} line {number}"
-        if len(texts) != 2:
-            raise DataError(
-                f"{location} has {len(texts)} texts: write two texts, separated by a tab"
-            )
+        problem = f"{location} has {len(texts)} texts: write two texts, separated by a tab"
+        require(len(texts) == 2, problem, DataError)
         pairs[location] = texts[0], texts[1]
     require(pairs, f"nothing to predict in {path}: it is empty", DataError)
     return pairs

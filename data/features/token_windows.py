@@ -40,11 +40,10 @@ class Windows:
 
     def __post_init__(self) -> None:
         first, second = self.sizes
-        if first < 1 or (self.next_sentence and second < 1):
-            added = self.frame.layout(2 if self.next_sentence else 1).num_added
-            raise DataError(
-                f"length {self.length} leaves no room for tokens: choose at least {2 * added}"
-            )
+        fewest = 2 * self.frame.pair.num_added
+        problem = f"length {self.length} leaves no room for tokens: choose at least {fewest}"
+        # The second half of a pair is not shorter than the first.
+        require(first >= 1, problem, DataError)
         # In a shorter text, an A from the middle would leave no room for a B that does not overlap
         # A.
         needed = first + 2 * second

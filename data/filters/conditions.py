@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..common.errors import DataError, counted
+from ..common.fields import require
 from ..common.json_lines import pick
 
 _COMPARE: dict[str, Callable[..., bool]] = {
@@ -28,6 +29,7 @@ _COMPARE: dict[str, Callable[..., bool]] = {
 _PART = re.compile(r"(?P<before>.*)#(?P<part>[^#?]*)\?(?P<conditions>[^#]*?[=!<>][^#]*)", re.DOTALL)
 _CONDITION = re.compile(r"(?P<field>[^=!<>]+?)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>[^=].*|)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+_COMPOUND: dict[type, str] = {list: "list", dict: "JSON object"}
 _EXAMPLE = "write FIELD>=VALUE, with one of " + ", ".join(_COMPARE)
 
 LeftOut = Counter[str]
@@ -62,21 +64,21 @@ class Condition:
           DataError: The values cannot be ordered: one is a number and the other is not, or the
             field is a list, an object, or null.
         """
-        if isinstance(value, list | dict):
-            kind = "list" if isinstance(value, list) else "JSON object"
-            raise DataError(
-                f"{location} field {self.field!r} is a {kind}, not a text or a number: filter on "
-                f"another field than {str(self)!r}"
-            )
+        require(
+            type(value) not in _COMPOUND,
+            f"{location} field {self.field!r} is a {_COMPOUND.get(type(value))}, not a text or a "
+            f"number: filter on another field than {str(self)!r}",
+            error=DataError,
+        )
         # Spell None and booleans as in JSON: ``null``, ``true``, ``false``.
         text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-        # Compare as numbers only if the field's value and the value of the condition are numbers.
         one, other = _number(text), _number(self.value)
-        sides = (one, other) if None not in (one, other) else (text, self.value)
-        # Two numbers or two texts are ordered; a text and a number are not.
+        if None not in (one, other):
+            return _COMPARE[self.sign](one, other)
+        # Two texts are ordered; a text and a number are not.
         is_text = one is other is None and isinstance(value, str)
-        if is_text or None not in (one, other) or self.sign in ("==", "!="):
-            return _COMPARE[self.sign](*sides)
+        if is_text or self.sign in ("==", "!="):
+            return _COMPARE[self.sign](text, self.value)
         kind = "a number" if other is not None else "a text"
         raise DataError(
             f"{location} field {self.field!r} is {text[:40]!r}, not {kind}, so it cannot be "

@@ -1,1 +1,1 @@
-"""Orders of examples that decide which of them share a batch."""
+"""Orders of examples, which determine the batches."""

@@ -1,8 +1,11 @@
-"""An order of labeled examples: a batch has either no example of a label or at least two.
+"""An order of labeled examples. A batch has at least two examples of each of its labels.
 
 Losses that compare the texts of a batch by their labels need both equal and different labels. The
 order of an epoch depends only on the seed, the epoch and the batch size.
 """
+
+from collections import defaultdict
+from itertools import chain
 
 import numpy as np
 
@@ -14,7 +17,7 @@ from .distinct import shuffled
 def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches by label.
 
-    Each round takes two examples of each label, with the labels in a random order. The rounds end
+    Each round selects two examples of each label, in a random order of the labels. The rounds end
     when fewer than two labels have two examples left. The other examples are left out of this
     epoch. The last batch is filled with repeated examples. GroupByLabelBatchSampler of
     sentence-transformers has the same rounds.
@@ -39,11 +42,11 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     )
     # Group the shuffled examples by label, so that each label has its examples in a random order.
     order = shuffled(len(labels), seed, epoch, 0)
-    by_label: dict[int, list[int]] = {}
+    by_label = defaultdict[int, list[int]](list)
     for index in order:
-        by_label.setdefault(int(labels[index]), []).append(index)
-    # A label with a single example has no pair.
-    left = {label: found for label, found in by_label.items() if len(found) > 1}
+        by_label[int(labels[index])].append(index)
+    # A label with a single example gives no pair.
+    left = {label: examples for label, examples in by_label.items() if len(examples) > 1}
     require(
         len(left) > 1,
         f"{len(left)} labels have two or more texts, and a loss by labels needs two such labels: "
@@ -53,14 +56,13 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     pairs = _rounds(left, seed, epoch)
     count = batch_size // 2
     # Fill the last batch with the epoch's first pairs that are not yet in the batch. Prefer pairs
-    # of labels that the batch does not have, because a batch of a single label teaches nothing.
+    # of labels that are not in the batch, because losses by label need different labels in a batch.
     last = pairs[len(pairs) // count * count :]
-    if last:
-        used = {index for pair in last for index in pair}
-        present = {int(labels[index]) for index in used}
-        spare = list(filter(used.isdisjoint, pairs))
-        spare.sort(key=lambda pair: int(labels[pair[0]]) in present)
-        pairs += spare[: count - len(last)]
+    used = set(chain.from_iterable(last))
+    present = set(labels[sorted(used)].tolist())
+    spare = list(filter(used.isdisjoint, pairs))
+    spare.sort(key=lambda pair: int(labels[pair[0]]) in present)
+    pairs += spare[: -len(pairs) % count]
     require(
         pairs and len(pairs) % count == 0,
         f"batch_size {batch_size} needs {count} pairs of texts with equal labels, and an epoch has "
@@ -72,8 +74,8 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
 
 
 def _rounds(left: dict[int, list[int]], seed: int, epoch: int) -> list[tuple[int, int]]:
-    """Returns pairs of examples with the same label; the labels take turns."""
-    # Turn 0 shuffles the examples, and each round draws its order of the labels from a later turn.
+    """Returns pairs of examples with the same label, alternating between labels."""
+    # Turn 0 shuffles the examples. Each round shuffles the labels with a later turn.
     pairs, turn, last = list[tuple[int, int]](), 1, None
     while len(left) > 1:
         names = sorted(left)
@@ -82,6 +84,6 @@ def _rounds(left: dict[int, list[int]], seed: int, epoch: int) -> list[tuple[int
         if names[0] == last:
             names[:2] = names[1::-1]
         pairs += [(left[name].pop(), left[name].pop()) for name in names]
-        left = {name: found for name, found in left.items() if len(found) > 1}
+        left = {name: examples for name, examples in left.items() if len(examples) > 1}
         turn, last = turn + 1, names[-1]
     return pairs

@@ -1,6 +1,6 @@
-"""An order of examples that never puts a text twice into a batch.
+"""An order of examples in which no text occurs twice in a batch.
 
-With in-batch negatives, a second example with the same text would be a wrong negative. The order of
+With in-batch negatives, a second example with the same text would be a false negative. The order of
 an epoch depends only on the seed, the epoch and the batch size.
 """
 
@@ -12,19 +12,19 @@ from ..common.errors import DataError
 from ..common.fields import require
 
 ABSENT = -1
-"""The value in place of the number of a text that an example lacks."""
+"""The value in place of the index of a text that an example lacks."""
 
 
 def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches without equal texts.
 
-    Examples are shuffled. Each example goes to the first batch that has room and comes after all
+    Examples are shuffled. Each example is added to the first batch that has room and follows all
     batches that contain one of its texts. The last batches are filled with the remaining examples,
     and then with repeated examples.
 
     Args:
-      keys: For each example, the numbers of its texts, or -1 for a missing text, int [n, K]. Equal
-        texts have equal numbers.
+      keys: For each example, the indices of its texts, or -1 for a missing text, int [n, K]. Equal
+        texts have the same index.
       batch_size: The size of a batch, B.
       seed: The seed of the order, any integer.
       epoch: The epoch.
@@ -36,17 +36,17 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
       DataError: Too few examples have different texts.
     """
     texts = [tuple({*row} - {ABSENT}) for row in keys.tolist()]
-    number = -(-len(texts) // batch_size)
-    batches: list[list[int]] = [[] for _ in range(number)]
+    num_batches = -(-len(texts) // batch_size)
+    batches: list[list[int]] = [[] for _ in range(num_batches)]
     # For each text, the first batch that may contain it. For each batch, the next batch with room.
     earliest = [0] * (int(keys.max()) + 1)
-    following = list(range(number + 1))
-    # Give each example to the earliest possible batch; `late` collects examples without a batch.
+    following = list(range(num_batches + 1))
+    # Add each example to the earliest possible batch. `late` collects examples without a batch.
     order, next_order = (shuffled(len(texts), seed, epoch, turn) for turn in range(2))
     late = []
     for index in order:
         batch = _with_room(following, max((earliest[text] for text in texts[index]), default=0))
-        if batch == number:
+        if batch == num_batches:
             late.append(index)
             continue
         batches[batch].append(index)
@@ -63,7 +63,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 def _with_room(following: list[int], batch: int) -> int:
     """Returns the first batch with room from `batch` on, or the number of batches if none has."""
     while following[batch] != batch:
-        # Skip one entry of the path, which shortens the path of later calls.
+        # Path halving: skip one entry of the path, so that later calls are faster.
         following[batch] = following[following[batch]]
         batch = following[batch]
     return batch
@@ -77,9 +77,10 @@ def _fill(
     # stopped.
     candidates = itertools.cycle(spare)
     for batch in batches:
-        present = {text for index in batch for text in texts[index]}
+        present = set(itertools.chain.from_iterable(texts[index] for index in batch))
+        # An example without keys shares no text with itself.
         used = set(batch)
-        # Look at each spare example once.
+        # Try each spare example once.
         for index in itertools.islice(candidates, len(spare)):
             if len(batch) == batch_size:
                 break
@@ -96,7 +97,7 @@ def _fill(
 
 
 def shuffled(number: int, seed: int, epoch: int, turn: int) -> list[int]:
-    """Returns a random permutation of `range(number)`; each turn of an epoch gets another one."""
-    # Seed sequences give the same numbers under every version of numpy.
+    """Returns a random permutation of `range(number)`, different for each turn of an epoch."""
+    # Seed sequences give the same random numbers in every version of NumPy.
     sequence = np.random.SeedSequence([seed % 2**64, epoch, turn])
     return np.argsort(sequence.generate_state(number, np.uint64), kind="stable").tolist()

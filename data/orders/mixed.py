@@ -1,4 +1,4 @@
-"""Orders of the batches of several data sets; each batch is from one data set."""
+"""Orders of the batches of several data sets. Each batch is from one data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -12,16 +12,16 @@ Mixing: TypeAlias = Literal["proportional", "round_robin"]
 
 def _proportional(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
     whole = np.concatenate(orders)
-    # The orders within data sets use turns 0, 1, …; this turn is never one of them, so the order of
-    # the batches is independent.
+    # The orders within data sets use turns 0, 1, …. Use a different turn, so that the order of the
+    # batches is independent.
     return whole[shuffled(len(whole), seed, epoch, -1 % 2**32)]
 
 
 def _round_robin(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
     del seed, epoch
-    number = min(map(len, orders))
-    # [sets, N, B] to [N, sets, B] to [N · sets, B]: the data sets take turns.
-    return np.concatenate(np.stack([order[:number] for order in orders], axis=1))
+    num_batches = min(map(len, orders))
+    # [sets, N, B] to [N, sets, B] to [N · sets, B]: alternate between the data sets.
+    return np.concatenate(np.stack([order[:num_batches] for order in orders], axis=1))
 
 
 MIXED: Mapping[Mixing, Callable[[Sequence[np.ndarray], int, int], np.ndarray]] = {
@@ -31,7 +31,7 @@ MIXED: Mapping[Mixing, Callable[[Sequence[np.ndarray], int, int], np.ndarray]] =
 """Functions that take the batches of each data set, int [N_i, B], the seed and the epoch.
 
 The functions return all batches of the epoch, int [N, B]. With "proportional" every batch of each
-data set occurs once, in a random order. With "round_robin" the data sets take turns until the
-smallest one ends. ProportionalBatchSampler and RoundRobinBatchSampler of sentence-transformers have
-the same orders.
+data set occurs once, in a random order. With "round_robin" the batches alternate between the data
+sets until the smallest one ends. ProportionalBatchSampler and RoundRobinBatchSampler of
+sentence-transformers have the same orders.
 """

@@ -1,1 +1,1 @@
-"""Plans packed sequences, and makes their arrays."""
+"""Packing of documents and sentence pairs into sequences, and the arrays of the sequences."""

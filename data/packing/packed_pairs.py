@@ -1,4 +1,4 @@
-"""Pairs of a source and a target, packed into the arrays of an example with teacher forcing."""
+"""Pairs of a source and a target, packed into the arrays of one example for teacher forcing."""
 
 from collections.abc import Iterable, Sequence
 
@@ -23,15 +23,14 @@ TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 
 
 def arrays_of_pairs(
-    pairs: Iterable[TokenPair], length: int, start: int, *, target_length: int | None = None
+    pairs: Iterable[TokenPair], lengths: tuple[int, int], start: int
 ) -> dict[str, np.ndarray]:
     """Makes one example.
 
     Args:
       pairs: The pairs. All sources together fit in S tokens, and all targets in T tokens.
-      length: The number of source tokens in the example, S.
+      lengths: The lengths of the source and of the target arrays, S and T.
       start: The id that begins each target in the decoder.
-      target_length: The number of target tokens in the example, T. Defaults to ``length``.
 
     Returns:
       Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
@@ -40,10 +39,9 @@ def arrays_of_pairs(
       a pair have the same segment id, counted from 1; positions start at 0 in each pair. Padding is
       at the end, and is 0 in all arrays.
     """
-    specs = pair_specs((length, target_length or length))
-    arrays = zeros(specs)
+    arrays = zeros(pair_specs(lengths))
     # Fill the source and the target arrays from the left, pair by pair.
-    positions = np.arange(max(length, target_length or length))
+    positions = np.arange(max(lengths))
     first = first_of_target = 0
     for segment, (source, target) in enumerate(pairs, start=1):
         end = first + len(source)

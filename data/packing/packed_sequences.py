@@ -1,8 +1,8 @@
-"""A packed sequence, as the arrays of an example and as the bytes of a record on disk.
+"""A packed sequence as the arrays of an example, and as the bytes of a record on disk.
 
-Both forms are made from ``PackedTokens``: the tokens of the sequence's spans, each followed by the
-next token of its document, and the number of target tokens of each span. A record is therefore
-about as long as its tokens, and decoding returns exactly what was packed.
+Both representations come from ``PackedTokens``, which has the number of target tokens of each span,
+and the tokens of each span with the next token of its document. A record is therefore about as long
+as its tokens, and decoding is exact.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     arrays["input_ids"][: len(spans)] = tokens[inputs]
     arrays["labels"][: len(spans)] = tokens[inputs + 1]
     arrays["segment_ids"][: len(spans)] = spans + 1
-    # Subtract the start of its span from each target index.
+    # The position of a target token is its index minus the start of its span.
     arrays["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
     return arrays
 
@@ -93,24 +93,24 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def encode(pieces: PackedTokens, vocab_size: int) -> bytes:
-    """Writes a sequence as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
+    """Encodes a sequence as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
     tokens, sizes = pieces
     header = np.asarray([len(sizes), *sizes], _SIZE)
     return header.tobytes() + tokens.astype(token_dtype(vocab_size)).tobytes()
 
 
 def decode(record: bytes, vocab_size: int) -> PackedTokens:
-    """Reads what ``encode`` wrote."""
-    number = int(np.frombuffer(record, _SIZE, count=1)[0])
-    sizes = np.frombuffer(record, _SIZE, count=number, offset=_SIZE.itemsize).astype(np.int64)
-    start = (1 + number) * _SIZE.itemsize
+    """Decodes a record that ``encode`` returned."""
+    num_spans = int(np.frombuffer(record, _SIZE, count=1)[0])
+    sizes = np.frombuffer(record, _SIZE, count=num_spans, offset=_SIZE.itemsize).astype(np.int64)
+    start = (1 + num_spans) * _SIZE.itemsize
     return PackedTokens(np.frombuffer(record, token_dtype(vocab_size), offset=start), sizes)
 
 
 def require_bos_eos(tokenizer: Tokenizer) -> None:
     """Checks that the tokenizer has BOS and EOS.
 
-    Without BOS the first token of a document is never predicted, although bits per byte include its
+    Without BOS, the first token of a document is not predicted, although bits per byte counts its
     bytes.
 
     Raises:

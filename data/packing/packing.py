@@ -1,14 +1,14 @@
-"""Packing: pure functions that assign target tokens, or sentence pairs, to sequences.
+"""Pure functions that pack target tokens, or sentence pairs, into sequences.
 
 A sequence contains the tokens of one example. A **span** is ``(first target token, length)`` inside
 one document; a sequence is a list of spans whose lengths sum to at most ``T``.
 
-*Concat-then-split* concatenates all documents and splits after every ``T`` target tokens: no
-padding, and documents are split anywhere. *First-fit* keeps documents whole where possible, and
-pads the sequences.
+*Concat-then-split* concatenates all documents and splits after every ``T`` target tokens. This
+needs no padding, but splits documents at any token. *First-fit* keeps documents whole where
+possible, and pads the sequences.
 
-For translation the unit is a sentence pair, which is never split. A sequence has room for ``T``
-source tokens and ``T`` target tokens; *best-fit* plans which pairs share a sequence.
+For translation, *best-fit* assigns sentence pairs to sequences, and never splits a pair. A sequence
+has room for ``T`` source tokens and ``T`` target tokens.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,8 @@ from ..common.fields import require
 
 Span = tuple[int, int]
 Packing = Literal["concat", "first-fit"]
-"""How documents fill sequences: joined and cut at every length, or kept whole and padded."""
+"""How documents fill sequences. concat: concatenated and split. first-fit: kept whole and
+padded."""
 
 # Maximum number of open sequences, which bounds the planning time at documents × open sequences.
 _OPEN_SEQUENCES = 64
@@ -49,14 +50,14 @@ def spans_of_range(first: int, length: int, target_starts: np.ndarray) -> list[S
 def concat_then_split(
     sequence: int, length: int, target_starts: np.ndarray, *, total: int, offset: int
 ) -> list[Span]:
-    """Returns one sequence of an epoch of ``total // length`` full sequences.
+    """Returns one sequence of an epoch, which has ``total // length`` full sequences.
 
     The target tokens form a ring, which is split from ``offset`` on. The last ``total % length``
-    tokens do not fill a sequence and are left out of this epoch. In another epoch the offset
-    differs, so other tokens are left out.
+    tokens do not fill a sequence and are left out of this epoch. The offset, and with it the
+    omitted tokens, differ between epochs.
 
     Args:
-      sequence: In ``[0, total // length)``.
+      sequence: The index of the sequence, in ``[0, total // length)``.
       length: Target tokens in a sequence, T.
       target_starts: The first target token of each document, int64 [num_documents].
       total: The number of target tokens.
@@ -75,10 +76,10 @@ def concat_then_split(
 
 
 def split_once(sequence: int, length: int, target_starts: np.ndarray, total: int) -> list[Span]:
-    """Returns one of the ``ceil(total / length)`` sequences that have every target token once.
+    """Returns one of the ``ceil(total / length)`` sequences that contain each target token once.
 
     Args:
-      sequence: In ``[0, ceil(total / length))``.
+      sequence: The index of the sequence, in ``[0, ceil(total / length))``.
       length: Target tokens in a sequence, T.
       target_starts: The first target token of each document, int64 [num_documents].
       total: The number of target tokens.
@@ -93,9 +94,9 @@ def split_once(sequence: int, length: int, target_starts: np.ndarray, total: int
 def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Plans sequences that keep documents whole; a longer document is split into pieces of T.
 
-    Each piece goes to the first open sequence that has room. If no sequence has room, a new
-    sequence opens; if too many are open, the fullest sequence closes first. No token is lost, and
-    the plan is a pure function of its arguments.
+    Each piece is added to the first open sequence that has room. If no sequence has room, a new
+    sequence is opened; if too many are open, the fullest sequence is closed first. No token is
+    lost, and the plan is a pure function of its arguments.
 
     Args:
       target_counts: The number of target tokens of each document, all positive, int64
@@ -111,7 +112,7 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
     sequences: list[list[Span]] = []
     room: list[int] = []
     for first, size in _pieces(target_counts, length):
-        # The first open sequence with enough room takes the piece.
+        # Add the piece to the first open sequence with enough room.
         index = next((i for i, free in enumerate(room) if free >= size), None)
         if index is None:
             if len(sequences) == _OPEN_SEQUENCES:
@@ -128,7 +129,7 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
         if room[index] == 0:
             closed.append(sequences.pop(index))
             room.pop(index)
-    # The sequences still open at the end are only partly filled.
+    # The sequences that are still open at the end are partly filled.
     closed += sequences
     spans = np.asarray([span for sequence in closed for span in sequence], np.int64).reshape(-1, 2)
     sequence_starts = np.cumsum([0, *map(len, closed)], dtype=np.int64)
@@ -138,25 +139,22 @@ def first_fit(target_counts: np.ndarray, length: int) -> tuple[np.ndarray, np.nd
 def best_fit(
     source_sizes: np.ndarray,
     target_sizes: np.ndarray,
-    length: int,
+    lengths: tuple[int, int],
     seed: int,
-    *,
-    target_length: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Plans sequences of whole sentence pairs; sources and targets may have different lengths.
 
-    The pairs are taken in an order drawn from the seed. Each pair goes to the fullest open sequence
-    that has room for both its source and its target. If no sequence has room, a new sequence opens;
-    if too many are open, the sequence that has the smallest room for sources or for targets closes
-    first. A pair whose source or target is longer than a sequence is left out. The plan is a pure
-    function of its arguments.
+    The pairs are shuffled with the seed. Each pair is added to the fullest open sequence that has
+    room for both its source and its target. If no sequence has room, a new sequence is opened; if
+    too many are open, the sequence with the least room for sources or for targets is closed first.
+    A pair whose source or target is longer than a sequence is left out. The plan is a pure function
+    of its arguments.
 
     Args:
       source_sizes: Tokens of each source, int64 [num_pairs].
       target_sizes: Tokens of each target, int64 [num_pairs].
-      length: The number of source tokens, and by default also of target tokens, in a sequence.
+      lengths: The numbers of source tokens and of target tokens in a sequence.
       seed: The seed of the order, any integer.
-      target_length: The number of target tokens in a sequence. Defaults to ``length``.
 
     Returns:
       ``pairs`` int64 [num_fitting], grouped by sequence, and ``sequence_starts`` int64
@@ -164,17 +162,16 @@ def best_fit(
       ``sequence_starts[i + 1]``, exclusive.
     """
     # Shuffle the pairs that fit, so that the pairs of a sequence are unrelated.
-    rooms = length, length if target_length is None else target_length
-    order = np.flatnonzero((source_sizes <= rooms[0]) & (target_sizes <= rooms[1]))
+    order = np.flatnonzero((source_sizes <= lengths[0]) & (target_sizes <= lengths[1]))
     np.random.default_rng(seed % 2**64).shuffle(order)
     sequences: list[list[int]] = [[] for _ in range(_OPEN_SEQUENCES)]
     closed: list[list[int]] = []
     # The room for source tokens (row 0) and for target tokens (row 1) in each open sequence, int64
     # [2, open]; the names below are views of the rows.
-    room = np.repeat(np.asarray(rooms)[:, None], _OPEN_SEQUENCES, axis=1)
+    room = np.repeat(np.asarray(lengths)[:, None], _OPEN_SEQUENCES, axis=1)
     of_sources, of_targets = room
-    unused = sum(rooms)
-    # The room for source and target tokens together. An entry that is never used stays an empty
+    unused = sum(lengths)
+    # The room for source and target tokens together. An entry that has not been used is an empty
     # sequence.
     in_all = np.full(_OPEN_SEQUENCES, unused)
     sizes = zip(source_sizes[order].tolist(), target_sizes[order].tolist(), strict=True)
@@ -188,7 +185,7 @@ def best_fit(
             # entry.
             index = int(np.minimum(of_sources, of_targets).argmin())
             closed.append(sequences[index])
-            sequences[index], room[:, index], in_all[index] = [], rooms, unused
+            sequences[index], room[:, index], in_all[index] = [], lengths, unused
         sequences[index].append(pair)
         room[:, index] -= source, target
         in_all[index] -= source + target

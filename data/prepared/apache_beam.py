@@ -1,4 +1,4 @@
-"""Makes shards with Apache Beam workers; the extra ``prepare`` installs Beam."""
+"""Writes shards with Apache Beam workers. The extra ``prepare`` installs Beam."""
 
 import contextlib
 import io
@@ -13,12 +13,12 @@ from ..sources.source_names import Source
 from .shard_format import Settings
 from .write_shards import Workers, prepare_shard
 
-# Beam's default runner would first download a program.
+# Beam's default runner would download a program first, so use another runner.
 _IN_PROCESS = "--runner=FnApiRunner"
 
 
 def beam_workers(options: Sequence[str] = ()) -> Workers:
-    """Returns workers that make the shards with Apache Beam and wait for the result.
+    """Returns a function that writes the shards with Apache Beam and waits for the workers.
 
     Args:
       options: Beam's options, as on a command line. By default Beam runs in this process.
@@ -28,7 +28,7 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
       The argument ``workers`` of ``write_shards.prepare``.
 
     Raises:
-      DataError: Beam is not installed, or refuses the options.
+      DataError: Beam is not installed, or rejects the options.
     """
     beam = _import_beam()
     printed = io.StringIO()
@@ -74,9 +74,10 @@ def _import_beam() -> ModuleType:
 
 
 def _attempt(part: Source, folder: str, settings: Settings) -> None:
-    """Makes a shard, and ignores an error in its input file.
+    """Writes a shard, and ignores an error in its input file.
 
-    The runner would retry a failing file in vain. ``write_shards.finish`` reports the error.
+    If this function raised the error, the runner would retry the file without success.
+    ``write_shards.finish`` reports the error.
     """
     with contextlib.suppress(DataError, OSError):
         prepare_shard(part, Path(folder), settings)

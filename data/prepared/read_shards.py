@@ -42,7 +42,7 @@ from .shard_format import (
 
 
 class _File(NamedTuple):
-    """A file with its number of sequences, so that Grain need not open it to count them."""
+    """A file with its number of sequences, so that Grain does not open the file to count them."""
 
     filename: str
     skip: int
@@ -51,7 +51,7 @@ class _File(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """The files of some splits of a folder."""
+    """The files of the requested splits of a folder."""
 
     files: list[tuple[Path, RowsFile]]
     token_counts: np.ndarray
@@ -64,7 +64,7 @@ class PreparedExamples(PickledByFields):
 
     Attributes:
       files: The name and the number of sequences of each file, in order.
-      length: The tokens of a sequence, T.
+      length: The number of tokens of a sequence, T.
       vocab_size: The size of the vocabulary; every token id is smaller.
     """
 
@@ -126,8 +126,8 @@ def is_prepared(source: str) -> bool:
     """Returns whether a source is a folder of prepared sequences.
 
     Raises:
-      DataError: The name is not a source (see ``parse_source``), or joins a prepared folder
-        with other sources, except for a mixture of prepared folders.
+      DataError: The name is not a source (see ``parse_source``), or joins or mixes a prepared
+        folder with other sources. Mixtures of prepared folders are supported.
     """
     kinds = [one.kind for one in parse_sources(source)]
     if "prepared" not in kinds:
@@ -169,10 +169,10 @@ def prepared_split(
         with other settings or another tokenizer; a file is missing or has changed.
     """
     read = [_read(_folder_of(one), splits, tokenizer, requested) for one in parse_sources(source)]
-    found = [one for part in read for one in part.files]
-    files = [file for _, file in found]
+    entries = [entry for part in read for entry in part.files]
+    files = [file for _, file in entries]
     counts = np.sum([part.token_counts for part in read], axis=0)
-    paths = tuple((str(path), file.rows) for path, file in found)
+    paths = tuple((str(path), file.rows) for path, file in entries)
     rows = PreparedExamples(paths, read[0].length, tokenizer.vocab_size)
     content = PreparedContent(sum(file.text_bytes for file in files), counts)
     documents, tokens = (sum(getattr(x, name) for x in files) for name in ("documents", "tokens"))
@@ -195,26 +195,26 @@ def prepared_split(
 def _read(
     folder: Path, splits: Sequence[str], tokenizer: Tokenizer, requested: Mapping[str, object]
 ) -> _Prepared:
-    """Checks a folder, and returns the files of some splits."""
+    """Checks a folder, and returns the files of the requested splits."""
     settings, shards = _open(folder)
     _check_settings(folder, settings, tokenizer, requested)
     # The files of the splits, in the order of `splits` and then of the input files.
-    found = [
+    files = [
         (rows_path(folder / SHARDS / shard.name, split), file)
         for split in splits
         for shard, file in files_of(shards, split)
     ]
     remedy = "name data.validation, or prepare another folder with a --validation-fraction above 0"
-    require(found, f"{folder} has no sequences for {splits[0]}: {remedy}", DataError)
+    require(files, f"{folder} has no sequences for {splits[0]}: {remedy}", DataError)
     # Check sizes and the ends of the files, which is fast; records have checksums.
-    for path, file in found:
+    for path, file in files:
         _check_file(folder, path, file)
     try:
         counts_by_split = np.load(folder / COUNTS)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / COUNTS} is missing or damaged ({error}): {_AGAIN}") from None
     counts = counts_by_split[list(map(SPLITS.index, splits))].sum(0)
-    return _Prepared(found, counts, settings.length)
+    return _Prepared(files, counts, settings.length)
 
 
 def _folder_of(source: Source) -> Path:
@@ -241,11 +241,11 @@ def _check_settings(
     # Name the option of the training run and the option of `prepare`, so that the user can change
     # either.
     for name, value in requested.items():
-        own, option = getattr(settings, name), name.replace("_", "-")
+        stored, option = getattr(settings, name), name.replace("_", "-")
         require(
-            own == value,
-            f"{folder} was prepared with {name} {own!r}, and data.{name} is {value!r}: train with "
-            f"data.{name} {own}, or prepare another folder with --{option} {value}",
+            stored == value,
+            f"{folder} was prepared with {name} {stored!r}, and data.{name} is {value!r}: train "
+            f"with data.{name} {stored}, or prepare another folder with --{option} {value}",
             DataError,
         )
     require(
@@ -258,11 +258,11 @@ def _check_settings(
 
 
 def _check_file(folder: Path, path: Path, file: RowsFile) -> None:
-    # A damaged or foreign manifest must not lead to files elsewhere.
+    # A damaged or untrusted manifest must not refer to files outside the folder.
     inside = path_inside(folder, str(path.relative_to(folder))) is not None
     problem = f"{folder / MANIFEST} names {path}, which is outside of it: {_AGAIN}"
     require(inside, problem, DataError)
     require(path.is_file(), f"{path} is missing: {_AGAIN}", DataError)
-    # The end of a file is enough to detect another file without reading all of it.
+    # The hash of the end of a file detects a different file without reading all of it.
     same = path.stat().st_size == file.file_bytes and end_sha256(path) == file.end_sha256
     require(same, f"{path} has changed since it was prepared: {_AGAIN}", DataError)

@@ -1,4 +1,4 @@
-"""The layout of a folder of prepared sequences, and the summaries that describe it.
+"""The layout of a folder of prepared sequences, and the records that describe its files.
 
 =============================  ======================================================
 ``settings.json``              everything that determines the sequences, except the input
@@ -48,10 +48,10 @@ class Settings:
     """The settings that determine the sequences of a file, and the source of the files.
 
     Attributes:
-      source: The source as the user named it.
+      source: The name of the source, as the user wrote it.
       tokenizer: The fingerprint of the tokenizer.
       vocab_size: The size of the vocabulary; every token id is smaller.
-      length: The target tokens of a sequence, T.
+      length: The number of target tokens of a sequence, T.
       packing: How documents share sequences: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, by the hash of each document.
       keep: The name and fingerprint of the selector of documents; empty without a selector.
@@ -72,7 +72,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_value("length", self.length, PositiveInt)
         check_value("validation_fraction", self.validation_fraction, Rate)
-        # Refuse folders in the format of another version before reading their records.
+        # Reject folders in the format of another version before reading their records.
         require_one_of("format", self.format, [FORMAT])
 
     def written(self) -> dict[str, object]:
@@ -129,7 +129,7 @@ class Shard:
 
 def shard_name(part: Source) -> str:
     """Returns the name of a file's shard, from the file name and a hash of the whole path."""
-    # Keep a readable part of the file name; the hash makes the name unique.
+    # Keep the start of the file name for readability. The hash makes the name unique.
     stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_MAX_STEM_LENGTH].strip(".-")
     # File names need not be UTF-8; `surrogateescape` keeps their bytes.
     hasher = hashlib.blake2b(part.name.encode("utf-8", "surrogateescape"), digest_size=6)
@@ -157,7 +157,7 @@ def file_sha256(path: File) -> str:
 def end_sha256(path: Path) -> str:
     """Hashes the last 64 KiB of a file; returns hexadecimal digits."""
     with path.open("rb") as file:
-        # The last bytes reveal a changed file, without reading all of it.
+        # A hash of the last bytes detects a changed file without reading all of it.
         file.seek(max(0, path.stat().st_size - _END_BYTES))
         return hashlib.sha256(file.read()).hexdigest()
 
@@ -168,22 +168,22 @@ def to_json(summary: object) -> bytes:
 
 
 def read_settings(folder: Path) -> Settings | None:
-    """Reads the settings of a folder, or None if this version cannot read them."""
+    """Reads the settings of a folder, or returns None if this version cannot read them."""
     return _read(folder / SETTINGS, lambda fields: Settings(**fields))
 
 
 def read_shard(shard_folder: Path) -> Shard | None:
-    """Reads the summary of a shard, or None if the shard is incomplete."""
+    """Reads the summary of a shard, or returns None if the shard is incomplete."""
     return _read(shard_folder / SUMMARY, _shard)
 
 
 def read_manifest(folder: Path) -> list[Shard] | None:
-    """Reads the summaries of all shards, or None if the folder was not finished."""
+    """Reads the summaries of all shards, or returns None if the folder was not finished."""
     return _read(folder / MANIFEST, lambda fields: list(map(_shard, fields["shards"])))
 
 
 def files_of(shards: list[Shard], split: str) -> Iterator[tuple[Shard, RowsFile]]:
-    """Yields each shard that has a file of a split, with the summary of the file."""
+    """Yields each shard that has a file for a split, with the summary of the file."""
     yield from ((shard, shard.splits[split]) for shard in shards if split in shard.splits)
 
 

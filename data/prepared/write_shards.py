@@ -1,9 +1,9 @@
-"""Turns each text file into a shard of packed sequences, as a pure function.
+"""Converts each text file to a shard of packed sequences, as a pure function.
 
-The same file and settings give the same bytes on any machine, with any number of workers, and a
-complete shard is kept. Therefore any process that sees the input files and the folder may call
-``prepare_shard`` in any order (``apache_beam`` does so with many workers). ``finish`` writes the
-manifest afterwards.
+The same file and settings give the same bytes on any machine and with any number of workers. A
+complete shard is not written again. Any process that can access the input files and the folder may
+therefore call ``prepare_shard`` in any order. ``apache_beam`` calls it in many workers. ``finish``
+writes the manifest afterwards.
 """
 
 import collections
@@ -16,7 +16,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,15 +58,15 @@ from .shard_format import (
 
 # Training reads records one at a time in any order, so a group must have one record.
 _WRITER_OPTIONS = "group_size:1"
-_PACKAGES = ("flaxzoo", "apache-beam", "array-record", "numpy", "sentencepiece", "tokenizers")
 
 
 Workers = Callable[[Sequence[Source], Path, Settings], None]
-"""Calls ``prepare_shard`` for each input file. Arguments: the files, the folder, its settings."""
+"""A function of the files, the folder and its settings that calls ``prepare_shard`` for each
+file."""
 
 
 def in_order(parts: Sequence[Source], folder: Path, settings: Settings) -> None:
-    """Makes the shards sequentially, up to the first error."""
+    """Writes the shards sequentially, up to the first error."""
     for part in parts:
         prepare_shard(part, folder, settings)
 
@@ -83,17 +82,17 @@ def prepare(
     selector: Selector | None = None,
     workers: Workers = in_order,
 ) -> list[Shard]:
-    """Makes a folder of training sequences, or its missing shards.
+    """Creates a folder of training sequences, or adds its missing shards.
 
     Args:
       source: The text files, see ``source_names``.
-      folder: The folder, which may exist if it was made from the same source and settings.
+      folder: The folder. It may exist if it has the same source and settings.
       tokenizer: The tokenizer's folder or file, see ``load_tokenizer``.
-      length: The target tokens of a sequence, T.
+      length: The number of target tokens of a sequence, T.
       packing: ``concat`` or ``first-fit``.
       validation_fraction: The share of documents held out, in [0, 1), by the hash of each document.
       selector: Decides which documents are kept. If None, all documents are kept.
-      workers: The function that makes the shards.
+      workers: The function that writes the shards.
 
     Returns:
       The summaries of the shards, in the order of the input files.
@@ -122,7 +121,7 @@ def prepare(
 
 
 def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> None:
-    """Makes the folder, or checks that an existing folder has the same settings.
+    """Creates the folder, or checks that an existing folder has the same settings.
 
     Raises:
       DataError: The folder has other settings or other content, or cannot be written.
@@ -133,12 +132,12 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
         (temporary / SHARDS).mkdir()
         (temporary / SETTINGS).write_bytes(to_json(settings.written()))
 
-    found = read_settings(folder)
-    if found is None:
+    existing = read_settings(folder)
+    if existing is None:
         new_folder(folder, fill)
         return
     # The folder exists: continue only with the same settings, and repair its tokenizer.
-    old, new = found.written(), settings.written()
+    old, new = existing.written(), settings.written()
     changed = ", ".join(f"{key} {old[key]!r} → {new[key]!r}" for key in new if old[key] != new[key])
     problem = f"{folder} was prepared with other settings ({changed})"
     require(not changed, f"{problem}: give the same settings, or another folder", DataError)
@@ -151,7 +150,7 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
 
 
 def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
-    """Makes the shard of one input file, unless it exists and is intact.
+    """Writes the shard of one input file, unless the shard exists and is intact.
 
     Args:
       part: The file, one of ``input_files``.
@@ -174,29 +173,29 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
         # If the file can no longer be read, delete its shard.
         shutil.rmtree(path, ignore_errors=True)
         raise
-    found = read_shard(path)
+    shard = read_shard(path)
     # Keep a complete shard of the same input; hash its files to detect damage.
-    if found is not None and found.input_sha256 == digest and _is_undamaged(path, found):
-        return found
+    if shard is not None and shard.input_sha256 == digest and _is_undamaged(path, shard):
+        return shard
     if existed:
         shutil.rmtree(path)
     tokenizer = _tokenizer(folder / TOKENIZER, settings.tokenizer)
 
     def fill(temporary: Path) -> None:
         shard = _fill(temporary, part=part, digest=digest, settings=settings, tokenizer=tokenizer)
-        # The digest describes the input of this shard only if the file did not change meanwhile.
+        # The digest is valid for this shard only if the file did not change during the read.
         problem = f"{part.location} changed while it was read: start again"
         require(_input_digest(part) == digest, problem, DataError)
         (temporary / SUMMARY).write_bytes(to_json(dataclasses.asdict(shard)))
 
     try:
-        made = read_shard(build_folder(path, fill))
+        shard = read_shard(build_folder(path, fill))
     except OSError as error:
-        # numpy's errors have no text on a full disk.
+        # On a full disk, NumPy's errors have no text.
         reason = error.strerror or "the disk may be full"
         raise DataError(f"cannot write {path} ({reason}): run the command again") from error
-    assert made is not None
-    return made
+    assert shard is not None
+    return shard
 
 
 def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Shard]:
@@ -211,8 +210,8 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
       The summaries of the shards, in the order of the input files.
 
     Raises:
-      DataError: A shard is missing; the message gives the error of ``prepare_shard``, or says
-        that the workers did not make it. Also raised if a split has no sequence.
+      DataError: A shard is missing, or a split has no sequence. For a missing shard, the message
+        has the error of ``prepare_shard``, or says that the workers did not write the shard.
     """
     shards: list[Shard] = []
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
@@ -223,13 +222,12 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
     _check_splits(shards, settings)
     # Delete leftovers of killed workers, and shards of files that no longer exist.
     names = {shard.name for shard in shards}
-    for found in (folder / SHARDS).iterdir():
-        if found.name not in names:
-            shutil.rmtree(found, ignore_errors=True)
+    for entry in (folder / SHARDS).iterdir():
+        if entry.name not in names:
+            shutil.rmtree(entry, ignore_errors=True)
     manifest = {
         **settings.written(),
         "left_out": total_left_out(shards),
-        "finished_by": {name: found for name in _PACKAGES if (found := _version(name))},
         "shards": list(map(dataclasses.asdict, shards)),
     }
     # Write the manifest last: a folder without it is not finished.
@@ -241,7 +239,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
 
 
 def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Settings) -> NoReturn:
-    """Raises an error that says why the workers did not make a shard."""
+    """Raises an error with the reason why the workers did not write a shard."""
     names = list(map(shard_name, parts))
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
     # This call raises an error if the file itself has an error.
@@ -255,7 +253,7 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
 def _input_digest(part: Source) -> str:
     if part.kind != "builtin":
         return file_sha256(named_file(part.location))
-    # A built-in text is not a file: hash its documents.
+    # A built-in text is not a file, so hash its documents.
     hasher = hashlib.sha256()
     for text in documents_in(part):
         hasher.update(text_digest(text))
@@ -305,14 +303,14 @@ def _fill(
     splits: dict[str, RowsFile] = {}
     # Decide once which documents are dropped, for both splits.
     dropped, left_out = _dropped(part, settings.selector)
-    # Tokenize and pack each split; the corpus is needed only until its rows are written.
-    for number, split in enumerate(SPLITS):
+    # Tokenize and pack each split. The corpus is deleted after its sequences are written.
+    for row, split in enumerate(SPLITS):
         texts = _SplitTexts(part, split, division, digest, dropped)
         if next(iter(texts), None) is None:
             continue
         corpus = build_corpus(texts, tokenizer, folder / "corpus")
         splits[split] = _write_rows(rows_path(folder, split), corpus, split, settings)
-        counts[number] = corpus.token_counts
+        counts[row] = corpus.token_counts
         shutil.rmtree(folder / "corpus")
     np.save(folder / COUNTS, counts)
     sha256 = file_sha256(folder / COUNTS)
@@ -324,7 +322,7 @@ def _dropped(part: Source, selector: Selector | None) -> tuple[frozenset[bytes],
     left_out = LeftOut()
     texts = documents_in(part, left_out)
     if selector is None:
-        # Without conditions nothing is left out, so the texts need not be read.
+        # Without conditions, no document is left out, so the texts need not be read.
         collections.deque(texts if part.conditions else (), maxlen=0)
         return frozenset(), left_out
     dropped = [text_digest(text) for text, keep in decisions(selector, texts) if not keep]
@@ -369,7 +367,7 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
 
 
 def total_left_out(shards: Sequence[Shard]) -> dict[str, int]:
-    """Returns the number of documents left out of all shards, by reason."""
+    """Returns the number of omitted documents in all shards, for each reason."""
     return dict(sum((LeftOut(shard.left_out) for shard in shards), LeftOut()))
 
 
@@ -385,10 +383,3 @@ def _check_splits(shards: list[Shard], settings: Settings) -> None:
             "--validation-fraction 0",
             DataError,
         )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -12,15 +12,13 @@ from ..common.fields import require
 from ..common.files import file_lines, matching_files
 from ..common.json_lines import parse_lines, pick
 from ..sources.builtin.patterns import Patterns
-from ..sources.builtin.spelled_numbers import NumberWords
 from ..sources.builtin.toys import Toy
 from ..sources.documents import SourceLike, as_source
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
-from ..sources.labelled_names import PUBLISHED, LabelledSource, parse_labelled
+from ..sources.labelled_names import LabelledSource, parse_labelled
 from ..sources.labelled_records import read_fields
 from ..sources.parallel_corpus import open_parallel
-from ..sources.published.opening import open_published
 from ..sources.squad import read_questions
 from ..sources.tables import ColumnRoles, column_names
 from ..tasks.question_answering import NO_ANSWER
@@ -95,8 +93,8 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
             _objects(name, rest) if kind == "jsonl" and not fields else _records(name, kind, rest)
         )
     published = SequenceClassificationData.published_fields
-    labeled = (*_FILES, "corpora", "builtin:reviews", *(f"tfds:{one}" for one in published))
-    if kind in labeled or f"{kind}:{rest.partition('#')[0]}" in labeled:
+    labeled = {*_FILES, "corpora", "builtin:reviews", *map("tfds:{}".format, published)}
+    if labeled & {kind, f"{kind}:{rest.partition('#')[0]}"}:
         return _labeled(name, split)
     return _questions(name) if kind == "squad" else _pairs(name, split)
 
@@ -141,11 +139,10 @@ def _example(row: Any, location: str) -> PromptExample:
         error=DataError,
     )
     # `pick` rejects values that cannot be encoded as UTF-8.
-    values = {name: pick(row, name, location) for name in row}
     texts = {
         str(name): value if isinstance(value, str) else json.dumps(value)
-        for name, value in values.items()
-        if isinstance(value, str | int | float)
+        for name in row
+        if isinstance(value := pick(row, name, location), str | int | float)
     }
     return PromptExample(texts, texts.get(TASK))
 
@@ -153,11 +150,7 @@ def _example(row: Any, location: str) -> PromptExample:
 def _labeled(name: str, split: Split) -> Iterator[PromptExample]:
     # Reading needs no tokenizer; the default only completes the config.
     config = SequenceClassificationData(source=name, tokenizer=TokenizerConfig())
-    source = parse_labelled(name, config.forms)
-    published = (
-        open_published(source, config.published_fields) if source.kind in PUBLISHED else None
-    )
-    whole = config.read(source if published is None else published.source, published, split)
+    whole = config.read(config.open(name), split)
     for example in whole.examples:
         texts = dict(zip(("text", "text_b"), example.texts, strict=False))
         yield PromptExample({**texts, "label": str(example.label)})
@@ -173,8 +166,5 @@ def _questions(name: str) -> Iterator[PromptExample]:
 
 
 def _pairs(name: str, split: Split) -> Iterator[PromptExample]:
-    numbers, pairs = NumberWords.parse(name), None
-    if numbers is not None:
-        pairs = numbers.vocabulary if split == "train" else numbers.validation
-    for pair in open_parallel(name, split) if pairs is None else pairs:
+    for pair in open_parallel(name, split):
         yield PromptExample({"source": pair.source, "target": pair.target})

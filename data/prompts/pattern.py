@@ -5,7 +5,6 @@ matters which pattern is used, as long as all examples follow the same pattern.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
@@ -18,8 +17,8 @@ _NAME = re.compile(r"[^\W\d]\w*")
 _SPACES = " \t"
 
 
-Part = tuple[str, str | None]
-"""A text and the field after it; the last text has no field."""
+Part = tuple[str, str]
+"""A text and the name of the field after it."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,26 @@ class PromptPattern:
 
     template: str
     _parts: list[Part] = field(init=False, repr=False, compare=False)
+    _end: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts = _parts_of(self.template)
-        names = [name for _, name in parts if name is not None]
+        parts, end = _parts_of(self.template)
+        names = [name for _, name in parts]
         require(
             names,
             f"the pattern {self.template!r} has no field: write names in braces, the answer last, "
             "as 'Q: {question} A: {answer}'",
         )
-        twice = next(iter(Counter(names) - Counter({*names})), None)
-        require(twice is None, f"the pattern {self.template!r} has the field {{{twice}}} twice")
+        require(
+            len({*names}) == len(names),
+            f"the pattern {self.template!r} must have each field once, got {', '.join(names)}",
+        )
         # End the example by a line feed if nothing follows the answer. The class is frozen.
-        if not parts[-1][0]:
-            parts[-1] = ("\n", None)
+        if not end:
+            end = "\n"
             object.__setattr__(self, "template", f"{self.template}\n")
         object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_end", end)
 
     @classmethod
     def of_labels(cls, labels: Sequence[str], fields: Sequence[str]) -> "PromptPattern":
@@ -82,7 +85,7 @@ class PromptPattern:
     @property
     def fields(self) -> tuple[str, ...]:
         """The names of the fields in order; the last is the answer."""
-        return tuple(name for _, name in self._parts if name is not None)
+        return tuple(name for _, name in self._parts)
 
     @property
     def answer_field(self) -> str:
@@ -95,26 +98,23 @@ class PromptPattern:
         Raises:
           UserError: A field of the pattern is missing.
         """
-        return "".join(
-            text if name is None else text + self._value(fields, name) for text, name in self._parts
-        )
+        return self._filled(self._parts, fields) + self._end
 
-    def query(self, fields: Mapping[str, str], *, strip: bool = True) -> str:
+    def query(self, fields: Mapping[str, str]) -> str:
         """Returns an example up to its answer, for the model to complete.
+
+        Spaces and tabs before the answer are removed: in most vocabularies a space belongs to the
+        token after it, so a prompt that ends with a space forces a rare continuation. A line feed
+        is not removed.
 
         Args:
           fields: The fields of the query; the answer may be missing and is ignored.
-          strip: Whether to remove spaces and tabs before the answer. In most vocabularies a
-            space belongs to the token after it, so a prompt that ends with a space forces a
-            rare continuation. A line feed is not removed.
 
         Raises:
           UserError: A field of the pattern is missing.
         """
-        # Stop before the answer: the last part with a field contributes only its text.
-        *before, (last, _) = self._parts[: len(self.fields)]
-        text = "".join(text + self._value(fields, name) for text, name in before if name) + last
-        return text.rstrip(_SPACES) if strip else text
+        *before, (last, _) = self._parts
+        return (self._filled(before, fields) + last).rstrip(_SPACES)
 
     def answer(self, fields: Mapping[str, str]) -> str:
         """Returns the answer, preceded by the spaces that ``query`` removed.
@@ -122,14 +122,13 @@ class PromptPattern:
         Raises:
           UserError: The answer is missing.
         """
-        before = self._parts[len(self.fields) - 1][0]
-        return before[len(before.rstrip(_SPACES)) :] + self._value(fields, self.answer_field)
+        before, name = self._parts[-1]
+        return self._filled([(before[len(before.rstrip(_SPACES)) :], name)], fields)
 
     @property
     def stop(self) -> str:
         """The text that ends an answer: the text after it, or a line feed if that text is blank."""
-        after = self._parts[-1][0]
-        return after if after.strip() else "\n"
+        return self._end if self._end.strip() else "\n"
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -137,13 +136,18 @@ class PromptPattern:
         label = self._parts[0][0].strip()
         return (self.stop, f"\n{label}") if label and self.stop != "\n" else (self.stop,)
 
-    def _value(self, fields: Mapping[str, str], name: str) -> str:
-        require_one_of(f"the field of the pattern {self.template!r}", name, fields)
-        return fields[name]
+    def _filled(self, parts: Sequence[Part], fields: Mapping[str, str]) -> str:
+        """Returns parts of the example as text."""
+        for _, name in parts:
+            require_one_of(f"the field of the pattern {self.template!r}", name, fields)
+        return "".join(text + fields[name] for text, name in parts)
 
 
-def _parts_of(template: str) -> list[Part]:
-    """Divides a template by the syntax of ``str.format``, restricted to plain names."""
+def _parts_of(template: str) -> tuple[list[Part], str]:
+    """Divides a template by the syntax of ``str.format``, restricted to plain names.
+
+    Returns the parts, and the text after the last field.
+    """
     parts: list[Part] = []
     before = ""
     try:
@@ -161,7 +165,7 @@ def _parts_of(template: str) -> list[Part]:
             f"the pattern {template!r} has faulty braces ({error}): write {{{{ and }}}} for braces "
             "that enclose no field"
         ) from None
-    return [*parts, (before, None)]
+    return parts, before
 
 
 PATTERNS = {

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -64,10 +64,11 @@ class Documents(Sequence[str]):
         """
         # `Examples` checks and hashes the texts; its name serves as the fingerprint.
         examples = Examples.of(texts, lines_are_sentences=lines_are_sentences)
-        kept = tuple(row for row in examples.rows if isinstance(row, str))
         problem = "documents are texts, not dicts of fields: give a list of str"
-        require(len(kept) >= len(examples.rows), problem, DataError)
-        return cls(_Texts(kept), "text", str(examples), lines_are_sentences=lines_are_sentences)
+        # All examples are of one kind.
+        require(isinstance(examples.rows[0], str), problem, DataError)
+        records = _Texts(cast(tuple[str, ...], examples.rows))
+        return cls(records, "text", str(examples), lines_are_sentences=lines_are_sentences)
 
     @property
     def parts(self) -> tuple["Documents", ...]:
@@ -119,7 +120,7 @@ def as_source(source: SourceLike) -> str:
         return source
     if not isinstance(source, Documents):
         return Examples.of(source)
-    kinds = {source.lines_are_sentences or part.lines_are_sentences for part in source.parts}
+    kinds = {part.lines_are_sentences for part in source.parts}
     require(
         len(kinds) <= 1,
         "only some of the joined documents have one sentence per line: give the names of the "

@@ -65,16 +65,14 @@ class Examples(str):
         require(is_list, problem, DataError)
         rows = tuple(_row(example, f"examples[{i}]") for i, example in enumerate(examples))
         require(rows, "the list of examples is empty: give at least one example", DataError)
-        # All examples must be of the same kind as the first example.
-        kinds = [type(row).__name__ for row in rows]
-        other = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0)
-        problem = f"examples[{other}] is a {kinds[other]}, examples[0] a {kinds[0]}"
-        require(not other, f"{problem}: give only texts, or only dicts of fields", DataError)
+        kind = type(rows[0])
+        for i, row in enumerate(rows):
+            problem = f"examples[{i}] is a {type(row).__name__}, examples[0] a {kind.__name__}"
+            require(type(row) is kind, f"{problem}: give only texts, or only dicts", DataError)
         # The name contains a hash of the content, which identifies the examples in config.json.
-        noun = "documents" if kinds[0] == "str" else "examples"
         hashed = digest(json.dumps(row, sort_keys=True) for row in rows)
         part = fields or ("sentences" if lines_are_sentences else "")
-        name = f"{KIND}:{len(rows)} {noun} blake2b:{hashed}" + (f"#{part}" if part else "")
+        name = f"{KIND}:{len(rows)} examples blake2b:{hashed}" + (f"#{part}" if part else "")
         return cls._of_rows(name, rows, lines_are_sentences)
 
     @classmethod
@@ -139,17 +137,12 @@ def read_memory(
             f"{name!r} was given in Python and is not stored with the run: pass the same "
             f"examples again, or name another source"
         )
-    named = dict.fromkeys((*fields, *(condition.field for condition in conditions)))
-    form = ", ".join(f"{field!r}: …" for field in named)
     for i, row in enumerate(name.rows):
         location = f"examples[{i}]"
-        # `of` converted a pair of texts to a dict, which only translation reads.
-        is_pair = isinstance(row, dict) and row.keys() == {*PAIR} and row.keys().isdisjoint(fields)
-        if not isinstance(row, dict) and len(named) == 1 and not conditions:
+        if not isinstance(row, dict):
+            problem = f"{location} must be a dict with the fields {', '.join(fields)}, got a text"
+            require(len(fields) == 1 and not conditions, problem, DataError)
             yield location, (row,)
-        elif is_pair or not isinstance(row, dict):
-            seen = "a pair of texts" if is_pair else "a text"
-            raise DataError(f"{location} must be a dict of fields {{{form}}}, got {seen}")
         elif keeps(conditions, row, location, left_out):
             yield location, tuple(pick(row, field, location) for field in fields)
 

@@ -109,8 +109,7 @@ def parse_labelled(
       DataError: The kind is not in ``forms``, or nothing follows it.
     """
     if name.startswith(f"{KIND}:"):
-        usual = ",".join(like.fields) if like is not None and like.kind == KIND else forms[KIND]
-        fields = fields_of(name, usual)
+        fields = fields_of(name, ",".join(_with_usual_fields(KIND, forms, like).fields))
         location = name.partition(":")[2]
         conditions = split_conditions(location, name)[1]
         return LabelledSource(name, KIND, location, fields, conditions=conditions)
@@ -125,14 +124,24 @@ def parse_labelled(
     if kind == "corpora":
         parse_corpora(location, name)
     # No fields are named: use the fields of the run, or else the default of the kind.
-    if not part and like is not None and like.kind == kind:
-        known = like.named and (kind not in PUBLISHED or like.location == location)
-        return LabelledSource(name, kind, location, like.fields, known, conditions)
-    listed = part or forms[kind]
-    fields = tuple(listed.split(",")) if listed else ()
+    if not part:
+        usual = _with_usual_fields(kind, forms, like)
+        named = usual.named and (kind not in PUBLISHED or usual.location == location)
+        return LabelledSource(name, kind, location, usual.fields, named, conditions)
+    fields = tuple(part.split(","))
     problem = f"source {name!r} has an empty field after the #: write {FORMS[kind]}"
     require(all(fields), problem, DataError)
-    return LabelledSource(name, kind, location, fields, bool(part), conditions)
+    return LabelledSource(name, kind, location, fields, True, conditions)
+
+
+def _with_usual_fields(
+    kind: str, forms: Mapping[str, str], like: LabelledSource | None
+) -> LabelledSource:
+    """Returns ``like`` if it is of this kind, or else a source with the default fields."""
+    if like is not None and like.kind == kind:
+        return like
+    fields = tuple(filter(None, forms[kind].split(",")))
+    return LabelledSource("", kind, "", fields, named=False)
 
 
 def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:

@@ -4,7 +4,7 @@ Labeled data are small and are read into memory. Every record has a location for
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..common.files import Line, file_lines, matching_files
 from ..common.json_lines import pick
@@ -29,27 +29,38 @@ def read_fields(
       roles: The roles of its fields, if the source is a table.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
-    Yields:
+    Returns:
       The records, with files in sorted order.
 
     Raises:
       DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
         columns, is not JSON, or lacks a field (with file and line).
     """
-    if source.kind in ("tsv", "csv"):
-        yield from read_tables(source, roles, left_out)
-    elif source.kind in FILE_KINDS:
-        rows = Rows.of_files(source.kind, source.location, source.name)
-        values = rows.values(source.fields, source.conditions, left_out)
-        yield from itertools.starmap(Record, values)
-    elif source.kind == KIND:
-        values = read_memory(source.name, source.fields, source.conditions, left_out)
-        yield from itertools.starmap(Record, values)
-    elif source.kind == "corpora":
-        yield from _read_corpora(source)
-    else:
-        lines = itertools.chain.from_iterable(source_lines(source))
-        yield from read_objects(lines, source.fields, source.conditions, left_out)
+    return _READERS[source.kind](source, roles, left_out)
+
+
+def _read_columns(
+    source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None
+) -> Iterator[Record]:
+    del roles
+    rows = Rows.of_files(source.kind, source.location, source.name)
+    return itertools.starmap(Record, rows.values(source.fields, source.conditions, left_out))
+
+
+def _read_examples(
+    source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None
+) -> Iterator[Record]:
+    del roles
+    values = read_memory(source.name, source.fields, source.conditions, left_out)
+    return itertools.starmap(Record, values)
+
+
+def _read_json_lines(
+    source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None
+) -> Iterator[Record]:
+    del roles
+    lines = itertools.chain.from_iterable(source_lines(source))
+    return read_objects(lines, source.fields, source.conditions, left_out)
 
 
 def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
@@ -70,8 +81,11 @@ def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row))
 
 
-def _read_corpora(source: LabelledSource) -> Iterator[Record]:
+def _read_corpora(
+    source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None
+) -> Iterator[Record]:
     """Reads the label and the text of each document, or only the text if it is the only field."""
+    del roles, left_out
     for label, corpora in parse_corpora(source.location, source.name):
         for corpus in corpora:
             # A published corpus contributes its whole training split.
@@ -85,6 +99,15 @@ def _read_corpora(source: LabelledSource) -> Iterator[Record]:
                 values = {"label": label, "text": text}
                 record = tuple(values[field] for field in source.fields)
                 yield Record(f"{corpus.name} document {number}", record)
+
+
+_READERS: dict[str, Callable[[LabelledSource, ColumnRoles, LeftOut | None], Iterator[Record]]] = {
+    **dict.fromkeys(("tsv", "csv"), read_tables),
+    **dict.fromkeys(FILE_KINDS, _read_columns),
+    KIND: _read_examples,
+    "corpora": _read_corpora,
+    "jsonl": _read_json_lines,
+}
 
 
 def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:

@@ -142,7 +142,7 @@ def _load_local(
     division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
     note = left_out_note(left_out)
     if split == "validation":
-        note = _large_part(digests, division, fraction, local)
+        note = _large_part(digests, division, fraction)
     # With several sources, the limit of the digests depends on all of them, so the key contains it.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for one in texts:
@@ -167,25 +167,17 @@ def _counts(texts: NumberedTexts) -> Counter[bytes]:
     return Counter(digest.tobytes() for digest in texts.digests)
 
 
-def _large_part(
-    digests: Sequence[Counter[bytes]],
-    division: HashSplit,
-    fraction: float,
-    sources: Sequence[Source],
-) -> str:
+def _large_part(digests: Sequence[Counter[bytes]], division: HashSplit, fraction: float) -> str:
     """Returns a log line if many more documents are held out than requested, else an empty text."""
     all_digests = sum(digests, Counter())
     total = all_digests.total()
     held_out = sum(n for key, n in all_digests.items() if division.split(key) == "validation")
     if held_out <= _LARGE_PART * fraction * total:
         return ""
-    noun, remedy = "documents", ""
-    if all(source.kind == "text" and source.part == "file" for source in sources):
-        glob = sources[0].name.removesuffix("#file")
-        noun, remedy = "files", f"{glob}#block or #line makes smaller documents, and "
     return (
-        f"{held_out:,} of {total:,} {noun} are held out, although validation_fraction is "
-        f"{fraction}: {remedy}data.validation names another source"
+        f"{held_out:,} of {total:,} documents are held out, although validation_fraction is "
+        f"{fraction}: divide text into smaller documents by #block or #line, or name another "
+        "source in data.validation"
     )
 
 

@@ -52,10 +52,10 @@ class StreamedRecords:
         for key in sorted({*record_keys}):
             if key < self._next:
                 self._next, self._texts = 0, read_documents(self._source)
-            text = next(itertools.islice(self._texts, key - self._next, None), None)
-            problem = f"{self._source.name} changed while it was read: start again"
-            if text is None:
-                raise DataError(problem)
+            skipped = itertools.islice(self._texts, key - self._next, None)
+            # A source without this text has become shorter.
+            text = next(skipped, "")
+            require(text, f"{self._source.name} changed while it was read: start again", DataError)
             found[key], self._next = text, key + 1
         return [{self._source.part: found[key].encode()} for key in record_keys]
 
@@ -69,14 +69,38 @@ class NumberedTexts:
       numbers: The index of each text among the records, int64 [n].
       digests: The hash of each text, uint8 [n, 16].
       left_out: The number of records that its conditions leave out.
-      open_records: Opens the records.
+      open_records: Opens the records, given the number of the texts.
     """
 
     source: Source
     numbers: np.ndarray
     digests: np.ndarray
     left_out: LeftOut
-    open_records: Callable[[], Records]
+    open_records: Callable[[int], Records]
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        metadata: tuple[object, ...],
+        texts: Callable[[LeftOut], Iterator[tuple[int, str]]],
+        open_records: Callable[[int], Records],
+        cache: Path,
+    ) -> "NumberedTexts":
+        """Reads the texts once, or takes what the cache has if the source has not changed.
+
+        Args:
+          source: The source.
+          metadata: What changes with the content of the source.
+          texts: Yields the index and the text of each record that the conditions of the source
+            keep, and counts the other records.
+          open_records: Opens the records, given the number of the texts.
+          cache: The folder of cached data.
+
+        Raises:
+          DataError: The source cannot be read, or has no text.
+        """
+        return cls(source, *_cached(source, metadata, texts, cache), open_records)
 
     def documents(self, division: HashSplit, split: Split) -> Documents:
         """Returns the documents of a split, in the order of the source."""
@@ -87,7 +111,7 @@ class NumberedTexts:
         hasher.update(self.digests[chosen].tobytes())
         mark = "-sentences" if self.source.lines_are_sentences else ""
         return Documents(
-            self.open_records(),
+            self.open_records(len(self.numbers)),
             self.source.part,
             f"{hasher.hexdigest()}{mark}",
             self.numbers[chosen],
@@ -125,9 +149,11 @@ def numbered(source: Source, cache: Path, split: str | None = None) -> NumberedT
     def texts(left_out: LeftOut) -> Iterator[tuple[int, str]]:
         return enumerate(read_documents(source, left_out))
 
-    files = matching_files(source.location, source.name)
-    content = _cached(source, tuple(map(identity, files)), texts, cache)
-    return NumberedTexts(source, *content, lambda: StreamedRecords(source, len(content[0])))
+    def records(number: int) -> Records:
+        return StreamedRecords(source, number)
+
+    metadata = tuple(map(identity, matching_files(source.location, source.name)))
+    return NumberedTexts.of(source, metadata, texts, records, cache)
 
 
 def _of_rows(
@@ -136,8 +162,11 @@ def _of_rows(
     def texts(left_out: LeftOut) -> Iterator[tuple[int, str]]:
         return numbered_texts(source, rows, left_out)
 
-    content = _cached(source, metadata, texts, cache)
-    return NumberedTexts(source, *content, lambda: ColumnRecords(rows, source.part))
+    def records(number: int) -> Records:
+        del number
+        return ColumnRecords(rows, source.part)
+
+    return NumberedTexts.of(source, metadata, texts, records, cache)
 
 
 def _cached(

@@ -30,6 +30,7 @@ from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..common.files import matching_files
 from ..common.hashing import digest
+from .builtin.spelled_numbers import NumberWords
 from .documents import SourceLike, as_source
 from .hash_split import HashSplit, Split, text_digest
 from .in_memory import KIND, Examples
@@ -137,7 +138,8 @@ def open_parallel(
       source: A source name, several names joined by ``+`` (but no built-in source), or the pairs
         themselves.
       which: A split, or the whole source. Local sources, and published sources without a validation
-        split, are divided together by the hash of each source text.
+        split, are divided together by the hash of each source text. The endless numbers have a
+        sample for training a vocabulary, and another sample for validation.
       validation_fraction: The fraction of the divided pairs for validation, in [0, 1).
       like: The name of the run's source. If ``source`` names no fields, it gets the fields of the
         source of the same kind in ``like``.
@@ -147,6 +149,9 @@ def open_parallel(
         missing. Errors inside files are raised when the pairs are read.
     """
     name = as_source(source)
+    # An endless source has fixed samples.
+    if (numbers := NumberWords.parse(name)) is not None:
+        return ParallelText((numbers.vocabulary if which == "train" else numbers.validation,))
     parts = [name] if isinstance(name, Examples) else _JOIN.split(name)
     # Opening checks names and files; pairs are read later.
     opened = [_open(part, like) for part in parts]

@@ -39,9 +39,9 @@ def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[
     """
     left_out = LeftOut() if left_out is None else left_out
     documents = documents_in(source, left_out)
-    first = next(documents, None)
-    if first is None:
-        raise DataError(f"no text in {source.name!r}: {empty_reason(left_out)}")
+    # Documents are not blank, so an empty text means that there is none.
+    first = next(documents, "")
+    require(first, f"no text in {source.name!r}: {empty_reason(left_out)}", DataError)
     yield first
     yield from documents
 

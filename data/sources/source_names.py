@@ -32,10 +32,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
-from ..common.errors import DataError, similar_names
+from ..common.errors import DataError
 from ..common.fields import require, require_one_of
 from ..common.files import absolute, matching_files
 from ..filters.conditions import Condition, split_conditions, written
@@ -62,14 +61,11 @@ _FORMS: dict[str, str] = {
 _DEFAULT_PART = {"text": "file", **dict.fromkeys(("jsonl", *FILE_KINDS, "tfds", "hf"), "text")}
 _UNITS = ("file", "line", "block", "sentences")
 _BUILTINS = ("builtin:python-docs", "builtin:patterns", "builtin:sums", "builtin:words")
-# All kinds of source, which some kind of data reads. A name of such a kind is never reported as a
-# misspelling of another kind.
-_ALL_KINDS = {*_FORMS, "tsv", "csv", "conll", "squad", "pairs", "corpora", "beir"}
-_KINDS = f"(?:{'|'.join([*sorted(_ALL_KINDS), 'instructions'])}):"
+_OTHER_KINDS = ("tsv", "csv", "conll", "squad", "pairs", "corpora", "beir", "instructions")
+_KINDS = f"(?:{'|'.join([*_FORMS, *_OTHER_KINDS])}):"
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
 _WEIGHT = re.compile(rf"(?P<weight>[-+\w.]+)\s*\*\s*(?P<source>{_KINDS}.*)", re.DOTALL)
 _WEIGHTED = re.compile(rf"(?:^|\+)\s*[-+\w.]+\s*\*\s*{_KINDS}")
-_NESTED = re.compile(r"[-+\w.]+\s*\*\s*\(")
 # Between the terms of a mixture, blanks are optional.
 _NEXT_TERM = re.compile(rf"\s*\+\s*(?=[-+\w.]+\s*\*\s*{_KINDS})|\s\+\s+(?={_KINDS})")
 # The kinds whose records have fields to filter on.
@@ -127,19 +123,15 @@ def check_kind(name: str, forms: Mapping[str, str]) -> str:
     """Returns the kind of a source name, the part before the first colon.
 
     Raises:
-      DataError: The kind is not in ``forms``. The message shows all forms, or for a misspelled kind
-        the similar forms.
+      DataError: The kind is not in ``forms``. The message shows all forms.
     """
     require_unmixed(name, "this kind of data")
-    kind, colon, _ = name.partition(":")
-    if colon and kind in forms:
-        return kind
-    listed = ", ".join(forms.values())
-    problem = f"source {name!r} has no kind: write one of {listed}"
-    require(colon and "/" not in kind and not Path(name).expanduser().exists(), problem, DataError)
-    similar = [] if kind in _ALL_KINDS else similar_names(kind, tuple(forms))
-    remedy = f": did you mean {' or '.join(forms[x] for x in similar)}?" if similar else ""
-    raise DataError(f"the kind of source {name!r} must be one of {listed}, got {kind!r}{remedy}")
+    kind = name.partition(":")[0]
+    problem = (
+        f"the kind of source {name!r} must be one of {', '.join(forms.values())}, got {kind!r}"
+    )
+    require(kind in forms, problem, DataError)
+    return kind
 
 
 class Term(NamedTuple):
@@ -162,11 +154,9 @@ def split_mixture(name: str) -> tuple[Term, ...]:
       DataError: Only some sources have a weight, a weight is not a positive number, the mixture has
         one source or the same source twice, or it contains another mixture.
     """
-    if name.startswith(f"{KIND}:") or not (_WEIGHTED.search(name) or _NESTED.match(name)):
+    if name.startswith(f"{KIND}:") or not _WEIGHTED.search(name):
         return ()
-    form = "write a mixture as 0.7*SOURCE + 0.3*SOURCE"
-    problem = f"{name!r} has a mixture in a mixture: multiply the weights, and {form}"
-    require(_NESTED.search(name) is None, problem, DataError)
+    form = "write a mixture as 0.7*SOURCE + 0.3*SOURCE, without parentheses"
     # Divide the name into terms, and each term into its weight and its source.
     found = [(_WEIGHT.fullmatch(part.strip()), part) for part in _NEXT_TERM.split(name)]
     terms: list[Term] = []

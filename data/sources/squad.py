@@ -14,7 +14,7 @@ from ..common.files import Line
 from ..common.json_lines import parse_line, pick
 from ..common.json_text import parse_json
 from .labelled_names import LabelledSource, Record
-from .labelled_records import are_json_lines, source_lines
+from .labelled_records import source_lines
 
 T = TypeVar("T")
 
@@ -96,9 +96,8 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
     """
     read = list(lines)
     first = next((line for _, _, line in read if line.strip()), "")
-    # If the first line looks like a question, report errors as errors of JSON lines.
-    is_question = ('"question"' in first or '"context"' in first) and '"data"' not in first
-    if first and not (are_json_lines(read[0][0]) or is_question):
+    # SQuAD's JSON is one object with the articles under `data`, on one line or indented.
+    if first.strip() == "{" or '"data"' in first:
         yield from _questions(read, labelled=False)
         return
     for file, number, line in read:
@@ -120,19 +119,13 @@ def from_record(record: Record) -> SpanExample:
       DataError: The answers are not of this form.
     """
     passage, question, answers, *id = record.values
-    fields = ("text", "answer_start")
-    # Convert a list of answers to a dict of lists, the form of TFDS.
-    if isinstance(answers, list) and all(isinstance(answer, dict) for answer in answers):
-        answers = {
-            name: [pick(answer, name, record.location) for answer in answers] for name in fields
-        }
-    if not isinstance(answers, dict) or not answers.keys() >= set(fields):
-        raise DataError(
-            f"{record.location} has no answers of text and answer_start: name the fields as "
-            "#context,question,answers"
-        )
-    pairs = zip(answers["text"], answers["answer_start"], strict=True)
-    located = tuple(locate_answer(text, start, passage) for text, start in pairs)
+    # TFDS and the hub store the fields of all answers as lists.
+    if isinstance(answers, dict):
+        columns = (pick(answers, field, record.location) for field in ("text", "answer_start"))
+        answers = [
+            {"text": text, "answer_start": start} for text, start in zip(*columns, strict=True)
+        ]
+    located = _answers({"answers": answers}, passage, record.location)
     (name,) = map(str, id or (record.location,))
     return SpanExample(name, question, passage, located, location=record.location)
 

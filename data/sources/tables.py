@@ -41,18 +41,18 @@ class ColumnRoles:
     Attributes:
       description: The roles of the columns, for messages.
       fields: The usual names of each field, in lower case; empty if any name is accepted.
-      further: Other usual names of columns, such as the names of a field that is not read.
+      unused: The usual names of columns that are not read.
     """
 
     description: str
     fields: dict[str, frozenset[str]]
-    further: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
 
     def without(self, index: int) -> "ColumnRoles":
         """Returns the roles without a field that is not read."""
         skipped = list(self.fields)[index]
         fields = {name: names for name, names in self.fields.items() if name != skipped}
-        return replace(self, fields=fields, further=self.further | self.fields[skipped])
+        return replace(self, fields=fields, unused=self.unused | self.fields[skipped])
 
 
 _LABEL = frozenset(
@@ -259,7 +259,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     if not all(map(str.isdecimal, itertools.chain(*parts))):
         return _Columns(columns, True)
     # With numbers, the line is a header only if all selected cells are usual names.
-    known = roles.further.union(*roles.fields.values())
+    known = roles.unused.union(*roles.fields.values())
     expected = itertools.chain(roles.fields.values(), itertools.repeat(known))
     are_customary = first.has_names and all(
         not customary or known.issuperset(names[i] for i in at)

@@ -6,7 +6,7 @@ examples from a source.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -35,6 +35,7 @@ EVALUATION_SEED = 0x5EED
 Target = Literal["single_label", "binary", "multi_label", "regression"]
 """The type of the labels of texts."""
 D = TypeVar("D", bound="DataConfig")
+S = TypeVar("S", bound=Sized)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,12 +204,21 @@ class MixableData(DataConfig):
         """The weights and sources of a mixture; empty for any other source."""
         return split_mixture(self.source_name)
 
-    def mixed(self, splits: Iterable[DataSplit]) -> DataSplit:
-        """Mixes the training examples of the sources of `mixture`, in this order."""
-        parts = {
-            term.source: (term.weight, split)
-            for term, split in zip(self.mixture, splits, strict=True)
-        }
+    def mixed(self, contents: Sequence[S], encode: Callable[[S], DataSplit]) -> DataSplit:
+        """Mixes the training examples of the sources of `mixture`.
+
+        Args:
+          contents: The training documents or records of each source, in this order.
+          encode: Makes the examples of a source.
+
+        Raises:
+          DataError: A source has nothing to train on.
+        """
+        parts: dict[str, tuple[float, DataSplit]] = {}
+        for term, content in zip(self.mixture, contents, strict=True):
+            problem = f"nothing of {term.source!r} is left to train on: give more, or leave it out"
+            require(len(content), problem, DataError)
+            parts[term.source] = term.weight, encode(content)
         decisive = [f"{weight!r} {split.fingerprint}" for weight, split in parts.values()]
         return mix(parts, self.mix_by, digest([self.mix_by, *decisive]))
 
@@ -247,10 +257,7 @@ class DocumentsData(MixableData):
         texts = self.texts()
         if not self.mixture:
             return self._noted(texts, tokenizer, seed)
-        for term, part in zip(self.mixture, texts.parts, strict=True):
-            problem = f"no text of {term.source!r} is left for training: give more, or leave it out"
-            require(len(part), problem, DataError)
-        return self.mixed(self._noted(part, tokenizer, seed) for part in texts.parts)
+        return self.mixed(texts.parts, lambda part: self._noted(part, tokenizer, seed))
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
         """Returns the examples of the validation documents, which are the same each time."""

@@ -6,6 +6,7 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 ``segment_ids`` [B, T], the index, from 1, of each token's text in the row.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -205,13 +206,13 @@ class PretrainingData(DocumentsData):
 
 def _checked(tokenizer: Tokenizer) -> int:
     """Returns the id of padding after checking that all special tokens exist."""
-    ids = tokenizer.special_ids
-    roles = {"cls": ids.cls, "sep": ids.sep, "mask": ids.mask, "pad": ids.pad}
     # Padding, the ends of texts and masking each need a special token.
-    missing = [role for role, id in roles.items() if id is None]
-    if missing or ids.pad is None:
-        raise DataError(
-            f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
-            "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name a BERT"
-        )
-    return ids.pad
+    ids = tokenizer.special_ids.present
+    missing = list(itertools.filterfalse(ids.__contains__, ("cls", "sep", "mask", "pad")))
+    require(
+        not missing,
+        f"this {tokenizer.kind} tokenizer has no {', '.join(missing)} token, which pretraining "
+        "needs: train a wordpiece vocabulary (data.tokenizer.kind wordpiece), or name a BERT",
+        error=DataError,
+    )
+    return ids["pad"]

@@ -172,7 +172,7 @@ def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[
         # Subword vocabularies may tokenize joined lines differently than single lines.
         tokens = tokenizer.encode("".join(lines[:kept]), add_special_tokens=False)
         if len(tokens) < length:
-            return [special.bos or 0, *tokens, special.eos or 0]
+            return [*special.before, *tokens, *special.after]
         kept -= 1
     raise DataError(
         f"two examples of the task {episode.task.name} have {sum(sizes[:2])} tokens and more than "
@@ -215,7 +215,7 @@ class CausalLMData(DocumentsData):
             splits = SPLITS if self.validation else SPLITS[:1]
             read = partial(prepared_split, splits=splits, tokenizer=tokenizer, requested=requested)
             if self.mixture:
-                return self.mixed(read(term.source) for term in self.mixture)
+                return self.mixed([term.source for term in self.mixture], read)
             return read(self.source_name)
         patterns = Patterns.parse(self.source_name)
         if patterns is not None:

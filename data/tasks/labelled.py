@@ -31,9 +31,10 @@ from ..sources.labelled_names import (
     with_known_fields,
 )
 from ..sources.labelled_records import read_fields
+from ..sources.published.local import BuiltinRecords, LocalRecords
 from ..sources.published.opening import open_published
-from ..sources.published.records import PublishedRecords
-from ..sources.tables import LABELED_TEXTS, ColumnRoles, header_notes
+from ..sources.published.records import OpenedRecords
+from ..sources.tables import LABELED_TEXTS, ColumnRoles
 from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, divide
@@ -64,14 +65,11 @@ class RecordData(DataConfig, Generic[E]):
     """The roles of the columns of a table, and the names that identify its header."""
 
     @abstractmethod
-    def read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[E]:
+    def read(self, records: OpenedRecords, split: Split) -> ExampleSet[E]:
         """Reads examples from a source with fields.
 
         Args:
-          source: The parsed name.
-          published: The opened data set if the source is published.
+          records: The opened source.
           split: The split of a published or built-in source; other sources are read whole.
 
         Raises:
@@ -88,19 +86,13 @@ class RecordData(DataConfig, Generic[E]):
         return ()
 
     def _records(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
+        self, records: OpenedRecords, split: Split
     ) -> tuple[list[Record], tuple[str, ...]]:
         """Returns the records of a source, and lines for the log."""
         # Conditions of the source leave out records; the log states how many.
-        left_out = LeftOut()
-        if published is not None:
-            records, notes = list(published.read(split, left_out)), ()
-        elif source.kind == "builtin":
-            records, notes = self.builtin_records(source, split), ()
-        else:
-            notes = header_notes(source, self.columns)
-            records = list(read_fields(source, self.columns, left_out))
-        return records, (*notes, *left_out_notes(left_out, "record"))
+        notes, left_out = records.notes, LeftOut()
+        found = list(records.read(split, left_out))
+        return found, (*notes, *left_out_notes(left_out, "record"))
 
     @abstractmethod
     def encode(
@@ -141,7 +133,7 @@ class RecordData(DataConfig, Generic[E]):
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
         """Returns all of another source, or the validation split of a published data set."""
-        return self._split(self._read(*self._open(source), "validation"), tokenizer, labels)
+        return self._split(self._read(self.open(source), "validation"), tokenizer, labels)
 
     def _own_source(self) -> LabelledSource:
         return parse_labelled(self.source_name, self.forms)
@@ -149,13 +141,13 @@ class RecordData(DataConfig, Generic[E]):
     def _part(self, split: Split) -> ExampleSet[E]:
         # Validation data come from the named source, a published split, or a held-out part.
         if split == "validation" and self.validation is not None:
-            return self._read(*self._open(self.validation), "validation")
-        # Sources with a published validation split are not divided.
-        source, published = self._open(self.source)
-        if source.kind == "builtin" or (published is not None and published.validation is not None):
-            return self._read(source, published, split)
+            return self._read(self.open(self.validation), "validation")
+        # Sources with a validation split are not divided.
+        records = self.open(self.source)
+        if records.validation is not None:
+            return self._read(records, split)
         # All other sources are one set of examples, which is divided by hash.
-        whole = self._read(source, published, "train")
+        whole = self._read(records, "train")
         fraction = self.held_out_fraction
         if fraction == 0 and split == "train":
             return whole
@@ -163,19 +155,28 @@ class RecordData(DataConfig, Generic[E]):
         require(fraction > 0, problem, DataError)
         return divide(whole, fraction, self.source_name)[split]
 
-    def _open(self, name: SourceLike) -> tuple[LabelledSource, PublishedRecords | None]:
-        source = parse_labelled(as_source(name), self.forms, self._own_source())
-        if source.kind not in PUBLISHED:
-            return source, None
-        published = open_published(source, self.published_fields)
-        return published.source, published
+    def open(self, name: SourceLike, columns: ColumnRoles | None = None) -> OpenedRecords:
+        """Opens a source of the kinds in ``forms``.
 
-    def _read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[E]:
+        Args:
+          name: The name, or a list of examples.
+          columns: The roles of the columns of a table. Defaults to ``self.columns``.
+
+        Raises:
+          DataError: The kind is unknown, or a published data set cannot be opened.
+        """
+        source = parse_labelled(as_source(name), self.forms, self._own_source())
+        if source.kind in PUBLISHED:
+            return open_published(source, self.published_fields)
+        if source.kind == "builtin":
+            return BuiltinRecords(source, self.builtin_records)
+        return LocalRecords(source, columns or self.columns)
+
+    def _read(self, records: OpenedRecords, split: Split) -> ExampleSet[E]:
+        source = records.source
         loaded = self._loaded.get((source, split))
         if loaded is None:
-            loaded = self.read(source, published, split)
+            loaded = self.read(records, split)
             require(
                 loaded.examples,
                 f"no {self.noun} in {source.name!r} (it is empty, or has only blank lines or "
@@ -230,14 +231,12 @@ class LabelledData(RecordData[E]):
         # Add the field names to examples in memory, so that config.json records them.
         for name in ("source", "validation"):
             if isinstance(given := getattr(self, name), Examples):
-                like = None if name == "source" else self._own_source()
-                fields = parse_labelled(given, self.forms, like).fields
+                fields = parse_labelled(given, self.forms, self._own_source()).fields
                 object.__setattr__(self, name, given.with_fields(fields))
 
-    def read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[E]:
+    def read(self, records: OpenedRecords, split: Split) -> ExampleSet[E]:
         """See ``RecordData``."""
+        source = records.source
         # Count the fields of a syntax such as "label,text[,text_b]".
         most = self.field_names.count(",") + 1
         fewest, number = most - self.field_names.count("["), len(source.fields)
@@ -245,10 +244,9 @@ class LabelledData(RecordData[E]):
         require(fewest <= number <= most, problem, DataError)
         # Published labels are class ids with declared names; local labels are names.
         label = source.fields[self.label_field]
-        names = published.class_names(label) if published is not None else None
-        records, lines = self._records(source, published, split)
-        records, names = self.named(records, names)
-        loaded = self.labelled(records, names, split)
+        found, lines = self._records(records, split)
+        found, names = self.named(found, records.class_names(label))
+        loaded = self.labelled(found, names, split)
         return replace(loaded, lines=(*lines, *loaded.lines))
 
     def named(
@@ -295,11 +293,12 @@ class LabelledData(RecordData[E]):
         Raises:
           DataError: The source does not name the fields of the model, with or without the label.
         """
-        source, published = self._open(name)
-        given, own = source.fields, self.fields
+        records = self.open(name, self.columns.without(self.label_field))
+        given, own = records.source.fields, self.fields
         # Drop the label, unless the fields already omit it.
         if len(given) + 1 != len(own):
-            source = replace(source, fields=self.without_label(given))
+            source = replace(records.source, fields=self.without_label(given))
+            records = replace(records, source=source)
             # A model of CoNLL files has at most one field, the tag column, so the source need not
             # name as many fields.
             require(
@@ -309,11 +308,7 @@ class LabelledData(RecordData[E]):
                 error=DataError,
             )
         # Predict the validation split of sources that have splits.
-        if published is not None:
-            return self.unlabelled(replace(published, source=source).read("validation"))
-        if source.kind == "builtin":
-            return self.unlabelled(review_records(source, "validation"))
-        return self.unlabelled(read_fields(source, self.columns.without(self.label_field)))
+        return self.unlabelled(records.read("validation"))
 
     def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the fields other than the label."""
@@ -377,7 +372,7 @@ class LabelledData(RecordData[E]):
 
     def _whole(self) -> ExampleSet[E]:
         """Reads the training examples and, from a local source, also the held-out examples."""
-        return self._read(*self._open(self.source), "train")
+        return self._read(self.open(self.source), "train")
 
     def _rare_labels(self) -> tuple[str, ...]:
         """Returns a warning if a label occurs once in the source, counting held-out examples."""
@@ -386,10 +381,9 @@ class LabelledData(RecordData[E]):
         if not unique or len(examples) < _FEW_EXAMPLES:
             return ()
         where = next(e.location for e in examples if unique[0] in self.labels_in(e))
-        number = f"{len(unique):,} labels occur" if len(unique) > 1 else "a label occurs"
         return (
-            f"warning: {number} only once, {unique[0]!r} at {where}: check that this is neither "
-            "misspelled nor a column name",
+            f"warning: {counted(len(unique), 'label')} in only one example, {unique[0]!r} at "
+            f"{where}: check that this is neither misspelled nor a column name",
         )
 
 

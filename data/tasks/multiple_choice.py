@@ -208,7 +208,7 @@ def _from_record(record: Record, labelled: bool = True) -> ChoiceExample:
         f"{number - 1}",
         error=DataError,
     )
-    shown = question[0] if question else None
+    shown = next(iter(question), None)
     return ChoiceExample(context, shown, tuple(choices), index if labelled else None, location)
 
 

@@ -26,8 +26,8 @@ from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.predictions import Prediction
 from ..features.sliding_windows import windows
 from ..sources.hash_split import Split
-from ..sources.labelled_names import PUBLISHED, LabelledSource, Record, parse_labelled
-from ..sources.published.records import PublishedRecords
+from ..sources.labelled_names import PUBLISHED, Record, parse_labelled
+from ..sources.published.records import OpenedRecords
 from ..sources.squad import (
     SpanExample,
     from_record,
@@ -36,7 +36,7 @@ from ..sources.squad import (
     read_questions,
     unanswered,
 )
-from ..tokenizers.base import Encoded, Tokenizer
+from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import LabelledData, LabelledLength
 from .labelled_examples import ExampleSet, LabelledExamples
@@ -76,20 +76,19 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     max_answer_length: PositiveInt = 30
     """Maximum length of a predicted answer, in tokens."""
 
-    def read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[SpanExample]:
+    def read(self, records: OpenedRecords, split: Split) -> ExampleSet[SpanExample]:
         """See ``LabelledData``; ``squad:GLOB`` has no fields to name."""
+        source = records.source
         if source.kind == "squad":
             loaded = ExampleSet(in_groups(list(read_questions(source))))
         else:
-            loaded = super().read(source, published, split)
+            loaded = super().read(records, split)
         examples = loaded.examples
         _check_ids(examples)
         problem = f"no question of {source.name!r} has an answer: give a labeled source"
         require(not examples or any(example.answers for example in examples), problem, DataError)
         # Log answers that are not at their stated positions; training leaves them out.
-        wrong = [example for example in examples for _ in _misplaced(example)]
+        wrong = [x for x in examples for answer in x.known_answers if answer.start is None]
         note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
         return replace(loaded, notes=(note,) if wrong else ())
 
@@ -125,9 +124,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
 
     def labels(self) -> tuple[str, ...]:
         """Returns ``no answer`` if some questions have no answer, so that it can be predicted."""
-        # An empty tuple means that the question has no answer.
-        some = any(example.answers == () for example in self._whole().examples)
-        return (NO_ANSWER,) if some else ()
+        return (NO_ANSWER,) if NO_ANSWER in self._counts(self._whole().examples) else ()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and ``QuestionAnsweringExamples.example``."""
@@ -157,13 +154,19 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
             for text in dict.fromkeys(example.passage for example in examples)
         }
+        offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
         # A question takes at most half of a row, so that a window of the passage has enough
         # context.
         longest = min(self.max_question_length, template.room(2) // 2)
         encoded = tokenizer.encode_batch([example.question for example in examples])
         windowed = functools.partial(self._windowed, room=template.room(2), training=training)
         questions = [
-            windowed(example, ids[:longest], passages[example.passage])
+            windowed(
+                example,
+                ids[:longest],
+                tokens=passages[example.passage][0],
+                offsets=offsets[example.passage],
+            )
             for example, ids in zip(examples, encoded, strict=True)
         ]
         # Evaluation keeps all questions, because it scores the texts of answers.
@@ -175,7 +178,6 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             error=DataError,
         )
         # One row for each window of each kept question.
-        offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
         inputs = BertInputs.of(template, pairs)
         # "No answer" is predicted at the first token, which must not belong to the passage.
@@ -200,14 +202,19 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
                 *_problems(questions, consequence),
             ),
             decoding=_decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
-            left_out=tuple(_left_out(questions)) if training else (),
         )
 
     def _windowed(
-        self, example: SpanExample, ids: list[int], passage: Encoded, *, room: int, training: bool
+        self,
+        example: SpanExample,
+        ids: list[int],
+        *,
+        tokens: list[int],
+        offsets: np.ndarray,
+        room: int,
+        training: bool,
     ) -> "_Question":
         """Divides the passage of a question into windows, which share the row with the question."""
-        tokens, offsets = passage
         found = windows(len(tokens), room - len(ids), self.stride)
         span, problem = _answer_in(found, _answer_tokens(example, offsets, training), training)
         return _Question(example, ids, tokens, found, span, problem)
@@ -222,11 +229,9 @@ class QuestionAnsweringExamples(LabelledExamples[SpanExample]):
 
     Attributes:
       decoding: Which question each window belongs to, and which passage tokens it contains.
-      left_out: A line for each question or answer left out of training, with the reason.
     """
 
     decoding: SpanDecoding
-    left_out: tuple[str, ...] = ()
 
     def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
         """Returns ``start_positions`` and ``end_positions``, int32 [] each."""
@@ -297,34 +302,37 @@ def _positions(questions: Sequence[_Question], before: np.ndarray) -> np.ndarray
     return np.array(found, np.int32)
 
 
-def token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
+def token_span(
+    offsets: np.ndarray | Sequence[tuple[int, int]], start: int, end: int
+) -> tuple[int, int] | None:
     """Finds the tokens of a span of characters.
 
     Args:
-      offsets: The half-open character range of each token, in order.
+      offsets: The half-open character range of each token, in order, int [num_tokens, 2].
       start: The first character of the span.
       end: The character after the span.
 
     Returns:
       The first and the last token, or None if no token overlaps the span.
     """
-    found = [i for i, (first, last) in enumerate(offsets) if first < end and last > start]
-    return (found[0], found[-1]) if found else None
+    firsts, ends = np.asarray(offsets).reshape(-1, 2).T
+    found = np.flatnonzero((firsts < end) & (ends > start))
+    return (int(found[0]), int(found[-1])) if len(found) else None
 
 
 def _answer_tokens(
-    example: SpanExample, offsets: Sequence[tuple[int, int]], training: bool
+    example: SpanExample, offsets: np.ndarray, training: bool
 ) -> tuple[int, int] | None:
     """Returns the tokens of the first usable answer, (-1, -1) for no answer, None if unknown."""
     if example.answers == ():
         return (-1, -1)
-    for answer in example.known_answers:
-        # Evaluation uses uncertain positions only for its loss; scores compare texts.
-        if answer.start is not None and (answer.sure or not training):
-            end = answer.start + len(answer.text)
-            if (found := token_span(offsets, answer.start, end)) is not None:
-                return found
-    return None
+    # Evaluation uses uncertain positions only for its loss; scores compare texts.
+    spans = (
+        token_span(offsets, answer.start, answer.start + len(answer.text))
+        for answer in example.known_answers
+        if answer.start is not None and (answer.sure or not training)
+    )
+    return next(filter(None, spans), None)
 
 
 def _answer_in(
@@ -364,31 +372,13 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
         )
 
 
-def _misplaced(example: SpanExample) -> list[str]:
-    """Returns the answers that are not at their stated locations."""
-    return [answer.text for answer in example.known_answers if answer.start is None]
-
-
 def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]:
-    for problem, found in _by_problem(questions).items():
-        number = f"{len(found):,} of {counted(len(questions), 'question')}"
-        yield f"{number} {consequence}: {problem} ({_named(found)})"
-
-
-def _left_out(questions: Sequence[_Question]) -> Iterator[str]:
-    for question in questions:
-        for text in _misplaced(question.example):
-            yield f"{question.example.location}: the answer {text!r} is not at the stated location"
-    for problem, found in _by_problem(questions).items():
-        yield from (f"{example.location}: {problem}" for example in found)
-
-
-def _by_problem(questions: Sequence[_Question]) -> dict[str, list[SpanExample]]:
-    """Groups the questions that cannot be used by their problem, in a fixed order of problems."""
-    found: dict[str, list[SpanExample]] = {_UNSURE: [], _SPLIT: [], "": []}
-    for question in questions:
-        found[question.problem].append(question.example)
-    return {problem: found[problem] for problem in filter(found.get, (_UNSURE, _SPLIT))}
+    """Yields a line of the summary for each reason why questions cannot be used."""
+    for problem in (_UNSURE, _SPLIT):
+        found = [question.example for question in questions if question.problem == problem]
+        if found:
+            number = f"{len(found):,} of {counted(len(questions), 'question')}"
+            yield f"{number} {consequence}: {problem} ({_named(found)})"
 
 
 def _named(examples: Sequence[SpanExample]) -> str:

@@ -12,7 +12,7 @@ The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``toke
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -207,7 +207,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         # Collect the labels of all examples, so that a label that only held-out examples have is
         # known.
         loaded, (fewest, most) = self._whole(), self._labels.num_labels
-        found = in_order({x for example in loaded.examples for x in self.labels_in(example)})
+        found = in_order(self._counts(loaded.examples))
         labels, number = loaded.class_names or tuple(found), len(loaded.examples)
         require(
             fewest <= len(labels) <= most,
@@ -273,7 +273,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         # The locations say which example has an unknown label.
         located = [(e.label, e.location) for e in examples]
         # Examples to predict have no labels at all.
-        known = all(label is not None for label, _ in located)
+        known = examples[0].label is not None
         return SequenceClassificationExamples(
             tokens=tokens,
             examples=tuple(examples),
@@ -332,7 +332,7 @@ def _check_first_lines(
     """
     # Count the labels of all lines except first lines.
     counts = Counter(str(e.label) for r, e in zip(records, examples, strict=True) if not r.first)
-    if not counts or min(counts.values()) < 2:
+    if min(counts.values(), default=0) < 2:
         return
     for record, example in zip(records, examples, strict=True):
         label, words = str(example.label), [text.strip() for text in example.texts]
@@ -345,15 +345,14 @@ def _check_first_lines(
 
 
 def _example(
-    texts: Sequence[object], label: Label | None, location: str, part: str | None = None
+    texts: Sequence[Any], label: Label | None, location: str, part: str | None = None
 ) -> ClassificationExample:
-    strings = [text for text in texts if isinstance(text, str)]
-    wrong = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
-    require(
-        wrong is None,
-        f"{location} has a {wrong} instead of a text: give a string; the name of a source "
-        "has the label first and then the text, as #LABEL,TEXT",
-        error=DataError,
-    )
-    second = strings[1] if len(strings) == 2 else None
-    return ClassificationExample(strings[0], second, label, location, part)
+    for text in texts:
+        require(
+            isinstance(text, str),
+            f"{location} has a {type(text).__name__} instead of a text: give a string; the name of "
+            "a source has the label first and then the text, as #LABEL,TEXT",
+            error=DataError,
+        )
+    second = next(iter(texts[1:]), None)
+    return ClassificationExample(texts[0], second, label, location, part)

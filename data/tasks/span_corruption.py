@@ -10,13 +10,13 @@ The arrays of a batch are int32, as in translation: ``input_ids``, ``segment_ids
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
-from ..common.errors import DataError, UserError, counted
+from ..common.errors import DataError, counted
 from ..common.fields import PositiveInt, require
 from ..common.files import default_cache_dir
 from ..corpora.token_corpus import TokenCorpus, build_corpus
@@ -78,7 +78,7 @@ class SpanCorruptionExamples(PickledByFields):
         ]
         # Replace the end token of the source by the special tokens of the source frame.
         pairs = [([*before, *source[:-1], *after], target) for source, target in found]
-        return arrays_of_pairs(pairs, self.lengths[0], start, target_length=self.lengths[1])
+        return arrays_of_pairs(pairs, self.lengths, start)
 
     @cached_property
     def marks(self) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ class SpanCorruptionExamples(PickledByFields):
         # The corpus stores each document with BOS and EOS, if the tokenizer has these tokens: skip
         # them.
         special = self.tokenizer.special_ids
-        before, after = special.bos is not None, special.eos is not None
+        before, after = len(special.before), len(special.after)
         starts = self.corpus.document_starts
         sizes = np.diff(starts, append=len(self.corpus.tokens)) - before - after
         length, target_length = self.lengths
@@ -140,8 +140,7 @@ class SpanCorruptionExamples(PickledByFields):
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
         """The texts of all sequences, and the start of each sequence."""
         source_sizes, target_sizes = self._pair_sizes(self._texts[1])
-        length, target_length = self.lengths
-        return best_fit(source_sizes, target_sizes, length, self.seed, target_length=target_length)
+        return best_fit(source_sizes, target_sizes, self.lengths, self.seed)
 
 
 def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
@@ -159,16 +158,8 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         has_mask = number == 1 and tokenizer.special_ids.mask is not None
     else:
         # Reserve room for the sentinels in the requested size.
-        if config.vocab_size is not None and config.kind != "characters" and not has_mask:
-            config = replace(config, vocab_size=config.vocab_size - number)
-        try:
-            tokenizer = train_tokenizer(data.texts(), config)
-        except DataError as error:
-            if "vocab_size" not in str(error) or has_mask:
-                raise
-            # The trainer's message states the size without the sentinels, so add their number.
-            besides = f", not counting {counted(number, 'sentinel')}"
-            raise DataError(f"{error}{besides}") from None
+        reserved = 0 if has_mask else number
+        tokenizer = train_tokenizer(data.texts(), config, reserved=reserved)
     if has_mask or tokenizer.sentinels:
         return tokenizer
     # Imported late, because it imports the package tokenizers, which is slow to load.
@@ -247,12 +238,11 @@ class SpanCorruptionData(CorruptedData):
             f"data.num_sentinels "
             f"{self.num_sentinels}: give a larger vocabulary",
         )
-        if not corruption.longest_text(self.length, self.target_length):
-            sides = self.length, self.target_length or self.length
-            raise UserError(
-                f"no text of two tokens fits data.length {self.length} and data.target_length "
-                f"{sides[1]}: give at least 3 on each side"
-            )
+        require(
+            corruption.longest_text(self.length, self.target_length),
+            f"no text of two tokens fits data.length {self.length} and data.target_length "
+            f"{self.target_length or self.length}: give at least 3 on each side",
+        )
 
     @property
     def corruption(self) -> SpanCorruption:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..common.errors import DataError
 from ..common.fields import require
-from ..features.bio_tags import InconsistentTagError, find_scheme, misplaced_inside, to_bio
+from ..features.bio_tags import faulty_tags, find_scheme, first_tags, to_bio
 from ..sources.conll import Sentence
 from ..sources.labelled_names import Record
 from .labelled_examples import ExampleSet
@@ -97,7 +97,7 @@ def _tag(value: object, names: tuple[str, ...] | None, location: str) -> str:
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
     # Without names, words and whole numbers are tags. Exclude bool, which is an int in Python.
-    is_name = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
+    is_name = type(value) in (str, int) and str(value).strip()
     require(
         names is None and is_name,
         f"{location} has {value!r} among its tags: give each word one tag, O outside of all spans",
@@ -120,7 +120,7 @@ def words_of(values: Any, location: str) -> tuple[str, ...]:
     _check_list(values, "words", location)
     for value in values:
         require(
-            isinstance(value, str | int | float) and not isinstance(value, bool),
+            type(value) in (str, int, float),
             f"{location} has {value!r} among its words: a word is a text or a number",
             error=DataError,
         )
@@ -142,22 +142,23 @@ def in_bio(
       DataError: A tag does not follow the scheme of the other tags (with file and line).
     """
     sentences = [example.known_tags for example in examples]
-    try:
-        scheme = find_scheme(sentences, strict)
-    except InconsistentTagError as error:
-        raise error.at(examples[error.sentence].location_of(error.word)) from None
+    scheme = find_scheme(sentences)
+    # In the scheme BIO, an I- must continue a span.
+    stray = first_tags(sentences, "I") if scheme == "BIO" else []
+    faulty = [*faulty_tags(sentences, scheme), *(stray if strict else ())]
+    for (sentence, word), tag in faulty[:1]:
+        raise DataError(
+            f"{examples[sentence].location_of(word)} has the tag {tag!r}, which does not fit the "
+            f"tags around it in the scheme {scheme}: correct it"
+        )
     notes = [] if scheme in ("BIO", "plain") else [f"{scheme} tags converted to BIO"]
-    # (sentence, word) of every I- that does not continue a span; empty with `strict`.
-    stray = misplaced_inside(sentences) if scheme == "BIO" else []
-    if stray:
-        sentence, word = stray[0]
+    for (sentence, word), _ in stray[:1]:
         location = examples[sentence].location_of(word)
         notes.append(
             f"{len(stray):,} tags I- do not continue a span and are read as B- ({location})"
         )
-    # Reading the tags as IOB1 turns each stray I- into B-.
     converted = tuple(
-        replace(example, tags=to_bio(tags, "IOB1" if stray else scheme))
+        replace(example, tags=to_bio(tags, scheme))
         for example, tags in zip(examples, sentences, strict=True)
     )
     # Convert the declared tags to BIO like the tags of the examples.

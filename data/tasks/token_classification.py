@@ -10,7 +10,7 @@ The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``tok
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import ClassVar
 
 import numpy as np
@@ -21,13 +21,13 @@ from ..common.files import input_lines
 from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
-from ..features.predictions import Prediction, label_id, output
+from ..features.predictions import Prediction, label_id, numbered, output
 from ..sources.conll import Sentence, read_sentences, read_words
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples
-from ..sources.labelled_names import LabelledSource, Record, forms_of_rows
+from ..sources.labelled_names import Record, forms_of_rows
 from ..sources.labelled_records import are_json_lines, read_objects
-from ..sources.published.records import PublishedRecords
+from ..sources.published.records import OpenedRecords
 from ..tokenizers.base import Tokenizer
 from .base import SourceField
 from .labelled import LabelledLength
@@ -62,14 +62,12 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
     length: LabelledLength = 128
     """Tokens in a sequence, T."""
 
-    def read(
-        self, source: LabelledSource, published: PublishedRecords | None, split: Split
-    ) -> ExampleSet[TaggingExample]:
+    def read(self, records: OpenedRecords, split: Split) -> ExampleSet[TaggingExample]:
         """See ``LabelledData``; ``conll:GLOB`` has columns in place of fields."""
-        if source.kind == "conll":
-            sentences = list(map(self._renamed, read_sentences(source)))
+        if records.source.kind == "conll":
+            sentences = list(map(self._renamed, read_sentences(records.source)))
             return in_bio(list(map(from_columns, sentences)), split == "train")
-        return super().read(source, published, split)
+        return super().read(records, split)
 
     def _renamed(self, sentence: Sentence) -> Sentence:
         """Returns a sentence with names of tags in place of numbers, if the user gives names."""
@@ -138,7 +136,7 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         For a published data set these are the declared tags, even if no training example has them.
         """
         whole = self._whole()
-        found = (tag for example in whole.examples for tag in example.known_tags)
+        found = chain.from_iterable(example.known_tags for example in whole.examples)
         return span_labels(found if whole.class_names is None else whole.class_names)
 
     def assumed_labels(self) -> tuple[str, ...]:
@@ -341,9 +339,10 @@ def fill_rows(
 
 
 def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> np.ndarray | None:
-    if all(example.tags is None for example in examples):
+    # Examples to predict have no tags at all.
+    if examples[0].tags is None:
         return None
-    ids = {name: i for i, name in enumerate(labels)}
+    ids = numbered(labels)
     return np.array(
         [
             label_id(tag, ids, example.location_of(word))

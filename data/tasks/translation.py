@@ -27,7 +27,7 @@ from ..dataset import BatchSpec, DataSplit, too_long
 from ..packing.packed_pairs import TokenPair, arrays_of_pairs, fill_note, pair_specs
 from ..packing.packing import best_fit
 from ..sources.builtin.spelled_numbers import HELD_OUT, LIMIT, NumberWords, draw_numbers, spell
-from ..sources.documents import SourceLike, as_source
+from ..sources.documents import SourceLike
 from ..sources.parallel_corpus import ParallelText, open_parallel
 from ..tokenizers.base import Tokenizer
 from .base import EVALUATION_SEED, DataConfig, SourceField, unknown_tokens
@@ -75,30 +75,22 @@ class TranslationExamples:
 
     Attributes:
       corpus: The tokens.
-      length: The length of a sequence of sources, S.
+      lengths: The lengths of a sequence of sources and of a sequence of targets, S and T.
       start: The id that begins each target in the decoder.
       pairs: The indices of the pairs, grouped by sequence, int64 [num_fitting].
       sequence_starts: The start of each sequence in ``pairs``, then the end, int64
         [num_sequences + 1].
-      target_length: The length of a sequence of targets, T. Defaults to S.
     """
 
     corpus: PairCorpus
-    length: int
+    lengths: tuple[int, int]
     start: int
     pairs: np.ndarray
     sequence_starts: np.ndarray
-    target_length: int | None = None
 
     @classmethod
     def plan(
-        cls,
-        corpus: PairCorpus,
-        length: int,
-        start: int,
-        seed: int,
-        *,
-        target_length: int | None = None,
+        cls, corpus: PairCorpus, lengths: tuple[int, int], start: int, seed: int
     ) -> "TranslationExamples":
         """Packs the pairs; see ``packing.best_fit``.
 
@@ -107,17 +99,16 @@ class TranslationExamples:
         """
         # Plan once, because all epochs have the same sequences in different orders.
         sources, targets = corpus.sizes
-        pairs, sequence_starts = best_fit(
-            sources, targets, length, seed, target_length=target_length
+        pairs, sequence_starts = best_fit(sources, targets, lengths, seed)
+        shortest = int(np.maximum(sources, targets).min())
+        require(
+            len(pairs),
+            f"no pair fits a sequence of data.length {lengths[0]} and data.target_length "
+            f"{lengths[1]}, the shortest pair has {shortest} tokens on a side: give longer "
+            "sequences",
+            DataError,
         )
-        if not len(pairs):
-            shortest = int(np.maximum(sources, targets).min())
-            of_targets = f" and data.target_length {target_length}" if target_length else ""
-            raise DataError(
-                f"no pair fits a sequence: data.length is {length}{of_targets}, the shortest "
-                f"pair has {shortest} tokens on a side; give longer sequences"
-            )
-        return cls(corpus, length, start, pairs, sequence_starts, target_length)
+        return cls(corpus, lengths, start, pairs, sequence_starts)
 
     @property
     def num_examples(self) -> int:
@@ -132,12 +123,7 @@ class TranslationExamples:
         """
         chosen = self.pairs[self.sequence_starts[index] : self.sequence_starts[index + 1]]
         pairs = map(self.corpus.pair, chosen.tolist())
-        return arrays_of_pairs(pairs, self.length, self.start, target_length=self.target_length)
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """The lengths of a sequence, S and T."""
-        return self.length, self.target_length or self.length
+        return arrays_of_pairs(pairs, self.lengths, self.start)
 
     @cached_property
     def num_tokens(self) -> tuple[int, int]:
@@ -158,16 +144,14 @@ class NumberExamples:
     Attributes:
       languages: The languages of the sources and of the targets, as named by num2words.
       tokenizer: The tokenizer of the sources; its ``target`` tokenizes the targets.
-      length: The length of a sequence of sources, S.
+      lengths: The lengths of a sequence of sources and of a sequence of targets, S and T.
       seed: The seed of the numbers, any integer.
-      target_length: The length of a sequence of targets, T. Defaults to S.
     """
 
     languages: tuple[str, str]
     tokenizer: Tokenizer
-    length: int
+    lengths: tuple[int, int]
     seed: int
-    target_length: int | None = None
 
     @property
     def num_examples(self) -> int:
@@ -183,7 +167,7 @@ class NumberExamples:
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         start, _ = start_and_end(self.tokenizer)
         pairs = self._fill(draw_numbers(rng))
-        return arrays_of_pairs(pairs, self.length, start, target_length=self.target_length)
+        return arrays_of_pairs(pairs, self.lengths, start)
 
     @cached_property
     def padding_fraction(self) -> float:
@@ -195,7 +179,7 @@ class NumberExamples:
 
     def _fill(self, numbers: Iterator[int]) -> Iterator[TokenPair]:
         # Fill the sequence with random numbers until a few of them do not fit.
-        source_room, target_room = self.length, self.target_length or self.length
+        source_room, target_room = self.lengths
         misses = 0
         while misses < _MISSES:
             number = next(numbers)
@@ -263,10 +247,7 @@ class TranslationData(DataConfig):
 
     def texts(self) -> VocabularyTexts:
         """Returns the sources and targets of the training pairs, for a shared vocabulary."""
-        numbers = NumberWords.parse(self.source_name)
-        # An endless source has a fixed sample for the vocabulary.
-        text = self._open("train") if numbers is None else ParallelText((numbers.vocabulary,))
-        return VocabularyTexts(text)
+        return VocabularyTexts(self._open("train"))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig`` and ``arrays_of_pairs``."""
@@ -286,9 +267,7 @@ class TranslationData(DataConfig):
         """Returns the validation source, else the published split, else the held-out pairs."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
-        numbers = NumberWords.parse(self.source_name)
-        text = ParallelText((numbers.validation,)) if numbers else self._open("validation")
-        return self._split(text, tokenizer, EVALUATION_SEED, _OF_THE_LOSS)
+        return self._split(self._open("validation"), tokenizer, EVALUATION_SEED, _OF_THE_LOSS)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
@@ -298,11 +277,7 @@ class TranslationData(DataConfig):
         The content has every pair as read. The examples leave out pairs with an empty source or
         target, and pairs longer than a sequence.
         """
-        numbers = NumberWords.parse(as_source(source))
-        if numbers is not None:
-            text = ParallelText((numbers.validation,))
-        else:
-            text = open_parallel(source, "whole", like=self.source_name)
+        text = open_parallel(source, "whole", like=self.source_name)
         return self._split(text, tokenizer, EVALUATION_SEED, _OF_THE_LOSS)
 
     def input_split(
@@ -323,18 +298,14 @@ class TranslationData(DataConfig):
     ) -> DataSplit:
         start, _ = start_and_end(tokenizer)
         corpus = build_pair_corpus(text, tokenizer, default_cache_dir() / "pairs")
-        examples = TranslationExamples.plan(
-            corpus, self.length, start, seed, target_length=self.target_length
-        )
+        examples = TranslationExamples.plan(corpus, self.lengths, start, seed)
         summary = _summary(examples, text, left_out)
         return DataSplit(examples, text, corpus.fingerprint, summary, text.notes())
 
     def _endless(self, numbers: NumberWords, tokenizer: Tokenizer, seed: int) -> DataSplit:
         start_and_end(tokenizer)
         sample = numbers.vocabulary
-        examples = NumberExamples(
-            numbers.languages, tokenizer, self.length, seed, self.target_length
-        )
+        examples = NumberExamples(numbers.languages, tokenizer, self.lengths, seed)
         # Check that the numbers of the sample fit, because training would silently skip longer
         # ones.
         for which, length in enumerate(self.lengths):

@@ -49,6 +49,16 @@ class SpecialIds:
         """The ids of the special tokens that the vocabulary has, by role."""
         return without_none(asdict(self))
 
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The token that begins a document; empty if the vocabulary has none."""
+        return () if self.bos is None else (self.bos,)
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The token that ends a document; empty if the vocabulary has none."""
+        return () if self.eos is None else (self.eos,)
+
 
 class ControlToken(NamedTuple):
     """A token that a chat template may write by name.
@@ -145,8 +155,7 @@ class Tokenizer(ABC):
         BOS token, which also separates the documents of a corpus. It is empty if the vocabulary has
         no BOS token.
         """
-        bos = self.special_ids.bos
-        return self.frame.before or (() if bos is None else (bos,))
+        return self.frame.before or self.special_ids.before
 
     @abstractmethod
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
@@ -218,6 +227,12 @@ class Tokenizer(ABC):
         roles = self.special_ids.present
         roles.pop("unk", None)
         return {self.token(id): ControlToken(id, True) for id in roles.values()}
+
+    @property
+    def all_special_ids(self) -> frozenset[int]:
+        """The ids of all special tokens: of roles, without a role, and sentinels."""
+        others = {token.id for token in self.control_tokens().values() if token.is_special}
+        return frozenset({*self.special_ids.present.values(), *others, *self.sentinels})
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
         """Returns start, end and id of each control token whose name occurs in a text."""
@@ -298,8 +313,8 @@ class Tokenizer(ABC):
         """Encodes one text; see ``encode_with_offsets``."""
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
-    def encode_with_mask(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encodes a text and reads the string ``[MASK]`` as the mask token.
+    def encode_with_mask(self, text: str) -> list[int]:
+        """Encodes a text and its frame, and reads the string ``[MASK]`` as the mask token.
 
         Use this method to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as
         ordinary characters. The tokenizer's Hugging Face folder states whether the mask absorbs the
@@ -307,7 +322,6 @@ class Tokenizer(ABC):
 
         Args:
           text: For example ``The [MASK] pulled into the station.``
-          add_special_tokens: See ``encode_with_offsets``.
 
         Returns:
           The ids.
@@ -328,7 +342,7 @@ class Tokenizer(ABC):
         others = {t.id for t in self.control_tokens().values() if t.is_special and t.id != mask}
         typed = [(start, end) for start, end, id in self.find_controls(text) if id in others]
         ids, _ = self.encode_with_controls(text, typed)
-        return self.frame.join(ids).ids if add_special_tokens else ids
+        return self.frame.join(ids).ids
 
 
 def encode_around(

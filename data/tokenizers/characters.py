@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -11,8 +11,11 @@ from tokenizers import AddedToken, decoders, models
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
+from ..common.fields import require
+from ..common.json_text import optional_object
 from .base import END_OF_TEXT, Encoded, SpecialIds, printable
 from .export import ExportedTokenizer
+from .folder import checked
 
 UNKNOWN = "<unk>"
 UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -54,15 +57,15 @@ class CharacterTokenizer(ExportedTokenizer):
         return cls("".join(sorted(seen)))
 
     @classmethod
-    def from_json(cls, content: Mapping[str, object], path: Path) -> "CharacterTokenizer":
-        """Makes a tokenizer from the JSON object that ``save`` wrote.
+    def load(cls, file: Path) -> "CharacterTokenizer":
+        """Loads the file that ``save`` wrote.
 
         Raises:
-          DataError: The characters are missing or not unique.
+          DataError: The file is damaged, or its characters are missing or not unique.
         """
-        characters = content.get("characters")
-        if not isinstance(characters, str) or len(set(characters)) != len(characters):
-            raise DataError(f"{path}: 'characters' must be a string of different characters")
+        characters = checked(optional_object(file).get("characters"), str, file, "characters")
+        problem = f"{file}: 'characters' must be different from each other: restore the file"
+        require(len(set(characters)) == len(characters), problem, DataError)
         return cls(characters)
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:

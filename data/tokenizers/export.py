@@ -30,9 +30,8 @@ from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.json_text import optional_object
 from .base import Tokenizer
-from .families.table import FIXED_TYPES
 from .folder import library_errors
-from .frame import CONFIG, BatchSettings, Frame, Layout, Side
+from .frame import CONFIG, FIXED_TYPES, BatchSettings, Frame, Layout, Side
 
 # Files that `save` writes; `tokenizer.json` is made from them.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
@@ -138,7 +137,7 @@ class ExportedTokenizer(Tokenizer):
     def _export_backend(
         self, frame: Frame, settings: BatchSettings, *, keeps_class: bool
     ) -> Export:
-        """Makes ``tokenizer.json`` with the template of a frame, and files of older formats.
+        """Makes ``tokenizer.json`` with the template of a frame.
 
         Args:
           frame: The special tokens around texts.
@@ -148,9 +147,6 @@ class ExportedTokenizer(Tokenizer):
         """
         backend = self.backend()
         _set_template(backend, frame)
-        files = {"tokenizer.json": backend.to_str(pretty=True)}
-        if self.kind == "byte-bpe":
-            files |= _byte_level_files(backend)
         plain = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -171,8 +167,8 @@ class ExportedTokenizer(Tokenizer):
         exceptions = ", and ".join(filter(None, differences))
         note = "transformers gives the same ids and texts"
         return Export(
-            f"{', '.join(files)}; {note}" + (f", except that {exceptions}" if exceptions else ""),
-            {name: content.encode() for name, content in files.items()},
+            f"tokenizer.json; {note}" + (f", except that {exceptions}" if exceptions else ""),
+            {"tokenizer.json": backend.to_str(pretty=True).encode()},
             config,
             settings,
         )
@@ -214,13 +210,3 @@ def _set_template(backend: tokenizers.Tokenizer, frame: Frame) -> None:
         pair=written(frame.pair),
         special_tokens=[(name, id) for id, name in sorted(named.items())],
     )
-
-
-def _byte_level_files(backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """Returns ``vocab.json`` and ``merges.txt``, the older format of a byte-level vocabulary."""
-    ids = backend.get_vocab(with_added_tokens=True)
-    merges = json.loads(backend.to_str())["model"]["merges"]
-    return {
-        "vocab.json": json.dumps(dict(sorted(ids.items(), key=lambda x: x[1])), ensure_ascii=False),
-        "merges.txt": "\n".join(["#version: 0.2", *map(" ".join, merges), ""]),
-    }

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeAlias
 from tokenizers import AddedToken
 
 from ..common.errors import DataError
-from ..common.fields import Range, expectation, require, without_none
+from ..common.fields import Range, expectation, require
 from ..common.files import file_lines
 from ..common.json_text import optional_object
 from .frame import CONFIG
@@ -35,8 +35,12 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 _Id = Annotated[int, Range(least=0, below=MOST_IDS)]
 _NumTokens = Annotated[int, Range(least=0, below=2**16)]
-_ADDED_TOKEN = {"content": str, **dict.fromkeys(FLAGS, bool | None)}
-_EXTRA = ("additional_special_tokens", "extra_special_tokens")
+_ADDED_TOKEN = {"content": str, **dict.fromkeys(FLAGS, bool)}
+_OLDER_EXTRA, _EXTRA, _OF_MODEL = (
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "model_specific_special_tokens",
+)
 # Settings that would change the ids and are not implemented: the supported values, and a remedy.
 _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "fast_tokenizer_files": (
@@ -93,9 +97,14 @@ class Settings:
         """Returns a number of tokens of the vocabulary; the default if it is missing or null."""
         return self.get(name, _NumTokens, default)
 
-    def token(self, role: str) -> Token | None:
-        """Returns a special token, or None."""
-        return self.get(role, Token)
+    def by_role(self) -> dict[str, Token]:
+        """Returns the special tokens by role: the usual roles, then roles of some models.
+
+        A role of some models is, for example, ``image_token``.
+        """
+        stated = {name: value for name, value in self.values.items() if name.endswith("_token")}
+        every = {**dict.fromkeys(ROLES), **stated, **self.get(_OF_MODEL, Mapping[str, Token], {})}
+        return {role: token for role, token in every.items() if isinstance(token, str | AddedToken)}
 
     def named(self, role: str) -> str:
         """Returns the name of a special token that the tokenizer needs.
@@ -116,8 +125,8 @@ class Folder:
 
     Attributes:
       path: The folder.
-      model_type: The family of the model in the folder; None if no file states it.
-      class_name: The class of the tokenizer in transformers, without ``Fast``; None if no file
+      model_type: The family of the model in the folder; "" if no file states it.
+      class_name: The class of the tokenizer in transformers, without ``Fast``; "" if no file
         states it.
       keeps_class: Whether the stated class applies even where transformers otherwise replaces it,
         because ``auto_map`` names another reader.
@@ -129,8 +138,8 @@ class Folder:
     """
 
     path: Path
-    model_type: str | None
-    class_name: str | None
+    model_type: str
+    class_name: str
     keeps_class: bool
     is_stated: bool
     settings: Settings
@@ -143,12 +152,12 @@ class Folder:
         return '"ByteLevel"' in json.dumps(self.content)
 
 
-def read_folder(path: Path, file: Path | None) -> Folder:
+def read_folder(path: Path, content: JsonObject) -> Folder:
     """Reads the files that state a tokenizer, except for vocabularies in older formats.
 
     Args:
       path: The folder.
-      file: The ``tokenizer.json`` to read; None if there is none.
+      content: The content of ``tokenizer.json``; empty if there is none.
 
     Raises:
       DataError: A file is damaged, or a value has a wrong type or is out of bounds.
@@ -157,47 +166,48 @@ def read_folder(path: Path, file: Path | None) -> Folder:
     config_file = path / CONFIG
     values = optional_object(config_file)
     model = optional_object(path / "config.json")
-    content = {} if file is None else optional_object(file)
     _check_supported(values, config_file)
     # The class and the model, which decide the defaults.
-    class_name = values.pop("tokenizer_class", None) or model.get("tokenizer_class")
-    class_name = checked(class_name, str | None, path, "tokenizer_class")
-    model_type = checked(model.get("model_type"), str | None, path, "model_type")
-    readers = values.get("auto_map")
-    readers = readers.get("AutoTokenizer") if isinstance(readers, dict) else readers
+    class_name = values.pop("tokenizer_class", None) or model.get("tokenizer_class") or ""
+    class_name = checked(class_name, str, path, "tokenizer_class")
+    model_type = checked(model.get("model_type") or "", str, path, "model_type")
+    # An object of readers by class; in older files, a list of readers of tokenizers.
+    readers = checked(values.get("auto_map") or {}, dict | list, config_file, "auto_map")
     # The template of a tokenizer.json decides which tokens are added.
     if content:
         values.pop("add_bos_token", None)
         values.pop("add_eos_token", None)
-    # Special tokens and added tokens of the newer and the older formats.
-    _check_extra(values, config_file)
     # transformers 5 renamed this setting.
-    if _EXTRA[0] in values and not values.get(_EXTRA[1]):
-        values[_EXTRA[1]] = values.pop(_EXTRA[0])
+    checked(values.get(_OLDER_EXTRA), tuple[str | dict, ...] | None, config_file, _OLDER_EXTRA)
+    if not values.get(_EXTRA):
+        values[_EXTRA] = values.pop(_OLDER_EXTRA, values.get(_EXTRA))
+    # Special tokens and added tokens of the newer and the older formats.
+    map_file = path / "special_tokens_map.json"
     if "added_tokens_decoder" not in values:
-        _merge_special_tokens_map(values, path / "special_tokens_map.json")
-    added = {
-        checked(id, _Id, source, f"the id of {name}"): token
-        for source, name, id, token in _added_tokens(path, values, content)
-    }
-    # Settings that describe tokens become tokens.
+        mapped = optional_object(map_file)
+        # transformers joins two lists of extra special tokens; other settings are replaced.
+        before, more = values[_EXTRA], mapped.get(_EXTRA)
+        if isinstance(before, list) and isinstance(more, list):
+            mapped[_EXTRA] = [*before, *(token for token in more if token not in before)]
+        values |= _with_tokens(mapped, map_file, map_file.name, special=True)
+    added = _added_tokens(path, values, content)
     values.pop("added_tokens_decoder", None)
-    settings = {
-        name: _with_tokens(value, config_file, name, is_token=name.endswith("_token"))
-        for name, value in values.items()
-    }
+    # An object names roles of tokens; a list names only tokens.
+    if isinstance(values[_EXTRA], dict):
+        stated = values.pop(_EXTRA)
+        values[_OF_MODEL] = checked(stated, Mapping[str, str | dict], config_file, _EXTRA)
+    settings = _with_tokens(values, config_file, CONFIG)
     # If a token with a role is also an added token, it has the properties that are stated there.
     by_name = {token.content: token for token in added.values()}
-    for role in ROLES:
-        token = settings.get(role)
-        if isinstance(token, str | AddedToken):
-            settings[role] = by_name.get(name_of(token), token)
+    for role in settings.keys() & {*ROLES}:
+        token = checked(settings[role], Token | None, config_file, role)
+        settings[role] = by_name.get(str(token), token)
     return Folder(
         path=path,
         model_type=model_type,
-        class_name=class_name and class_name.removesuffix("Fast"),
-        keeps_class=readers is not None,
-        is_stated=class_name is not None or model_type is not None,
+        class_name=class_name.removesuffix("Fast"),
+        keeps_class=isinstance(readers, list) or "AutoTokenizer" in readers,
+        is_stated=any((class_name, model_type)),
         settings=Settings(config_file, settings, settings),
         added=dict(sorted(added.items())),
         content=content,
@@ -211,93 +221,62 @@ def _check_supported(values: JsonObject, file: Path) -> None:
         require(value in supported, problem, DataError)
 
 
-def _check_extra(values: JsonObject, file: Path) -> None:
-    """Checks that extra special tokens are a list, or an object of role names and tokens."""
-    for name in _EXTRA:
-        extra = values.get(name) or []
-        tokens = [*extra.values()] if isinstance(extra, dict) else extra
-        checked(tokens, tuple[str | dict, ...], file, name)
-
-
-def _merge_special_tokens_map(values: JsonObject, file: Path) -> None:
-    """Overrides settings by the settings in ``special_tokens_map.json``, the older format."""
-    for name, value in optional_object(file).items():
-        if name == "extra_special_tokens" and isinstance(value, list):
-            before = values.get(name) or []
-            values[name] = [*before, *(token for token in value if token not in before)]
-        else:
-            is_token = isinstance(value, dict)
-            values[name] = _with_tokens(value, file, name, is_token=is_token, special=True)
-    _check_extra(values, file)
-
-
-def _added_tokens(
-    path: Path, values: JsonObject, content: JsonObject
-) -> Iterator[tuple[Path, str, object, AddedToken]]:
-    """Yields the file, the token's name in it, the id and the token, for each added token.
-
-    Later items override earlier items.
-    """
-    # The newer format states all added tokens and replaces the older files.
+def _added_tokens(path: Path, values: JsonObject, content: JsonObject) -> dict[int, AddedToken]:
+    """Returns the added tokens by id, as the files of the newer or the older formats state them."""
+    # The file, the name of the id in messages, the id and the properties of each token.
+    found: list[tuple[Path, str, object, object]]
     if "added_tokens_decoder" in values:
-        file = path / CONFIG
-        stated = checked(values["added_tokens_decoder"], dict, file, "added_tokens_decoder")
-        for id, token in stated.items():
-            name = f"added_tokens_decoder[{id!r}]"
-            number = int(id) if id.isdecimal() and len(id) < 20 else id
-            yield file, name, number, _token(token, file, name)
-        return
-    names = {str(values[role]) for role in ROLES if values.get(role)}
-    names |= set(map(str, values.get("extra_special_tokens") or []))
-    file = path / "added_tokens.json"
-    for name, id in optional_object(file).items():
-        special = name in names
-        yield file, name, id, AddedToken(name, normalized=not special, special=special)
-    file = path / TOKENIZER_JSON
-    tokens = checked(content.get("added_tokens") or [], list, file, "added_tokens")
-    for number, token in enumerate(tokens):
-        name = f"added_tokens[{number}]"
-        added = _token(token, file, name)
-        yield file, name, token.get("id"), added
+        file, name = path / CONFIG, "added_tokens_decoder"
+        stated = checked(values[name], dict, file, name)
+        ids = {id: int(id) if id.isdecimal() else id for id in stated}
+        found = [(file, f"{name}[{id!r}]", ids[id], token) for id, token in stated.items()]
+    else:
+        file = path / "added_tokens.json"
+        special = {*map(str, map(values.get, ROLES)), *map(str, values.get(_EXTRA) or [])}
+        found = [
+            (file, name, id, {"content": name, "special": name in special})
+            for name, id in optional_object(file).items()
+        ]
+        file = path / TOKENIZER_JSON
+        tokens = checked(content.get("added_tokens", []), tuple[dict, ...], file, "added_tokens")
+        found += [
+            (file, f"added_tokens[{i}]", token.get("id"), token) for i, token in enumerate(tokens)
+        ]
+    return {
+        checked(id, _Id, file, f"the id of {name}"): _token(token, file, name)
+        for file, name, id, token in found
+    }
 
 
-def _with_tokens(
-    value: object, file: Path, name: str, *, is_token: bool = False, special: bool | None = None
-) -> object:
-    """Returns a setting with objects that describe tokens replaced by ``AddedToken``."""
-    if isinstance(value, dict) and (is_token or value.get("__type") == "AddedToken"):
-        return _token(value, file, name, special=special)
-    if isinstance(value, dict):
-        return {key: _with_tokens(item, file, f"{name}[{key!r}]") for key, item in value.items()}
+def _with_tokens(value: Any, file: Path, name: str, **flags: bool) -> Any:
+    """Returns a value of a file, with each object that describes a token as an ``AddedToken``.
+
+    Args:
+      value: The value. An object describes a token if its ``content`` is text.
+      file: The file, for messages.
+      name: The name of the value in the file, for messages.
+      flags: Properties that all tokens have.
+    """
     if isinstance(value, list):
-        is_token = name.endswith("special_tokens")
-        return [_with_tokens(x, file, name, is_token=is_token, special=special) for x in value]
-    return value
+        return [_with_tokens(item, file, name, **flags) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("content"), str):
+        return _token(value | flags, file, name)
+    return {key: _with_tokens(item, file, key, **flags) for key, item in value.items()}
 
 
-def _token(value: Any, file: Path, name: str, *, special: bool | None = None) -> AddedToken:
-    fields = checked(value, dict, file, name)
-    for key, hint in _ADDED_TOKEN.items():
-        checked(fields.get(key), hint, file, f"{name}.{key}")
-    flags = {flag: fields.get(flag) for flag in FLAGS}
-    flags |= {} if special is None else {"special": special}
-    return AddedToken(fields["content"], **without_none(flags))
+def _token(value: object, file: Path, name: str) -> AddedToken:
+    fields = {"content": None, **checked(value, dict, file, name)}
+    stated = _ADDED_TOKEN.keys() & fields.keys()
+    return AddedToken(
+        **{key: checked(fields[key], _ADDED_TOKEN[key], file, f"{name}.{key}") for key in stated}
+    )
 
 
 def name_of(token: Token) -> str:
     """Returns the text of a token."""
     return token if isinstance(token, str) else token.content
-
-
-def check_ids(ids: Mapping[str, object], file: Path) -> None:
-    """Checks the ids of a vocabulary.
-
-    Raises:
-      DataError: An id is not a whole number in ``[0, MOST_IDS)``.
-    """
-    for piece, id in ids.items():
-        if type(id) is not int or not 0 <= id < MOST_IDS:
-            checked(id, _Id, file, f"the id of {piece!r}")
 
 
 @contextmanager
@@ -312,11 +291,9 @@ def library_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except DataError:
+    except (DataError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic is not an Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
         reason = " ".join(str(error).split())
         raise DataError(f"{what} ({reason})") from None
 
@@ -328,7 +305,9 @@ def read_ids(file: Path) -> dict[str, int]:
       DataError: The file is not a vocabulary.
     """
     ids = optional_object(file)
-    check_ids(ids, file)
+    for piece, id in ids.items():
+        if id not in range(MOST_IDS):
+            checked(id, _Id, file, f"the id of {piece!r}")
     return ids
 
 
@@ -343,16 +322,15 @@ def read_merges(file: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
         if not line or line.startswith("#version"):
             continue
         pieces = line.split(" ")
-        if len(pieces) != 2:
-            raise DataError(
-                f"{file} line {number} is not two pieces separated by a space: {line!r}"
-            )
+        problem = f"{file} line {number} is not two pieces separated by a space: {line!r}"
+        require(len(pieces) == 2, problem, DataError)
         # Both pieces and the merged piece need an id.
-        if not {*pieces, "".join(pieces)} <= ids.keys():
-            raise DataError(
-                f"{file} line {number} merges {line!r}, but a piece or the merged piece is "
-                f"not in the vocabulary: fetch both files again"
-            )
+        require(
+            {*pieces, "".join(pieces)} <= ids.keys(),
+            f"{file} line {number} merges {line!r}, but a piece or the merged piece is not in "
+            "the vocabulary: fetch both files again",
+            DataError,
+        )
         merges.append((pieces[0], pieces[1]))
     return merges
 

@@ -26,14 +26,19 @@ CONFIG = "tokenizer_config.json"
 # Classes of transformers 5 that pad on the left, and classes that return token types.
 _PAD_LEFT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _TYPED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")
-# Default classes of models, and models whose stated class transformers ignores.
+# Default classes of models.
 _CLASSES = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
     **{"deberta": "DebertaTokenizer", "deberta-v2": "DebertaV2Tokenizer"},
 }
-_IGNORED = ("mistral", "mixtral", "phi3", "qwen2", "olmo2", "olmo3", "granite", "stablelm")
 _TYPES = "token_type_ids"
+
+GENERIC_TYPES = ("mistral", "mixtral", "phi3", "olmo2", "olmo3", "granite", "stablelm")
+"""Models that use ``tokenizer.json`` or ``tokenizer.model`` unchanged, even if their files state a
+class."""
+FIXED_TYPES = ("qwen2",)
+"""Models whose class replaces the stated class, unless there is an ``auto_map``."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,8 @@ class BatchSettings(Checked):
         name = stated.get("tokenizer_class") or model.get("tokenizer_class")
         name = str(name or _CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
         is_byte_level = "ByteLevel" in str(tokenizer_json.get("pre_tokenizer"))
-        if model.get("model_type") in _IGNORED or (name == "LlamaTokenizer" and is_byte_level):
+        ignored = model.get("model_type") in GENERIC_TYPES + FIXED_TYPES
+        if ignored or (name == "LlamaTokenizer" and is_byte_level):
             name = "TokenizersBackend"  # as AutoTokenizer reads such a folder
         names = stated.get("model_input_names")
         usual_side = "left" if name in _PAD_LEFT else "right"
@@ -241,13 +247,12 @@ class BatchSettings(Checked):
     def fields(self) -> dict[str, object]:
         """Returns the fields of ``tokenizer_config.json`` that state the settings."""
         types = (_TYPES,) if self.token_types else ()
-        names = {"model_input_names": ["input_ids", *types, "attention_mask"]}
-        # State only what differs from the defaults of transformers.
-        sides = {"padding_side": self.padding_side, "truncation_side": self.truncation_side}
-        if self.truncation_side == "right":
-            del sides["truncation_side"]
-        splits = {"split_special_tokens": True} if self.split_special_tokens else {}
-        return {**sides, **splits, **names}
+        return {
+            "padding_side": self.padding_side,
+            "truncation_side": self.truncation_side,
+            "split_special_tokens": self.split_special_tokens,
+            "model_input_names": ["input_ids", *types, "attention_mask"],
+        }
 
 
 def _direction(content: JsonObject, name: str, default: str) -> str:

@@ -11,6 +11,7 @@ cannot inject special tokens. Only the code that adds special tokens to an examp
 """
 
 import hashlib
+import itertools
 import json
 import secrets
 from collections.abc import Sequence
@@ -24,9 +25,11 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from ..common.atomic_io import write_file
+from ..common.errors import DataError
+from ..common.fields import require
 from .base import ControlToken, Encoded, SpecialIds, check_unicode, clean_up, printable
 from .export import ExportedTokenizer, frame_of
-from .folder import JsonObject, library_errors
+from .folder import MOST_IDS, JsonObject, library_errors
 from .frame import Frame
 from .sentinels import sentinels_among, started_by_padding
 
@@ -71,7 +74,12 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         self.joins_bytes = not cleans and isinstance(backend.decoder, decoders.ByteLevel)
         self.special_ids = started_by_padding(special_ids) if self.sentinels else special_ids
         # Ids may have gaps, so the number of pieces is not the size.
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        largest = max(backend.get_vocab(with_added_tokens=True).values())
+        problem = (
+            f"the vocabulary has the id {largest}, but ids must be below {MOST_IDS}: correct it"
+        )
+        require(largest < MOST_IDS, problem, DataError)
+        self.vocab_size = largest + 1
         content = backend.to_str()
         read = json.loads(content)
         self.kind = _kind(read)
@@ -98,20 +106,23 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
-        encoding = _encode(self._backend, text, framed=add_special_tokens)
+        encoding = _encode(self._backend, text)
         # The model may read the name of a special token as a piece of text. In this case, encode
         # again without the piece.
-        pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-        if not self._named_pieces.isdisjoint(id for id, of_frame in pairs if not of_frame):
-            encoding = _encode(self._without_named_pieces, text, framed=add_special_tokens)
-        return encoding.ids, encoding.offsets
+        if not self._named_pieces.isdisjoint(encoding.ids):
+            encoding = _encode(self._without_named_pieces, text)
+        found = encoding.ids, encoding.offsets
+        return self.frame.join_offsets(*found) if add_special_tokens else found
 
     @cached_property
     def _named_pieces(self) -> frozenset[int]:
         """The special tokens that the model may produce from their names in a text."""
         added, model = self._backend.get_added_tokens_decoder().items(), self._backend.model
-        names = {t.content: id for id, t in added if t.special and id != self._unknown}
-        return frozenset(id for name, id in names.items() if model.token_to_id(name) == id)
+        return frozenset(
+            id
+            for id, token in added
+            if token.special and id != self._unknown and model.token_to_id(token.content) == id
+        )
 
     @cached_property
     def _without_named_pieces(self) -> tokenizers.Tokenizer:
@@ -123,17 +134,15 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         others = {name: f"{secrets.token_hex(16)} {id}" for name, id in names.items()}
         # The vocabulary of Unigram is a list of pieces with scores; other models have a dict of
         # ids.
-        if isinstance(model["vocab"], dict):
-            model["vocab"] = {others.get(name, name): id for name, id in model["vocab"].items()}
-        else:
-            model["vocab"] = [(others.get(name, name), score) for name, score in model["vocab"]]
+        vocab = model["vocab"]
+        pieces = vocab.items() if isinstance(vocab, dict) else vocab
+        model["vocab"] = type(vocab)((others.get(name, name), value) for name, value in pieces)
         # Drop merges that use or produce a renamed piece.
-        if "merges" in model:
-            model["merges"] = [
-                merge
-                for merge in model["merges"]
-                if others.keys().isdisjoint((*merge, "".join(merge)))
-            ]
+        model["merges"] = [
+            merge
+            for merge in model.get("merges", [])
+            if others.keys().isdisjoint((*merge, "".join(merge)))
+        ]
         # Added tokens get their ids from the model's pieces, so rename the added tokens in the same
         # way.
         for token in content["added_tokens"]:
@@ -173,9 +182,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         finder = tokenizers.Tokenizer(models.WordLevel({unknown: 0}, unk_token=unknown))
         # Some added tokens are searched for in the normalized text.
         finder.normalizer = backend.normalizer
-        finder.add_tokens(
-            [token for _, token in sorted(backend.get_added_tokens_decoder().items())]
-        )
+        finder.add_tokens(list(dict(sorted(backend.get_added_tokens_decoder().items())).values()))
         found = finder.get_added_tokens_decoder().items()
         known = self._controls
         return finder, {id: known[t.content].id for id, t in found if t.content in known}
@@ -217,10 +224,10 @@ class HuggingFaceTokenizer(ExportedTokenizer):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
         # The backend does not treat sentinels as special.
-        if skip_special_tokens and self.sentinels:
-            ids = [id for id in ids if id not in self.sentinels]
+        skipped = self.sentinels if skip_special_tokens else ()
+        kept = list(itertools.filterfalse(skipped.__contains__, ids))
         with library_errors(_FAILED):
-            text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            text = self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
         return clean_up(text) if self._cleans else text
 
     def token(self, id: int) -> str:
@@ -307,23 +314,19 @@ def _marked(
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def _encode(
-    backend: tokenizers.Tokenizer, text: str, *, framed: bool = False
-) -> tokenizers.Encoding:
-    """Encodes a text, by default without the special tokens of a frame.
+def _encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """Encodes a text without the special tokens of a frame.
 
     Raises:
       DataError: The text is not valid Unicode, or the library fails.
     """
     check_unicode(text)
     with library_errors(_FAILED):
-        return backend.encode(text, add_special_tokens=framed)
+        return backend.encode(text, add_special_tokens=False)
 
 
 def _after_line_feed(backend: tokenizers.Tokenizer, text: str) -> Encoded:
     """Encodes a text as if after a line feed, since some vocabularies put a space before a text."""
-    if not text:
-        return [], []
     alone = _encode(backend, "\n").ids
     feed = len(alone)
     found = _encode(backend, "\n" + text)
@@ -354,18 +357,19 @@ def wordpiece(
         If not, WordPiece divides words into pieces.
     """
     ids = {piece: id for id, piece in enumerate(pieces)}
-    longest = {} if whole_words else {"max_input_chars_per_word": _LONGEST_WORD}
-    model = models.WordLevel if whole_words else models.WordPiece
-    backend = wordpiece_backend(model(vocab=ids, unk_token="[UNK]", **longest), lowercase)
+    model = models.WordLevel(ids, unk_token="[UNK]")
+    if not whole_words:
+        model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
+    backend = wordpiece_backend(model, lowercase)
     # This decoder puts no space before punctuation.
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(name, ids[name]) for name in ("[CLS]", "[SEP]")],
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
     )
-    backend.add_special_tokens([AddedToken(name) for name in WORDPIECE_SPECIALS if name in ids])
-    roles = {role: ids.get(f"[{role.upper()}]") for role in ("pad", "unk", "cls", "sep", "mask")}
+    backend.add_special_tokens(list(map(AddedToken, WORDPIECE_SPECIALS)))
+    roles = {name.strip("[]").lower(): ids[name] for name in WORDPIECE_SPECIALS}
     return HuggingFaceTokenizer(backend, SpecialIds(**roles))
 
 
@@ -401,7 +405,7 @@ def _is_bert(content: JsonObject, frame: Frame, special: SpecialIds) -> bool:
 
 
 def _kind(content: JsonObject) -> str:
-    name = content["model"]["type"]
-    if name == "BPE" and '"ByteLevel"' in json.dumps(content["pre_tokenizer"]):
-        return "byte-bpe"
-    return "words" if name == "WordLevel" else name.lower()
+    name: str = content["model"]["type"]
+    is_byte_level = '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
+    names = {"BPE": "byte-bpe" if is_byte_level else "bpe", "WordLevel": "words"}
+    return names.get(name, name.lower())

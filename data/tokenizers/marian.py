@@ -14,12 +14,11 @@ A text may begin with the language to translate to, ``>>fr<<``, which is one tok
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from itertools import filterfalse
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-from tokenizers import AddedToken
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
@@ -65,16 +64,17 @@ class MarianTokenizer(ExportedTokenizer):
             the configuration is not supported.
         """
         # The settings, and the files of the source or of the target language.
-        content = read_folder(folder, None)
+        content = read_folder(folder, {})
         settings = content.settings.over(_USUAL_NAMES)
         options = settings.values.get("sp_model_kwargs")
         problem = f"{folder / CONFIG}: sp_model_kwargs {options!r} is not supported: remove it"
         require(not options, problem, DataError)
         own = is_target and settings.flag("separate_vocabs", False)
         vocabulary = folder / _VOCABULARIES[own]
-        for file in (*map(folder.joinpath, MODELS), vocabulary):
-            problem = f"{file} is missing from Marian's tokenizer: download it as well"
-            require(file.is_file(), problem, DataError)
+        needed = (*map(folder.joinpath, MODELS), vocabulary)
+        missing = " and ".join(map(str, filterfalse(Path.is_file, needed)))
+        problem = f"{missing} is missing from Marian's tokenizer: download it as well"
+        require(not missing, problem, DataError)
         self._files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
         self._config: JsonObject = optional_object(folder / CONFIG)
         # With a shared vocabulary, transformers decodes sources and targets with the source's
@@ -88,9 +88,13 @@ class MarianTokenizer(ExportedTokenizer):
         problem = f"{vocabulary} gives one id to two pieces: fetch it again"
         require(len(self._pieces) == len(self._ids), problem, DataError)
         names = {role: settings.named(role) for role in _USUAL_NAMES}
-        self._special = {*names.values(), *_other_specials(settings.values)}
+        extra = (*settings.by_role().values(), *settings.tokens("extra_special_tokens"))
+        self._special = {*map(name_of, extra)}
         self._check_special(vocabulary, content)
         self._unknown, self._end = names["unk_token"], names["eos_token"]
+        # The model returns unknown pieces as they are in the text, even if they are special names.
+        unknown = self._ids[self._unknown]
+        self._ids_in_text = self._ids | dict.fromkeys(self._special, unknown)
         self._cleans = settings.flag("clean_up_tokenization_spaces", False)
         ids = {role.removesuffix("_token"): self._ids[name] for role, name in names.items()}
         self.special_ids = SpecialIds(**ids, bos=ids["pad"])
@@ -111,13 +115,13 @@ class MarianTokenizer(ExportedTokenizer):
             DataError,
         )
         # Marian's vocabulary has all tokens, so an added token must be one of them.
-        for token in content.added.values():
-            require(
-                token.content in self._special,
-                f"{content.path}: the added token {token.content!r} is not supported by "
-                f"Marian: remove it, or add it to the vocabulary and to extra_special_tokens",
-                DataError,
-            )
+        others = [*filterfalse(self._special.__contains__, map(name_of, content.added.values()))]
+        require(
+            not others,
+            f"{content.path}: the added tokens {others} are not supported by Marian: remove them, "
+            "or add them to the vocabulary and to extra_special_tokens",
+            DataError,
+        )
 
     @property
     def target(self) -> "MarianTokenizer":
@@ -136,15 +140,18 @@ class MarianTokenizer(ExportedTokenizer):
         code, source = _language_and_text(text)
         mapping = self._processor.encode(source, return_type="offset_mapping")
         ids = self._ids_of(code, mapping["pieces"])
-        spans = [(a + len(code), b + len(code)) for a, b in widen_bytes(mapping["offsets"])]
-        offsets = [(0, len(code)), *spans] if code else spans
+        start = len(text) - len(source)
+        spans = ((a + start, b + start) for a, b in widen_bytes(mapping["offsets"]))
+        offsets = [*((0, len(name)) for name in code), *spans]
         return self.frame.join_offsets(ids, offsets) if add_special_tokens else (ids, offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        codes, sources = zip(*map(_language_and_text, texts), strict=True) if texts else ((), ())
-        pieces = self._processor.encode(list(sources), out_type=str, num_threads=-1)
-        return [self._ids_of(*parts) for parts in zip(codes, pieces, strict=True)]
+        parts = list(map(_language_and_text, texts))
+        pieces = self._processor.encode(
+            [source for _, source in parts], out_type=str, num_threads=-1
+        )
+        return [self._ids_of(code, row) for (code, _), row in zip(parts, pieces, strict=True)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; ``<unk>`` is one of the special tokens."""
@@ -181,28 +188,16 @@ class MarianTokenizer(ExportedTokenizer):
             settings=BatchSettings(split_special_tokens=True),
         )
 
-    def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
+    def _ids_of(self, code: Sequence[str], pieces: Sequence[str]) -> list[int]:
         """Returns the ids of the language code, if there is one, and of the pieces."""
         unknown = self._ids[self._unknown]
-        # The model returns unknown pieces as they are in the text, even if they are special names.
-        return [
-            unknown if piece in self._special else self._ids.get(piece, unknown)
-            for piece in ([code, *pieces] if code else pieces)
-        ]
+        return [self._ids_in_text.get(piece, unknown) for piece in (*code, *pieces)]
 
 
-def _language_and_text(text: str) -> tuple[str, str]:
-    """Separates ``>>fr<<`` from the text after it."""
-    end = text.find("<<") + 2 if text.startswith(">>") else 0
-    return (text[:end], text[end:]) if end > 1 else ("", text)
-
-
-def _other_specials(values: Mapping[str, object]) -> set[str]:
-    """Returns the names of the special tokens that have no role in Marian."""
-    extra: Any = values.get("extra_special_tokens") or values.get("additional_special_tokens") or []
-    others = extra.values() if isinstance(extra, dict) else extra
-    named = (value for name, value in values.items() if name.endswith("_token"))
-    return {name_of(token) for token in (*others, *named) if isinstance(token, str | AddedToken)}
+def _language_and_text(text: str) -> tuple[list[str], str]:
+    """Separates ``>>fr<<`` from the text after it; the list is empty without such a code."""
+    code = re.findall(r"(?s)\A>>.*?<<", text)
+    return code, text.removeprefix("".join(code))
 
 
 def _fingerprint(files: Mapping[str, bytes], *settings: object) -> str:

@@ -22,8 +22,7 @@ from .export import Export, ExportedTokenizer
 from .sentencepiece_model import (
     CONTROL,
     USER_DEFINED,
-    ModelProto,
-    obstacle,
+    is_trained_here,
     parse_model,
     sentencepiece_backend,
 )
@@ -60,7 +59,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         self.special_ids = _special_ids(self._processor)
         proto = parse_model(model)
         self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
-        self._splits_lines = _splits_lines(proto)
+        self._is_trained_here = is_trained_here(proto)
         # All control and user-defined pieces, except those that are white space.
         self._named = {
             piece.piece: ControlToken(id, piece.type == CONTROL)
@@ -143,12 +142,11 @@ class SentencePieceTokenizer(ExportedTokenizer):
 
     def export_without_backend(self) -> Export | None:
         """See ``ExportedTokenizer``."""
-        reason = obstacle(parse_model(self.model))
-        if reason is None:
+        if self._is_trained_here:
             return None
         return Export(
-            "sentencepiece.model unchanged, and no tokenizer.json for transformers: "
-            f"{reason}, which the tokenizers library cannot express exactly",
+            "sentencepiece.model unchanged, and no tokenizer.json for transformers: the tokenizers "
+            "library expresses exactly only the models that flaxzoo trains",
             {"sentencepiece.model": self.model},
         )
 
@@ -158,7 +156,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         The library sums the scores of a text in float32, so the choice between two ways to split
         a word would depend on the length of the text before it.
         """
-        if len(text) <= _LONG or not self._splits_lines:
+        if len(text) <= _LONG or not self._is_trained_here:
             return [text]
         return re.split(r"(?<=\n)", text)
 
@@ -178,24 +176,14 @@ def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePi
 
 
 def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
-    stated = {role: getattr(processor, f"{role}_id")() for role in ("pad", "unk", "bos", "eos")}
-    named = {role: processor.piece_to_id(name) for role, name in _CONTROL_NAMES.items()}
-    ids: dict[str, int] = {role: id for role, id in stated.items() if id >= 0}
-    ids |= {role: id for role, id in named.items() if processor.is_control(id)}
+    ids = {role: getattr(processor, f"{role}_id")() for role in ("pad", "unk", "bos", "eos")}
     # A piece of a sentencepiece model cannot have two roles, so the begin token may also be the end
     # token.
-    if "eos" not in ids and "bos" in ids and processor.id_to_piece(ids["bos"]) == END_OF_TEXT:
+    if ids["eos"] < 0 and processor.piece_to_id(END_OF_TEXT) == ids["bos"]:
         ids["eos"] = ids["bos"]
-    return SpecialIds(**ids)
-
-
-def _splits_lines(proto: ModelProto) -> bool:
-    """Returns whether each line is encoded independently, as by models that flaxzoo trains."""
-    rules = proto.normalizer_spec
-    with_line_feed = [(p.piece, p.type) for p in proto.pieces if "\n" in p.piece]
-    return with_line_feed == [("\n", USER_DEFINED)] and not (
-        rules.precompiled_charsmap or rules.add_dummy_prefix or rules.remove_extra_whitespaces
-    )
+    named = {role: processor.piece_to_id(name) for role, name in _CONTROL_NAMES.items()}
+    ids |= {role: id for role, id in named.items() if processor.is_control(id)}
+    return SpecialIds(**{role: id for role, id in ids.items() if id >= 0})
 
 
 def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Conversion of sentencepiece models to the ``tokenizers`` library, where it is exact.
+"""Conversion of the sentencepiece models that flaxzoo trains to the ``tokenizers`` library.
 
 The result encodes like sentencepiece itself (Kudo & Richardson 2018; ``unigram_model.cc``
 and ``bpe_model.cc``), unlike usual conversions of its files:
@@ -30,11 +30,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from ..common.errors import DataError
 from ..common.fields import require
-from .base import SPACE
+from .base import END_OF_TEXT, SPACE
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 """Types of pieces. Control pieces are never found in text, and user-defined pieces always are."""
-_UNIGRAM, _BPE = 1, 2  # the types of models, as numbered in the format
+UNIGRAM, _BPE = 1, 2  # the types of models, as numbered in the format
 T = TypeVar("T")
 # The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
 _NEVER = 100
@@ -63,6 +63,7 @@ class TrainerSpec(Protocol):
     unk_surface: str
     byte_fallback: bool
     treat_whitespace_as_suffix: bool
+    user_defined_symbols: Sequence[str]
 
 
 class NormalizerSpec(Protocol):
@@ -83,7 +84,6 @@ class ModelProto(Protocol):
 
     trainer_spec: TrainerSpec
     normalizer_spec: NormalizerSpec
-    denormalizer_spec: NormalizerSpec
 
 
 def parse_model(model: bytes) -> ModelProto:
@@ -94,45 +94,40 @@ def parse_model(model: bytes) -> ModelProto:
     return proto
 
 
-def obstacle(proto: ModelProto) -> str | None:
-    """Returns why a model has no exact counterpart in the library; None if it has a counterpart."""
+def is_trained_here(proto: ModelProto) -> bool:
+    """Returns whether a model has the settings with which flaxzoo trains.
+
+    Such a model changes no text, encodes each line independently, and has an exact counterpart in
+    the library.
+    """
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
-    # Each reason, and whether it applies; the export prints the first reason that applies.
-    reasons = {
-        "it is neither a unigram nor a BPE model": trainer.model_type not in (_UNIGRAM, _BPE),
-        f"it normalizes text ({rules.name or 'with custom rules'})": rules.precompiled_charsmap,
-        "it changes the text that it decodes": proto.denormalizer_spec.precompiled_charsmap,
-        "it adds a space before each text": rules.add_dummy_prefix,
-        "it drops repeated spaces": rules.remove_extra_whitespaces,
-        "it does not mark spaces": not rules.escape_whitespaces,
-        "it marks spaces after words": trainer.treat_whitespace_as_suffix,
-        "it has unused pieces": any(piece.type == UNUSED for piece in proto.pieces),
-        "user-defined pieces are longer than a character or part of others": _are_parts(
-            proto.pieces
-        ),
-        "unknown characters would be split": _splits_unknown(proto),
-    }
-    return next(filter(reasons.get, reasons), None)
+    settings = (
+        *(rules.name, rules.add_dummy_prefix, rules.remove_extra_whitespaces),
+        *(rules.escape_whitespaces, trainer.treat_whitespace_as_suffix, trainer.byte_fallback),
+        *(trainer.bos_piece, list(trainer.user_defined_symbols)),
+    )
+    usual = ("identity", False, False, True, False, True, END_OF_TEXT, ["\n"])
+    return settings == usual and trainer.model_type in (UNIGRAM, _BPE)
 
 
 def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
     """Converts a model to a tokenizer of the library.
 
     Args:
-      proto: A model without an ``obstacle``.
+      proto: A model that ``is_trained_here``.
 
     Returns:
       The tokenizer. Its special tokens are the control pieces.
     """
     trainer, pieces = proto.trainer_spec, proto.pieces
-    unigram = trainer.model_type == _UNIGRAM
+    unigram = trainer.model_type == UNIGRAM
     backend = tokenizers.Tokenizer(
         _unigrams(proto) if unigram else _byte_pairs(proto, [p.piece for p in pieces])
     )
     backend.normalizer = normalizers.Replace(" ", SPACE)
     # Split off characters that occur only in pieces that are not text; see the top of the file.
     unmatched = "".join(map(re.escape, sorted(_characters_without_text(pieces))))
-    if unigram and unmatched:
+    if unmatched:
         pattern = tokenizers.Regex(f"[{unmatched}]")
         backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
     backend.decoder = decoders.Sequence(
@@ -149,9 +144,8 @@ def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
 
 
 def _unigrams(proto: ModelProto) -> models.Unigram:
-    worst = min((p.score for p in _of(proto.pieces, NORMAL)), default=0.0)
     # The score is so low that the best split of a text never includes such a piece.
-    never = _NEVER * min(worst, -1.0)
+    never = _NEVER * min(-1.0, *(piece.score for piece in proto.pieces))
     vocabulary = [
         (p.piece, p.score if p.type in (NORMAL, USER_DEFINED) else never) for p in proto.pieces
     ]
@@ -171,23 +165,6 @@ def _characters_without_text(pieces: Iterable[Piece]) -> set[str]:
     return others - text
 
 
-def _are_parts(pieces: Iterable[Piece]) -> bool:
-    """Returns whether a user-defined piece is longer than a character or part of a text piece."""
-    user_defined = {piece.piece for piece in _of(pieces, USER_DEFINED)}
-    text = {character for piece in _of(pieces, NORMAL) for character in piece.piece}
-    return any(len(piece) > 1 or piece in text for piece in user_defined)
-
-
-def _splits_unknown(proto: ModelProto) -> bool:
-    """Returns whether splitting a text, as the library does, changes what is unknown."""
-    if proto.trainer_spec.model_type != _UNIGRAM:
-        return False
-    pieces = {piece.piece for piece in _of(proto.pieces, NORMAL)}
-    if any(character not in pieces for piece in pieces for character in piece):
-        return True
-    return not proto.trainer_spec.byte_fallback and bool(_characters_without_text(proto.pieces))
-
-
 def transformers_backend(
     proto: ModelProto, names: Mapping[int, str], *, legacy: bool
 ) -> tokenizers.Tokenizer:
@@ -201,16 +178,18 @@ def transformers_backend(
       legacy: Whether a space is added to each part of a text between added tokens, not only to the
         first part.
     """
-    is_bpe = proto.trainer_spec.model_type != _UNIGRAM
+    spec, rules = proto.trainer_spec, proto.normalizer_spec
     pieces = [piece.piece for piece in proto.pieces]
+    is_bpe = spec.model_type != UNIGRAM
     # A name stays with the piece that has it, unless that piece is renamed.
     if is_bpe:
         kept = {piece for id, piece in enumerate(pieces) if id not in names}
-        renamed = {id: name for id, name in names.items() if name not in kept}
-        pieces = [renamed.get(id, piece) for id, piece in enumerate(pieces)]
+        pieces = [
+            piece if (name := names.get(id, piece)) in kept else name
+            for id, piece in enumerate(pieces)
+        ]
     of_each = zip(pieces, proto.pieces, strict=True)
     user_defined = [name for name, piece in of_each if piece.type == USER_DEFINED]
-    spec, rules = proto.trainer_spec, proto.normalizer_spec
     scores = [(piece.piece, piece.score) for piece in proto.pieces]
     model = (
         _byte_pairs(proto, pieces, ignore_merges=bool(user_defined))

@@ -22,10 +22,11 @@ from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.fields import require
 from ..common.json_text import optional_object
-from .base import SPACE, Encoded, SpecialIds, Tokenizer, encode_around
+from .base import Encoded, SpecialIds, Tokenizer, encode_around
 from .export import Export, ExportedTokenizer
 from .folder import Settings
 from .frame import Frame
+from .sentencepiece_model import UNIGRAM, parse_model
 
 FILE = "sentinels.json"
 """The file that states the number of sentinels of a folder's vocabulary."""
@@ -37,14 +38,12 @@ NAME = re.compile(r"<extra_id_([0-9]{1,9})>")
 class SentinelTokenizer(ExportedTokenizer):
     """A tokenizer extended by sentinels after its last token.
 
-    If the vocabulary has no token that starts a text, targets start with padding, and the template
-    adds the end token to each text (T5).
+    If the vocabulary has no token that starts a text, targets start with padding. The blanks before
+    a sentinel are part of the gap.
 
     Attributes:
       base: The tokenizer of the text between sentinels.
       number: The number of sentinels.
-      adds_end: Whether the template adds the end token to each text, as T5's vocabularies do. If
-        False, blanks before a sentinel are part of the gap.
     """
 
     def __init__(self, base: Tokenizer, number: int = NUMBER) -> None:
@@ -65,15 +64,13 @@ class SentinelTokenizer(ExportedTokenizer):
         # A name whose number is too large or has leading zeros is ordinary text.
         self._ids = {f"<extra_id_{i}>": id for i, id in enumerate(self.sentinels)}
         self.special_ids = started_by_padding(base.special_ids)
-        self.adds_end = base.special_ids.bos is None and base.special_ids.eos is not None
         content = f"{base.fingerprint} {number} sentinels"
         self.fingerprint = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     @property
     def frame(self) -> Frame:
         """See ``Tokenizer``."""
-        end = self.special_ids.eos
-        return Frame.ending(end) if self.adds_end and end is not None else self.base.frame
+        return self.base.frame
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
@@ -82,24 +79,18 @@ class SentinelTokenizer(ExportedTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        # Encode all texts without sentinels in one batch.
-        marked = [bool(self._find(text)) for text in texts]
-        plain = [text for text, has_sentinel in zip(texts, marked, strict=True) if not has_sentinel]
-        encoded = iter(self.base.encode_batch(plain))
+        rows = self.base.encode_batch(texts)
+        # Encode a text that has sentinels again, part by part.
         return [
-            self.encode(text, False) if has_sentinel else next(encoded)
-            for text, has_sentinel in zip(texts, marked, strict=True)
+            self.encode(text, False) if self._find(text) else row
+            for text, row in zip(texts, rows, strict=True)
         ]
 
     def _find(self, text: str) -> list[tuple[int, int, int]]:
         """Returns the start, the end and the id of each sentinel in a text."""
         found = [match for match in NAME.finditer(text) if match[0] in self._ids]
         # The tokens of a word include the blank before it, so the blank is in the gap.
-        starts = (
-            match.start() if self.adds_end else len(text[: match.start()].rstrip())
-            for match in found
-        )
-        return [(start, m.end(), self._ids[m[0]]) for start, m in zip(starts, found, strict=True)]
+        return [(len(text[: m.start()].rstrip()), m.end(), self._ids[m[0]]) for m in found]
 
     def _encode_between(self, text: str) -> Encoded:
         return self.base.encode_with_offsets(text, add_special_tokens=False)
@@ -107,10 +98,8 @@ class SentinelTokenizer(ExportedTokenizer):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; sentinels are special tokens."""
         ids = list(map(int, ids))
-        if self.adds_end:
-            return self._joined(ids, skip_special_tokens)
         if skip_special_tokens:
-            return self.base.decode([id for id in ids if id not in self.sentinels])
+            return self.base.decode(list(itertools.filterfalse(self.sentinels.__contains__, ids)))
         groups = itertools.groupby(ids, self.sentinels.__contains__)
         return "".join(
             "".join(map(self.token, group))
@@ -118,21 +107,6 @@ class SentinelTokenizer(ExportedTokenizer):
             else self.base.decode(list(group), skip_special_tokens=False)
             for is_sentinel, group in groups
         )
-
-    def _joined(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Joins pieces as transformers does for T5, which also skips the unknown token."""
-        special = self.special_ids
-        skipped = {*self.sentinels, special.pad, special.unk, special.bos, special.eos}
-        known = self.base.vocab_size
-        piece_of = getattr(self.base, "piece", self.base.token)
-        pieces = [
-            piece_of(id) if id < known else self.token(id)
-            for id in ids
-            if not skip_special_tokens or id not in skipped
-        ]
-        # Drop the space that was added before the text.
-        first = [piece.replace(SPACE, "") for piece in pieces[:1]]
-        return "".join([*first, *(piece.replace(SPACE, " ") for piece in pieces[1:])])
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""
@@ -150,7 +124,7 @@ class SentinelTokenizer(ExportedTokenizer):
         backend = self._exported.backend()
         # Added tokens get ascending ids, and sentinels count down from the last id.
         names = map(self.token, reversed(self.sentinels))
-        options = {"normalized": False, "lstrip": not self.adds_end}
+        options = {"normalized": False, "lstrip": True}
         backend.add_special_tokens([AddedToken(name, **options) for name in names])
         return backend
 
@@ -160,6 +134,17 @@ class SentinelTokenizer(ExportedTokenizer):
         if base is None:
             return None
         (model,) = base.files.values()
+        # transformers' class has unigrams, a space before each text, and single spaces.
+        proto = parse_model(model)
+        rules = proto.normalizer_spec
+        settings = (rules.add_dummy_prefix, rules.remove_extra_whitespaces)
+        require(
+            settings == (True, True) and proto.trainer_spec.model_type == UNIGRAM,
+            "this sentencepiece model with sentinels cannot be written for transformers, whose "
+            "class needs unigrams, a space before each text and single spaces: train a vocabulary "
+            "with flaxzoo",
+            DataError,
+        )
         return Export(
             "spiece.model; transformers' T5Tokenizer gives the same ids and texts",
             {"spiece.model": model},

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..common.errors import DataError
+from ..common.fields import require
 
 
 class MergeRound(NamedTuple):
@@ -103,29 +104,25 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     """
     known = frozenset(pieces)
     longest = max(map(len, known), default=0)
-    # Entry `end` has the fewest pieces of text[:end] and the start of the last piece; None if
-    # pieces cannot make up text[:end].
-    best: list[tuple[int, int] | None] = [(0, 0)]
+    # For each prefix that pieces can make up, the fewest pieces of text[:end] and the start of the
+    # last piece.
+    best = {0: (0, 0)}
     for end in range(1, len(text) + 1):
-        found = [
-            (before[0] + 1, start)
-            for start in range(max(0, end - longest), end)
-            if (before := best[start]) is not None and text[start:end] in known
-        ]
-        best.append(min(found, default=None))
-    if best[-1] is None:
-        reached = max(end for end, way in enumerate(best) if way is not None)
-        raise DataError(
-            f"the pieces cannot make up {text!r}: none of them continues after "
-            f"{text[:reached]!r}; add the "
-            f"single character {text[reached]!r} to the pieces"
-        )
+        starts = range(max(0, end - longest), end)
+        found = [(best[i][0] + 1, i) for i in starts if i in best and text[i:end] in known]
+        if found:
+            best[end] = min(found)
+    end, reached = len(text), max(best)
+    require(
+        reached == end,
+        f"the pieces cannot make up {text!r}: none of them continues after {text[:reached]!r}; "
+        f"add the single character {text[reached : reached + 1]!r} to the pieces",
+        DataError,
+    )
     # Walk back from the end along the starts of the last pieces.
     divided: list[str] = []
-    end = len(text)
     while end:
-        way = best[end]
-        assert way is not None  # every prefix on the path to a reachable end is reachable
-        divided.append(text[way[1] : end])
-        end = way[1]
+        _, start = best[end]
+        divided.append(text[start:end])
+        end = start
     return divided[::-1]

@@ -50,7 +50,9 @@ class TokenizerConfig(Checked):
     """An existing tokenizer (file or folder) to use instead of training a tokenizer."""
 
 
-def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], config: TokenizerConfig, *, reserved: int = 0
+) -> Tokenizer:
     """Trains the vocabulary that a config describes, or loads the one that it names.
 
     WordPiece and words have BERT's special tokens, ``[PAD]`` with id 0; a word that is not in the
@@ -61,9 +63,10 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
       texts: The documents of the training split, which are read once, or twice for WordPiece.
         Their order matters only for sentencepiece.
       config: The kind and the number of tokens.
+      reserved: How many of these tokens the caller adds to the vocabulary, such as sentinels.
 
     Returns:
-      The tokenizer.
+      The tokenizer, without the reserved tokens.
 
     Raises:
       DataError: The number of tokens is missing, given for characters, smaller than the
@@ -89,7 +92,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
         "example 4096",
         DataError,
     )
-    corpus = _Corpus(texts, kind, size or 0)
+    corpus = _Corpus(texts, kind, size or 0, reserved)
     tokenizer = _TRAINERS[kind](corpus, config.lowercase)
     corpus.check_filled(tokenizer.vocab_size)
     return tokenizer
@@ -100,13 +103,13 @@ class _Corpus:
 
     Attributes:
       kind: The kind of the vocabulary.
-      size: The number of tokens; 0 for any number.
+      size: The number of tokens to train; 0 for any number.
       has_text: Whether one of the texts read so far is more than white space.
     """
 
-    def __init__(self, texts: Iterable[str], kind: str, size: int) -> None:
-        self._texts = texts
-        self.kind, self.size = kind, size
+    def __init__(self, texts: Iterable[str], kind: str, size: int, reserved: int) -> None:
+        self._texts, self._wanted, self._reserved = texts, size, reserved
+        self.kind, self.size = kind, max(size - reserved, 0)
         self.has_text = False
 
     def __iter__(self) -> Iterator[str]:
@@ -120,9 +123,10 @@ class _Corpus:
         Raises:
           DataError: The size is below ``least``.
         """
+        least += self._reserved
         require(
-            not 0 < self.size < least,
-            f"a {self.kind} vocabulary of {self.size} tokens is too small for its bytes, "
+            not 0 < self._wanted < least,
+            f"a {self.kind} vocabulary of {self._wanted} tokens is too small for its bytes, "
             "characters and special tokens: set data.tokenizer.vocab_size to at least "
             f"{least}",
             DataError,
@@ -136,9 +140,10 @@ class _Corpus:
         """
         problem = "a tokenizer cannot be trained: the source has no text; give a source with text"
         require(self.has_text, problem, DataError)
+        possible += self._reserved
         require(
-            self.size <= possible,
-            f"the corpus is too small for a vocabulary of {self.size} tokens: it fills "
+            self._wanted <= possible,
+            f"the corpus is too small for a vocabulary of {self._wanted} tokens: it fills "
             f"{possible}; set data.tokenizer.vocab_size to at most {possible}, or give more "
             "text",
             DataError,

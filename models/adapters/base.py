@@ -4,9 +4,10 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ...data.common.errors import UserError
-from ...data.common.fields import field_names, require
+from ...data.common.fields import Checked, check_value, make_record, require
 from ...data.common.json_text import JsonObject
 from ..checksums import checksum_of_files
 from ..hub import local_folder
@@ -16,7 +17,7 @@ BASE = "base"
 
 
 @dataclasses.dataclass(frozen=True)
-class Base:
+class Base(Checked):
     """A model that adapters were trained on."""
 
     folder: str
@@ -53,17 +54,12 @@ class Base:
         Raises:
             UserError: The record of the base is missing or broken.
         """
-        stored = fields.get(BASE)
-        names = field_names(cls)
-        if not isinstance(stored, Mapping) or stored.keys() != names:
-            raise UserError(f"{run}/config.json does not name the base of its adapters: restore it")
-        texts = (stored[name] for name in ("folder", "relative", "checksum"))
-        step = stored["step"]
-        require(
-            all(isinstance(x, str) for x in texts) and (step is None or type(step) is int),
-            f"{run}/config.json: {BASE} has values of wrong types: restore it",
-        )
-        return cls(**stored)  # pyright: ignore[reportArgumentType]
+        stored: Any = fields.get(BASE)
+        try:
+            check_value(BASE, stored, Mapping[str, object])
+            return make_record(cls, stored, f"{BASE}.")
+        except UserError as error:
+            raise UserError(f"{run}/config.json: {error}: restore it") from error
 
     def find(self, run: Path) -> Path:
         """Returns the folder of the base, after checking that its parameters have not changed.

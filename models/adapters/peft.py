@@ -16,7 +16,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ...data.common.json_text import read_object
 from ..config import TransformerConfig
 from ..heads.specs import HEADS
 from ..hf.registry import mapping_of
-from ..hf.tensors.export import rule_tensors
+from ..hf.tensors.export import ExportedTensor, rule_tensors
 from ..hf.tensors.layout import Shape
 from ..hf.tensors.mapping import TensorMapping, TensorRule, WeightsError
 from ..hf.tensors.safetensors_files import open_tensors
@@ -40,21 +40,23 @@ WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 KERNEL, WEIGHT = "/kernel", ".weight"
 FACTORS = {
-    "linear": {"lora_A.weight", "lora_B.weight"},
-    "embedding": {"lora_embedding_A", "lora_embedding_B"},
+    "linear": ("lora_A.weight", "lora_B.weight"),
+    "embedding": ("lora_embedding_A", "lora_embedding_B"),
 }
 """The names of A and B after a module's name."""
 BIAS = "lora_B.bias"
 ROWS = "token_adapter.trainable_tokens_delta"
-PARTS = re.compile(
-    rf"(.+)\.({'|'.join(map(re.escape, [*FACTORS['linear'], *FACTORS['embedding'], BIAS, ROWS]))})"
-)
+PARTS = "|".join(map(re.escape, [*FACTORS["linear"], *FACTORS["embedding"], BIAS, ROWS]))
 """The names of tensors that, together with others, define an edit of the base's tensors."""
-OF_ADAPTER = re.compile(r"\.(lora_|token_adapter\.)")
+NAME = re.compile(rf"{re.escape(PREFIX)}(?:(.+)\.({PARTS})|((?!.*\.(?:lora_|token_adapter\.)).+))")
+"""The supported names: a module and a part of its edits, or a tensor of the base."""
 MODULES = (("embed_out.", "lm_head."), (".block_sparse_moe.", ".mlp."))
 """Substrings of tensor names in files, and what replaces them in the modules of transformers 5."""
 
-Kind: TypeAlias = Literal["tensor", "rows", "bias", "linear", "embedding"]
+KINDS = ("tensor", "rows", "sum")
+"""The kinds of edits, in the order in which they are applied."""
+HEADS_OF_TASKS = {head.peft_task: name for name, head in HEADS.items() if head.needs_labels}
+"""The heads that an adapter adds to its base, by the task in `adapter_config.json`."""
 
 
 def is_peft_folder(folder: Path) -> bool:
@@ -66,15 +68,14 @@ def is_peft_folder(folder: Path) -> bool:
 class Edit:
     """A change of one tensor of the base model."""
 
-    kind: Kind
-    """The kind of change. "tensor" is a new tensor, "rows" are new rows of it, and "bias" is added
-    to a bias. "linear" and "embedding" are products s · B A of two factors, which are added to a
-    linear map `[out, in]` or to an embedding `[V, D]`.
-    """
+    kind: Literal["tensor", "rows", "sum"]
+    """"tensor" is a new tensor, "rows" are new rows of it, and "sum" is added to it."""
     value: np.ndarray
-    """The new tensor, the new rows, the bias, or the factor A."""
-    b: np.ndarray | None = None
-    """For a product, B multiplied by the scale; otherwise None."""
+    """The new tensor, the new rows, the bias to add, or the first factor of a product to add."""
+    factor: np.ndarray | None = None
+    """The second factor of a product to add, `[r, in]`, or `[r, D]` for an embedding."""
+    scale: float = 1.0
+    """Multiplies what is added."""
     rows: tuple[int, ...] = ()
     of_module: bool = False
     """Whether the change affects only one of the modules that share the tensor."""
@@ -82,15 +83,13 @@ class Edit:
     def array(self) -> np.ndarray:
         """Returns the new tensor or rows, or the tensor to add, with the axis of outputs first."""
         value = self.value.astype(np.float32)
-        if self.b is None:
-            return value
-        product = self.b @ value
-        return product.T if self.kind == "embedding" else product
+        product = value if self.factor is None else value @ self.factor.astype(np.float32)
+        return np.float32(self.scale) * product
 
-    def equals(self, other: "Edit") -> bool:
+    def __eq__(self, other: "Edit") -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Returns whether another edit makes the same change to the same tensor."""
-        same_kind = self.kind == other.kind or {self.kind, other.kind} == {*FACTORS}
-        return same_kind and self.rows == other.rows and np.array_equal(self.array(), other.array())
+        same_place = (self.kind, self.rows) == (other.kind, other.rows)
+        return same_place and np.array_equal(self.array(), other.array())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +98,8 @@ class PeftAdapter:
 
     folder: Path
     fields: PeftFields
-    edits: Mapping[str, Sequence[Edit]]
-    """The changes of each tensor of the base model, by the tensor's name."""
+    edits: Mapping[str, list[Edit]]
+    """The changes of each tensor of the base model, by the tensor's name, in order."""
 
     @classmethod
     def read(cls, folder: Path) -> "PeftAdapter":
@@ -116,6 +115,8 @@ class PeftAdapter:
         edits: dict[str, list[Edit]] = {}
         for name, edit in _edits(fields, open_tensors(file), file):
             edits.setdefault(name, []).append(edit)
+        for own in edits.values():
+            own.sort(key=_order)
         return cls(folder, fields, edits)
 
     @property
@@ -148,7 +149,12 @@ class PeftAdapter:
             WeightsError: The family has no model that computes the same function.
         """
         config = self._with_head(base)
-        if not any(map(self._separates, _shared_names(config))):
+        edits = self._by_tensor(config)
+
+        def is_separated(names: Sequence[str]) -> bool:
+            return any(edits[name] != edits[names[0]] for name in names)
+
+        if not any(map(is_separated, _shared_names(config))):
             return config
         # Untie the output, so that the shared tensor becomes two tensors.
         untied = config
@@ -156,33 +162,28 @@ class PeftAdapter:
             with contextlib.suppress(UserError):
                 untied = dataclasses.replace(config, tie_output=False)  # pyright: ignore[reportCallIssue]
         # Other modules that share a tensor cannot be untied, so reject them.
-        for names in filter(self._separates, _shared_names(untied)):
-            changed = next(filter(self._own, names))
-            others = ", ".join(name for name in names if name != changed)
-            product = any(edit.b is not None for edit in self._own(changed))
-            remedy = f"train the adapter without {changed}" if product else MERGE
+        for names in filter(is_separated, _shared_names(untied)):
+            changed = next(filter(edits.get, names))
             raise WeightsError(
-                f"{self.file} changes {changed} and not {others}, which share one matrix in a "
-                f"{family_name(config)}: {remedy}"
+                f"{self.file} changes {changed} and not all of {', '.join(names)}, which share one "
+                f"matrix in a {family_name(config)}: {MERGE}, or train the adapter without "
+                f"{changed}"
             )
         return untied
 
     def _with_head(self, base: TransformerConfig) -> TransformerConfig:
         """Returns the base model's configuration with the head of the adapter's task."""
-        # A task with labels gives the model a new head; other tasks keep the base's head.
-        heads = (h for h, x in HEADS.items() if x.peft_task == self.fields.task_type)
-        head = next(heads, base.head)
-        if not HEADS[head].needs_labels or head == base.head:
+        head = HEADS_OF_TASKS.get(self.fields.task_type, base.head)
+        if head == base.head:
             return base
         # The new matrix of the classifier has one row for each label.
-        probe = base.with_head(head, ("0", "1"))
-        part = HEADS[head].own_params[0]
-        name = next(r.hf for r in module_mapping(probe).rules if f"head/{part}/kernel" in r.flax)
-        stored = [edit.value for edit in self.edits.get(name, ()) if edit.kind == "tensor"]
+        kernel = f"head/{HEADS[head].own_params[0]}/kernel"
+        rules = module_mapping(base.with_head(head, ("0", "1"))).rules
+        name = next(rule.hf for rule in rules if kernel in rule.flax)
         problem = f"{self.file} lacks {name}: train the adapter with it in modules_to_save"
-        require(stored, problem, WeightsError)
-        labels = tuple(f"LABEL_{number}" for number in range(stored[0].shape[0]))
-        return base.with_head(head, labels)
+        require(name in self.edits, problem, WeightsError)
+        num_labels = len(self.edits[name][0].value)
+        return base.with_head(head, tuple(map("LABEL_{}".format, range(num_labels))))
 
     def merge(
         self,
@@ -212,72 +213,68 @@ class PeftAdapter:
         )
         # Compute the tensors of the base model. The adapted model may have separate tensors where
         # modules of the base share one.
-        shared = _shared_names(self._with_head(base))
-        origins = {name: names[0] for names in shared for name in names}
+        before = self._with_head(base)
         rules = (r for r in module_mapping(base).rules if params.keys() >= {*r.flax})
         stored = {tensor.name: tensor for rule in rules for tensor in rule_tensors(rule, params)}
-        edits = self._separated(shared, mapping)
+        for first, *others in _shared_names(before):
+            stored |= dict.fromkeys(others, stored[first])
+        edits = self._by_tensor(before)
+        # Modules that still share a tensor have the same edits: read those of the first module.
+        for ignored in mapping.ignored:
+            edits.pop(ignored.hf, None)
         merged, used = dict(params), set[str]()
         for rule in mapping.rules:
             flax = [shapes[path] for path in rule.flax]
             # Keep the parameters of the base if no tensor of the rule changes.
-            found = [mapping.find(name, edits.keys()) for name, _ in rule.tensors(flax)]
-            if not any(found) and params.keys() >= {*rule.flax}:
+            found = [mapping.find(name, edits.keys()) or name for name, _ in rule.tensors(flax)]
+            if not any(map(edits.get, found)) and params.keys() >= {*rule.flax}:
                 continue
-            problem = f"{self.file} changes {rule.hf}, which some layers lack: {MERGE}"
-            require(rule.layers is None, problem, WeightsError)
             # Edit each tensor in the Hugging Face format, and split it into the parameters again.
-            tensors: list[np.ndarray] = []
-            for (name, shape), key in zip(rule.tensors(flax), found, strict=True):
-                origin = mapping.find(name, stored.keys()) or origins.get(name, "")
-                tensor = stored[origin].make() if origin in stored else None
-                own = edits.get(key or "", ())
-                tensors.append(self._edited(tensor, own, rule, name=name, shape=shape))
+            arrays = [np.zeros(shape, np.float32) for shape in flax]
             inner = [shape[rule.num_stacked :] for shape in flax]
-            for part, (path, shape) in enumerate(zip(rule.flax, flax, strict=True)):
-                parts = [rule.layout.split(tensor, part, inner) for tensor in tensors]
-                merged[path] = np.stack(parts).reshape(shape)
-            used.update(filter(None, found))
-        if unknown := sorted(edits.keys() - used):
+            for index, (name, shape), key in zip(
+                rule.indices(flax), rule.tensors(flax), found, strict=True
+            ):
+                origin = stored.get(mapping.find(name, stored.keys()) or name)
+                tensor = self._edited(origin, edits.get(key, []), rule, name=name, shape=shape)
+                for part, array in enumerate(arrays):
+                    array[index] = rule.layout.split(tensor, part, inner)
+            merged |= zip(rule.flax, arrays, strict=True)
+            used.update(found)
+        if unknown := sorted({*filter(edits.get, edits)} - used):
             # `lora_bias` and `bias` of peft also change modules whose base has no bias.
-            remedy = "give the base that the adapter was trained on"
             raise WeightsError(
-                f"{self.file} changes {unknown[0]}, which the base does not have: "
-                f"{USE_PEFT if unknown[0].endswith('.bias') else remedy}"
+                f"{self.file} changes {unknown[0]}, which the base does not have: give the base "
+                "that the adapter was trained on, or use the adapter with peft"
             )
         return merged
 
     def _edited(
         self,
-        tensor: np.ndarray | None,
+        origin: ExportedTensor | None,
         edits: Sequence[Edit],
         rule: TensorRule,
         *,
         name: str,
         shape: Shape,
     ) -> np.ndarray:
-        """Applies an adapter's edits to a tensor of the base; None if the base lacks the tensor."""
+        """Applies an adapter's edits to a tensor of the base, or to None if the base lacks it."""
         require(
-            tensor is not None or _has("tensor", edits),
+            origin is not None or (edits and edits[0].kind == "tensor"),
             f"neither {self.folder} nor its base has {name}: give the base that the adapter "
             "was trained on",
             WeightsError,
         )
+        tensor = np.zeros(shape, np.float32) if origin is None else origin.make()
+        tensor = np.array(tensor, np.float32)
         # An output projection is a linear map whose matrix has the shape of an embedding.
         is_conv1d = not rule.layout.transposed and not rule.flax[0].endswith("/embedding")
         for edit in edits:
-            change, expected = edit.array(), shape
-            require(
-                edit.kind != "embedding" or not name.endswith("embed_positions.weight"),
-                f"{self.file} adapts {name}, which peft reads at other positions than the "
-                "base: train the adapter without it",
-                WeightsError,
-            )
-            if edit.kind == "linear" and is_conv1d:
+            change, place = edit.array(), [*edit.rows] or slice(None)
+            if edit.kind == "sum" and is_conv1d:
                 change = change.T
-            if edit.kind == "rows":
-                expected = (len(edit.rows), *shape[1:])
             # Without this check, numpy would broadcast a change with a wrong shape.
+            expected = (len(edit.rows) or shape[0], *shape[1:])
             require(
                 change.shape == expected and max(edit.rows, default=0) < shape[0],
                 f"{name} in {self.file} is {list(change.shape)}, not {list(expected)}: give "
@@ -285,112 +282,70 @@ class PeftAdapter:
                 WeightsError,
             )
             # New values replace the tensor or some of its rows; products are added to it.
-            if tensor is None or edit.kind == "tensor":
-                tensor = change
-            elif edit.kind == "rows":
-                tensor = tensor.copy()
-                tensor[[*edit.rows]] = change
-            else:
-                tensor = tensor + change
-        assert tensor is not None
+            tensor[place] = change + tensor if edit.kind == "sum" else change
         return tensor
 
-    # The following methods handle tensors that several modules share.
-
-    def _written(self, name: str) -> str:
-        """Returns a tensor's name in the adapter, which may omit the prefix of the model's body."""
-        return next((x for x in self.edits if name.endswith(f".{x}")), name)
-
-    def _own(self, name: str) -> Sequence[Edit]:
-        return self.edits.get(self._written(name), ())
-
-    def _by_module(self, names: Sequence[str]) -> list[list[Edit]]:
-        """Returns the edits that apply to each of several modules that share one tensor."""
-        found = list(map(self._own, names))
-        # New rows of the first module apply to all modules, unless another module has new rows as
-        # well.
-        common_kinds = {"tensor"} if any(map(_has_rows, found[1:])) else {"tensor", "rows"}
-
-        def is_common(edit: Edit) -> bool:
-            return edit.kind in common_kinds and not edit.of_module
-
-        # The same change may be stored under the name of each module.
-        common: list[Edit] = []
-        for edit in filter(is_common, (edit for edits in found for edit in edits)):
-            if not any(map(edit.equals, common)):
-                common.append(edit)
-        # Apply new values first, because they would overwrite the other changes.
-        common.sort(key=lambda edit: edit.kind != "tensor")
-        require(
-            sum(edit.kind == "tensor" for edit in common) <= 1,
-            f"{self.file} has two values for {' and '.join(names)}, which are one tensor in the "
-            f"base: {MERGE}",
-            WeightsError,
-        )
-        return [[*common, *itertools.filterfalse(is_common, edits)] for edits in found]
-
-    def _separates(self, names: Sequence[str]) -> bool:
-        """Returns whether modules that share a tensor in the base no longer share it."""
-        first, *others = self._by_module(names)
-        return not all(
-            len(first) == len(other) and all(map(Edit.equals, first, other)) for other in others
-        )
-
-    def _separated(
-        self, shared: Sequence[Sequence[str]], mapping: TensorMapping
-    ) -> dict[str, Sequence[Edit]]:
-        """Returns the edits of each tensor of the adapted model, by the tensor's name.
-
-        Args:
-            shared: The tensors that modules of the base share.
-            mapping: The tensors of the adapted model.
+    def _by_tensor(self, config: TransformerConfig) -> dict[str, list[Edit]]:
+        """Returns the edits of each tensor, where modules that share a tensor have their own edits.
 
         Raises:
-            WeightsError: The adapter trains rows of an embedding that is tied to an output with a
-                bias. peft computes such an output without the bias
-                (``TrainableTokensLayer.forward``).
+            WeightsError: Two modules have different values for the tensor that they share, or the
+                adapter trains rows of an embedding that is tied to an output with a bias. peft
+                computes such an output without the bias (``TrainableTokensLayer.forward``).
         """
-        names = {rule.hf for rule in mapping.rules}
-        tied = names | {ignored.hf for ignored in mapping.ignored}
-        grouped = {self._written(name) for group in shared for name in group}
-        edits = {name: x for name, x in self.edits.items() if name not in grouped}
-        # Combine the edits of all modules that share a tensor in the base.
-        for group in shared:
-            by_name = zip(group, self._by_module(group), strict=True)
-            edits |= {name: own for name, own in by_name if own and name in names}
-            first, *others = map(self._own, group)
-            biases = {f"{other.removesuffix('weight')}bias" for other in group[1:]} & tied
-            if biases and _has_rows(first) and not any(map(_has_rows, others)):
-                raise WeightsError(
-                    f"{self.file}: trainable_token_indices of {group[0]} leave {min(biases)} out "
-                    f"of the output, whose matrix is tied: {USE_PEFT}"
-                )
+        edits = dict(self.edits)
+        mapping = module_mapping(config)
+        tensors = {x.hf for x in (*mapping.rules, *mapping.ignored)}
+        for group in _shared_names(config):
+            # A name in the adapter may omit the prefix of the model's body.
+            found = [
+                next((x for x in self.edits if f".{name}".endswith(f".{x}")), name)
+                for name in group
+            ]
+            first, *others = own = [edits.pop(name, []) for name in found]
+            # The same new tensor may be stored under the name of each module.
+            values = [x for x in itertools.chain(*own) if x.kind == "tensor" and not x.of_module]
+            require(
+                all(map(values[:1].__contains__, values)),
+                f"{self.file} has two values for {' and '.join(group)}, which are one tensor in "
+                f"the base: {MERGE}",
+                WeightsError,
+            )
+            # New rows of the first module apply to all modules, unless another module has new rows
+            # as well.
+            rows = [] if any(map(_has_rows, others)) else list(filter(_is_rows, first))
+            biases = {f"{name.removesuffix('weight')}bias" for name in group[1:]} & tensors
+            require(
+                not rows or not biases,
+                f"{self.file}: trainable_token_indices of {group[0]} leave {', '.join(biases)} out "
+                f"of the output, whose matrix is tied: {USE_PEFT}",
+                WeightsError,
+            )
+            common = [*values[:1], *rows]
+            for name, x in zip(group, own, strict=True):
+                edits[name] = sorted([*common, *(e for e in x if e not in common)], key=_order)
         return edits
 
 
 def _edits(
     fields: PeftFields, tensors: Mapping[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
-    """Yields the names of the base's tensors and their edits; new values precede other edits."""
+    """Yields the names of the base's tensors and their edits."""
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
-        bare = name.removeprefix(PREFIX)
-        part = PARTS.fullmatch(bare)
-        require(
-            bare != name and (part is not None or not OF_ADAPTER.search(bare)),
-            f"{file} has {name}, which is not supported: {MERGE}",
-            WeightsError,
-        )
+        found = NAME.fullmatch(name)
+        if found is None:
+            raise WeightsError(f"{file} has {name}, which is not supported: {MERGE}")
+        module, part, whole = found.groups()
         if part is not None:
-            parts.setdefault(part[1], {})[part[2]] = tensor
+            parts.setdefault(module, {})[part] = tensor
             continue
         # A tensor without factors replaces a tensor of the base: it is a copy of a module, or the
         # base's tensor in a wrapper.
-        inner = bare.replace(".base_layer.", ".")
-        saved = inner == bare and fields.is_saved(inner.rpartition(".")[0])
+        inner = whole.replace(".base_layer.", ".")
+        saved = inner == whole and fields.is_saved(inner.rpartition(".")[0])
         yield inner, Edit("tensor", tensor, of_module=saved)
     for module, own in parts.items():
-        # Yield new rows before products, which are added to them.
         if (rows := own.pop(ROWS, None)) is not None:
             tokens = fields.trained_tokens(module, len(rows))
             yield f"{module}{WEIGHT}", Edit("rows", rows, rows=tokens)
@@ -403,22 +358,37 @@ def _products(
 ) -> Iterator[tuple[str, Edit]]:
     """Yields the edits of a module: the product of its two factors, and the change of its bias."""
     bias = own.pop(BIAS, None)
-    kind = "embedding" if FACTORS["embedding"] & own.keys() else "linear"
-    # Sorting by name puts A before B.
-    a, b, *_ = (*(x for _, x in sorted(own.items())), None, None)
-    if own.keys() != FACTORS[kind] or a is None or b is None or a.shape[:1] != b.shape[1:]:
-        raise WeightsError(f"the adapter of {module} in {file} is not complete: restore it")
-    scale = np.float32(fields.scale(module, a.shape[0]))
-    yield f"{module}{WEIGHT}", Edit(kind, a, scale * b.astype(np.float32))
+    kind = "embedding" if own.keys() & {*FACTORS["embedding"]} else "linear"
+    a, b = (own.get(name, np.zeros(0)) for name in FACTORS[kind])
+    require(
+        own.keys() == {*FACTORS[kind]} and a.shape[:1] == b.shape[1:],
+        f"the adapter of {module} in {file} is not complete: restore it",
+        WeightsError,
+    )
+    require(
+        kind == "linear" or not module.endswith("embed_positions"),
+        f"{file} adapts {module}, which peft reads at other positions than the base: train the "
+        "adapter without it",
+        WeightsError,
+    )
+    scale = fields.scale(module, a.shape[0])
+    # Linear maps are [out, in] = B A, and embeddings are [V, D], the transpose of B A.
+    factors = (b, a) if kind == "linear" else (a.T, b.T)
+    yield f"{module}{WEIGHT}", Edit("sum", *factors, scale)
     if bias is not None:
-        yield f"{module}.bias", Edit("bias", scale * bias.astype(np.float32))
+        yield f"{module}.bias", Edit("sum", bias, scale=scale)
 
 
-def _has(kind: Kind, edits: Sequence[Edit]) -> bool:
-    return any(edit.kind == kind for edit in edits)
+def _order(edit: Edit) -> int:
+    return KINDS.index(edit.kind)
 
 
-_has_rows = functools.partial(_has, "rows")
+def _is_rows(edit: Edit) -> bool:
+    return edit.kind == "rows"
+
+
+def _has_rows(edits: Sequence[Edit]) -> bool:
+    return any(map(_is_rows, edits))
 
 
 def _shared_names(config: TransformerConfig) -> list[tuple[str, ...]]:

@@ -2,12 +2,12 @@
 
 If the Hugging Face format joins several linear maps, such as GPT-2's queries, keys and values, our
 adapters of rank r become one equivalent adapter, whose rank is a multiple of r: the matrices A are
-stacked, and the matrices B are blocks of the new B. If all maps share one A, as after an import
-from such a folder, the rank stays r.
+stacked, and the matrices B are blocks of the new B.
 """
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -92,23 +92,22 @@ def write_adapter(
     mapping = module_mapping(config)
     maps = linear_maps(create(config))
     # Reject parameters without a tensor, except the value head, which only training needs.
-    known = {path for rule in mapping.rules for path in rule.flax}
     needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
-    unknown = {path for path in needed - known if not path.startswith(VALUE_HEAD)}
+    unknown = {path for path in needed - mapping.paths if not path.startswith(VALUE_HEAD)}
     if unknown:
         raise WeightsError(
             f"{min(unknown)} is trained and transformers has no such tensor: export the model in "
             "another form"
         )
     # Collect the factors of adapted maps, and the parameters that were fully trained.
-    adapters = [
-        adapter for rule in mapping.rules if (adapter := _adapter_of(rule, flat, maps)) is not None
-    ]
-    tensors = dict(_adapter_tensors(adapters)) | dict(_whole_tensors(mapping, lora, flat))
+    adapters = [*filter(None, (_adapter_of(rule, flat, maps) for rule in mapping.rules))]
+    whole = _whole_rules(mapping, lora)
+    copies = (tensor for rule in whole for tensor in rule_tensors(rule, flat))
+    tensors = dict(_adapter_tensors(adapters)) | {PREFIX + x.name: x.make() for x in copies}
     fields = _peft_config(adapters, mapping, lora) | {
         "base_model_name_or_path": base,
         "task_type": _task(config.head, lora),
-        "modules_to_save": _saved_modules(mapping, lora) or None,
+        "modules_to_save": sorted({_saved_module(rule) for rule in whole}) or None,
     }
 
     from safetensors.numpy import save_file
@@ -125,8 +124,8 @@ def _task(head: str, lora: LoRA) -> str | None:
     keeps the head of the base model.
     """
     task = HEADS[head].peft_task
-    frozen = not any(path.startswith(HEAD) for path in lora.whole)
-    return None if frozen and task in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS") else task
+    trained = any(path.startswith(HEAD) for path in lora.whole)
+    return task if trained or task not in ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS") else None
 
 
 def _as_exported(
@@ -142,9 +141,9 @@ def _adapter_of(
     rule: TensorRule, flat: Mapping[str, np.ndarray], maps: Mapping[str, LinearMap]
 ) -> _Adapter | None:
     """Returns the adapter of the tensor that a rule describes, or None."""
-    linear = [maps.get(path.removesuffix(KERNEL)) for path in rule.flax]
-    parts = [m for m in linear if m is not None]
-    adapted = {m.path for m in parts if f"{m.path}/{A}" in flat}
+    paths = [path.removesuffix(KERNEL) for path in rule.flax]
+    parts = [*filter(None, map(maps.get, paths))]
+    adapted = [part for part, m in enumerate(parts) if f"{m.path}/{A}" in flat]
     if not adapted:
         return None
     require(
@@ -153,31 +152,25 @@ def _adapter_of(
         "train with other lora.targets",
         WeightsError,
     )
-    # Collect the factors for each linear map in the tensor; A is [L, r, in], as peft stores it.
-    factors: list[tuple[int, np.ndarray, np.ndarray]] = []
-    for part, m in enumerate(parts):
-        if m.path not in adapted:
-            continue
-        layers, inputs = m.layers or 1, math.prod(m.inputs)
-        a = flat[f"{m.path}/{A}"].reshape(layers, inputs, -1)  # [L, in, r]
-        b = flat[f"{m.path}/{B}"].reshape(layers, a.shape[-1], *m.outputs)
-        factors.append((part, a.swapaxes(1, 2), b))
-    first = factors[0][1]
-    rank = first.shape[1]
-    # If all maps have the same A, the rank stays. Otherwise, each map gets a separate block of rows
-    # of the joint A.
-    if len(factors) == len(parts) and all(np.array_equal(a, first) for _, a, _ in factors):
-        a, blocks = first, [slice(0, rank)] * len(parts)
-    else:
-        a = np.concatenate([a for _, a, _ in factors], axis=1)  # [L, n · r, in]
-        blocks = [slice(start, start + rank) for start in range(0, a.shape[1], rank)]
+    # Collect the factors for each linear map in the tensor.
+    own_a, own_b = zip(*(_factors(parts[part], flat) for part in adapted), strict=True)
+    # Each map gets a separate block of rows of the joint A.
+    a = np.concatenate(own_a, axis=1)  # [L, n · r, in]
+    starts = range(0, a.shape[1], own_a[0].shape[1])
     # Put each map's B into its block of the joint B, with outputs in the order of the kernel.
     wide = [np.zeros((len(a), a.shape[1], *m.outputs), np.float32) for m in parts]
-    for (part, _, own), block in zip(factors, blocks, strict=True):
-        wide[part][:, block] = own
+    for part, own, start in zip(adapted, own_b, starts, strict=True):
+        wide[part][:, start : start + own.shape[1]] = own
     outputs_first = dataclasses.replace(rule.layout, input_axes=1, transposed=True)
     b = np.stack(list(map(outputs_first.join, zip(*wide, strict=True))))
     return _Adapter(rule.hf.removesuffix(WEIGHT), a, b, not rule.layout.transposed, rule.inner)
+
+
+def _factors(m: LinearMap, flat: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns A of an adapter as `[L, r, in]`, as peft stores it, and B as `[L, r, *outputs]`."""
+    layers = m.layers or 1
+    a = flat[f"{m.path}/{A}"].reshape(layers, math.prod(m.inputs), -1).swapaxes(1, 2)
+    return a, flat[f"{m.path}/{B}"].reshape(layers, -1, *m.outputs)
 
 
 def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.ndarray]]:
@@ -203,7 +196,7 @@ def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoR
     def alpha(rank: int) -> float:  # such that the scale stays the same
         return lora.config.scale * (math.sqrt(rank) if c.use_rslora else rank)
 
-    names = sorted({name for some in targets.values() for name in some})
+    names = sorted({*itertools.chain(*targets.values())})
     return {
         "peft_type": "LORA",
         "r": usual,
@@ -234,51 +227,46 @@ def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMap
     return adapter.modules
 
 
-def _whole_tensors(
-    mapping: TensorMapping, lora: LoRA, flat: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the fully trained tensors, after checking that no module is only partly trained."""
-    _check_whole(mapping, lora)
-    for rule in mapping.rules:
-        if not lora.whole.issuperset(rule.flax):
-            continue
-        for tensor in rule_tensors(rule, flat):
-            yield PREFIX + tensor.name, tensor.make()
+def _whole_rules(mapping: TensorMapping, lora: LoRA) -> list[TensorRule]:
+    """Returns the rules of the fully trained tensors.
 
-
-def _saved_modules(mapping: TensorMapping, lora: LoRA) -> list[str]:
-    """Returns the names of the fully trained modules."""
-    names = set()
-    for rule in mapping.rules:
-        if lora.whole.issuperset(rule.flax):
-            # peft itself saves the whole classifier of a sequence.
-            module = rule.hf.rpartition(".")[0]
-            names.add("classifier" if module.startswith("classifier.") else module)
-    if stacked := [name for name in names if "{i}" in name]:
-        raise WeightsError(
-            f"{stacked[0]} is fully trained in every layer: export the merged model, without "
-            "--form peft"
-        )
-    return sorted(names)
-
-
-def _check_whole(mapping: TensorMapping, lora: LoRA) -> None:
-    """Raises WeightsError if peft cannot save the fully trained parameters."""
+    Raises:
+        WeightsError: peft cannot save the modules of these tensors.
+    """
     tied = {ignored.same_as for ignored in mapping.ignored}
-    # Group the parameters by module, because peft saves a module as a whole.
-    modules: dict[str, set[str]] = {}
+    # Group the rules by module, because peft saves a module as a whole.
+    modules: dict[str, list[TensorRule]] = {}
     for rule in mapping.rules:
-        modules.setdefault(rule.hf.rpartition(".")[0], set()).update(rule.flax)
-    for module, paths in modules.items():
+        modules.setdefault(rule.hf.rpartition(".")[0], []).append(rule)
+    whole: list[TensorRule] = []
+    for module, rules in modules.items():
+        paths = {path for rule in rules for path in rule.flax}
         trained, frozen = paths & lora.whole, paths - lora.whole
-        if trained and frozen:
+        if not trained:
+            continue
+        if frozen:
             raise WeightsError(
                 f"{min(trained)} is fully trained and {min(frozen)} is frozen, which are one "
                 f"module in peft, {module}: train both (lora.also_trained), or export the merged "
                 "model"
             )
-        if trained and f"{module}{WEIGHT}" in tied:
-            raise WeightsError(
-                f"{min(trained)} is fully trained and shared by two modules of transformers, which "
-                "peft would separate: export the merged model"
-            )
+        require(
+            f"{module}{WEIGHT}" not in tied,
+            f"{min(trained)} is fully trained and shared by two modules of transformers, which "
+            "peft would separate: export the merged model",
+            WeightsError,
+        )
+        require(
+            "{i}" not in module,
+            f"{module} is fully trained in every layer: export the merged model, without "
+            "--form peft",
+            WeightsError,
+        )
+        whole += rules
+    return whole
+
+
+def _saved_module(rule: TensorRule) -> str:
+    """Returns the module of a whole tensor; peft saves the classifier of a sequence as a whole."""
+    module = rule.hf.rpartition(".")[0]
+    return "classifier" if module.startswith("classifier.") else module

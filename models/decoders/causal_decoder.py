@@ -1,4 +1,4 @@
-"""The shared parts of all decoders with rotary positions, in addition to `causal_lm.py`.
+"""The base classes of all decoders with rotary positions. `causal_lm.py` has their base classes.
 
 A rotary decoder consists of a token embedding, layers with rotary positions, a final RMSNorm, and a
 head. A family derives its configuration from `CausalDecoderConfig` and its module from
@@ -45,7 +45,7 @@ class CausalDecoderConfig(CausalLMConfig):
     attention_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     activation: Activation = "silu"
-    """Non-linearity of the gate."""
+    """Non-linearity of the gate in the feed-forward layers."""
     norm_eps: Positive = 1e-5
     """Added to the mean square in normalization."""
     dropout_rate: Rate = 0.0
@@ -120,7 +120,7 @@ class CausalDecoderConfig(CausalLMConfig):
     norm_kind: ClassVar[NormKind] = "rms"
     """How the residual stream is normalized."""
     embedding_scale: ClassVar[float] = 1.0
-    """Token embeddings are multiplied by this factor."""
+    """The factor that multiplies the token embeddings."""
 
     @property
     def unrotated_layers(self) -> tuple[bool, ...]:
@@ -187,7 +187,7 @@ class CausalDecoder(CausalLM):
         cache: Cache | None,
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], Positions, Embedding]:
-        """Returns the scaled embeddings, the rotations, and the token embedding matrix."""
+        """Returns the scaled embeddings, the rotary positions, and the token embedding matrix."""
         del cache
         c, e = self.config, self.execution
         table = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
@@ -202,7 +202,7 @@ class CausalDecoder(CausalLM):
         return NORMS[self.config.norm_kind](self.config, self.execution, name="final_norm")(x)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
-        """Returns the rotations of the tokens, and those in windowed layers if they differ."""
+        """Returns the rotations for the tokens, with separate rotations for windowed layers."""
         c = self.config
         # Only the layers that attend to all tokens use a scaling.
         full = rotary_positions(

@@ -1,4 +1,4 @@
-"""The shared parts of all decoder-only families, from token ids to next tokens or labels.
+"""The base classes of all decoder-only families, from token ids to logits of tokens or labels.
 
 `models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive from this module.
 """
@@ -31,7 +31,7 @@ from ..nn.typing import Array, Bool, Float, Int
 GPT_HEADS = (*CAUSAL_HEADS, "sequence_classification")
 """The heads that GPTs support."""
 DECODER_HEADS = (*GPT_HEADS, "token_classification")
-"""The heads that families with token classification support."""
+"""The heads of families that support token classification."""
 
 
 def head_field(heads: tuple[str, ...]) -> Any:
@@ -70,9 +70,9 @@ class CausalLMConfig(TransformerConfig):
     output_bias: ClassVar[bool] = False
     """Whether the logits have a bias (GPT-J)."""
     logit_divisor: ClassVar[float] = 1.0
-    """The logits are divided by this number, before the cap (Granite)."""
+    """The divisor of the logits, applied before the cap (Granite)."""
     logit_cap: ClassVar[float | None] = None
-    """If given, logits z become cap · tanh(z / cap)."""
+    """If not None, logits z become cap · tanh(z / cap)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,20 +141,20 @@ class CausalLM(nn.Module):
             `[B, T, S]` specifies for each token all tokens that it may attend to, including itself.
           position_ids: position of each token. Defaults to the index of the token among the real
             tokens of its sequence; in a packed sequence, of its document.
-          segment_ids: for each token of a packed sequence, the number of its document; 0 for
-            padding. Documents do not attend to each other.
+          segment_ids: for each token of a packed sequence, the id of its document; 0 for padding.
+            Documents do not attend to each other.
           cache: keys and values of earlier calls, continued by `input_ids`.
             Beyond the last slot of the cache, all logits are NaN.
           rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
-          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
-            row per layer; 0 removes a head.
+          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one row
+            per layer. A factor of 0 disables a head.
 
         Raises:
-          UserError: T is longer than a table of positions (`max_length`), `attention_mask` does not
-            cover the tokens (or slots), it is `[B, T, S]` without `position_ids`, a cache is
-            combined with packed sequences, or a sequence classifier gets a cache, packed sequences
-            or a mask `[B, T, S]`.
+          UserError: T exceeds the rows of a table of positions (`max_length`), `attention_mask`
+            does not have an entry for each token (or slot), a mask `[B, T, S]` is passed without
+            `position_ids`, a cache is combined with packed sequences, or a sequence classifier gets
+            a cache, packed sequences or a mask `[B, T, S]`.
         """
         c, e = self.config, self.execution
         require(
@@ -162,8 +162,8 @@ class CausalLM(nn.Module):
             "a model with causal=False sees later tokens and cannot continue a cache: train "
             "a model with causal=True",
         )
-        # The classifier reads the last real token of a row. With a cache, segments or a mask
-        # [B, T, S] it is unknown which token that is.
+        # The classifier reads the last real token of a row. A cache, segments or a mask [B, T, S]
+        # do not determine this token.
         if c.head == "sequence_classification":
             check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
         # Compute positions and the mask from padding, documents and the cache.
@@ -190,7 +190,7 @@ class CausalLM(nn.Module):
             positions=positions,
             real=real_tokens(attention_mask, segment_ids, cache) if c.num_experts else None,
         )
-        # Experts have no capacity in a cached call.
+        # Experts have no maximum capacity in a call with a cache.
         of_call = config_of_call(c, cache)
         x, outputs = run_layers(self.layer, of_call, e, x, cache=cache, context=context)
         x = self.finish(x)
@@ -198,8 +198,8 @@ class CausalLM(nn.Module):
         x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         router = stack_statistics(outputs.router)
         body = EncoderOutput(x, attentions=outputs.attentions, router=router)
-        # The head: classifiers return the logits of labels, and language models the projection, not
-        # yet multiplied.
+        # The head: classifiers return the logits of labels. Language models return hidden states
+        # and the vocabulary matrix, without their product.
         if c.head == "sequence_classification":
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if c.head == "token_classification":

@@ -25,13 +25,13 @@ class GraniteConfig(CausalDecoderConfig):
     """
 
     embedding_scale: Positive = 12.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Token embeddings are multiplied by this factor."""
+    """The factor that multiplies the token embeddings."""
     attention_scale: Positive = 1 / 64
-    """Attention scores are multiplied by this factor, instead of 1 / √H."""
+    """The factor that multiplies attention scores, instead of 1 / √H."""
     residual_scale: Positive = 0.22
-    """The output of each sublayer is multiplied by this factor before the residual sum."""
+    """The factor that multiplies the output of each sublayer before the residual sum."""
     logit_divisor: Positive = 8.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The logits are divided by this number."""
+    """The divisor of the logits."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published Granite 3 has them."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,4 +1,4 @@
-"""Llama: decoder-only transformers with normalized inputs, rotary positions and gated sublayers.
+"""Llama: decoder-only transformers with pre-norm, rotary positions and gated feed-forward layers.
 
 - LLaMA: Touvron et al. 2023, "LLaMA: open and efficient foundation language models", section 2.2.
   LLaMA has RMSNorm before each sublayer (as in GPT-3), a feed-forward layer of width 2/3 · 4 D
@@ -25,7 +25,7 @@ from ..rotary_scaling import RotaryScaling
 from .causal_decoder import CausalDecoder, CausalDecoderConfig
 
 WIDTH_MULTIPLE = 256
-"""The authors round the width of feed-forward layers up to a multiple of this number."""
+"""The authors round the width of feed-forward layers up to a multiple of 256."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class LlamaConfig(CausalDecoderConfig):
 
 
 class LlamaLayer(Layer[CausalDecoderConfig]):
-    """Self-attention with rotary positions and a gated feed-forward, each with a residual."""
+    """A pre-norm layer of self-attention with rotary positions and a gated feed-forward."""
 
     @nn.compact
     def __call__(
@@ -65,23 +65,23 @@ class LlamaLayer(Layer[CausalDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own, norm = context.self_attention(inputs), NORMS[c.norm_kind]
+        attn, norm = context.self_attention(inputs), NORMS[c.norm_kind]
 
-        # Attention reads a normalized copy of the residual stream, which itself is never
+        # Attention reads a normalized copy of the residual stream. The stream itself is not
         # normalized.
         y = norm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
+        x = self.add(x, y, "attention", attn.rng)
 
         # Gated feed-forward, the same map for every token.
         y = norm(c, e, name="feed_forward_norm")(x)
-        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(cache, weights)
 
 
 class Llama(CausalDecoder):
-    """A Llama with its head: layers between a token embedding and a final norm."""
+    """A Llama with its head: a token embedding, layers and a final norm."""
 
     layer = LlamaLayer
 

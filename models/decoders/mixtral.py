@@ -1,8 +1,8 @@
 """Mixtral: a Mistral whose feed-forward layers are mixtures of experts.
 
-Jiang et al. 2024, "Mixtral of experts", section 2: each token goes through two of eight experts.
-Each expert is the feed-forward layer of a Llama, and the weights of the two experts add up to 1.
-The layers of Mixtral attend to all tokens.
+Jiang et al. 2024, "Mixtral of experts", section 2: two of eight experts process each token. Each
+expert is the feed-forward layer of a Llama, and the weights of the two experts add up to 1. The
+layers of Mixtral attend to all tokens.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class MixtralConfig(MixtureDecoderConfig):
 
 
 class MixtureLayer(Layer[MixtureDecoderConfig]):
-    """Self-attention and a mixture of experts, each with a normalized input and a residual."""
+    """A pre-norm layer of self-attention and a mixture of experts."""
 
     @nn.compact
     def __call__(
@@ -56,18 +56,18 @@ class MixtureLayer(Layer[MixtureDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
-        # Attention reads a normalized copy of the residual stream, which itself is never
+        # Attention reads a normalized copy of the residual stream. The stream itself is not
         # normalized.
         y = RMSNorm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
+        x = self.add(x, y, "attention", attn.rng)
 
         # Each token passes through a few of the experts. The router's losses need the statistics.
         y = RMSNorm(c, e, name="feed_forward_norm")(x)
-        y, router = self.feed_forward(y, inputs.index, context, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y, router = self.feed_forward(y, inputs.index, context, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(cache, weights, router=router)
 
     def feed_forward(

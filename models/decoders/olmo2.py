@@ -45,7 +45,7 @@ class Olmo2Config(CausalDecoderConfig):
 
 
 class Olmo2Layer(Layer[CausalDecoderConfig]):
-    """Self-attention and a gated feed-forward, with a norm of each output and a residual."""
+    """A layer that normalizes the outputs of self-attention and of a gated feed-forward."""
 
     @nn.compact
     def __call__(
@@ -53,17 +53,17 @@ class Olmo2Layer(Layer[CausalDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Attention reads the residual stream itself; its output is normalized before the sum.
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, attn)
         y = RMSNorm(c, e, name="attention_output_norm")(y)
-        x = self.add(x, y, "attention", own.rng)
+        x = self.add(x, y, "attention", attn.rng)
 
         # The gated feed-forward layer also reads the stream itself, and its output is normalized.
-        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
+        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(x, attn.rng)
         y = RMSNorm(c, e, name="feed_forward_output_norm")(y)
-        x = self.add(x, y, "feed_forward", own.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(cache, weights)
 
 

@@ -43,7 +43,7 @@ class Olmo3Config(MixedDecoderConfig):
     rope_base: Positive = 500_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_rope_base: Positive = 500_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Base of the rotary wavelengths in the windowed layers; never scaled."""
+    """Base of the rotary wavelengths in the windowed layers. Their frequencies are never scaled."""
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:

@@ -3,8 +3,8 @@
 Yang et al. 2025, "Qwen3 technical report", section 2: RMSNorm over each head of queries and keys
 before they are rotated, in place of Qwen2's biases; heads of size 128 for every width.
 
-Zhang et al. 2025, "Qwen3 Embedding": models of the same network whose last hidden state is the
-vector of a text, and rerankers that answer "yes" or "no" (`models.YesNoScorer`).
+Zhang et al. 2025, "Qwen3 Embedding": models with the same architecture, whose last hidden state is
+the vector of a text, and rerankers that answer "yes" or "no" (`models.YesNoScorer`).
 """
 
 import dataclasses

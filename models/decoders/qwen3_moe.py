@@ -37,7 +37,7 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     num_experts: Depth = 128
     """Number of experts of each feed-forward layer, E."""
     experts_per_token: Size = 8
-    """Number of experts that each token goes through, k."""
+    """Number of experts that process each token, k."""
     normalize_experts: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the weights of a token's experts add up to 1."""
     norm_eps: Positive = 1e-6
@@ -76,7 +76,7 @@ class Qwen3MoeLayer(MixtureLayer):
         context: LayerContext,
         rng: RowKeys | None,
     ) -> tuple[Float[Array, "B T D"], RouterStatistics]:
-        """Returns the output of the experts or the feed-forward layer, and the statistics."""
+        """Returns the output of the experts or the feed-forward layer, and router statistics."""
         c, e = self.config, self.execution
         sparse, router = Experts(c, e, c.init_std, name="experts")(y, context.real, rng)
         if not c.dense_layers:

@@ -31,8 +31,8 @@ class SmolLM3Config(MixedDecoderConfig):
     rope_base: Positive = 5_000_000.0
     """Base of the rotary wavelengths (theta)."""
     layers_without_positions: tuple[int, ...] | None = None
-    """Indices, from 0, of the layers that do not rotate queries and keys. If None, these are every
-    fourth layer.
+    """Indices, from 0, of the layers that do not rotate queries and keys. If None, every fourth
+    layer does not rotate them.
     """
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the four projections of attention have biases; no published SmolLM has them."""
@@ -49,10 +49,10 @@ class SmolLM3Config(MixedDecoderConfig):
     @property
     def unrotated_layers(self) -> tuple[bool, ...]:
         """Whether each layer leaves queries and keys unrotated."""
-        given = self.layers_without_positions
-        if given is None:
-            given = range(UNROTATED_EVERY - 1, self.num_layers, UNROTATED_EVERY)
-        return tuple(i in given for i in range(self.num_layers))
+        unrotated = self.layers_without_positions
+        if unrotated is None:
+            unrotated = range(UNROTATED_EVERY - 1, self.num_layers, UNROTATED_EVERY)
+        return tuple(i in unrotated for i in range(self.num_layers))
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:

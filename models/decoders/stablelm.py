@@ -70,13 +70,13 @@ class ParallelLayer(Layer[StableLMConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Both sublayers read the same normalized input.
         normed = LayerNorm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(normed, own)
-        z = GatedFeedForward(c, e, c.init_std, name="feed_forward")(normed, own.rng)
-        x = self.add(self.add(x, y, "attention", own.rng), z, "feed_forward", own.rng)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(normed, attn)
+        z = GatedFeedForward(c, e, c.init_std, name="feed_forward")(normed, attn.rng)
+        x = self.add_parallel(x, y, z, attn.rng)
         return x, LayerOutputs(cache, weights)
 
 

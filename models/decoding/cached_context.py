@@ -1,6 +1,7 @@
 """A context that grows, such as a conversation. Each of its tokens is read only once."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +103,8 @@ class CachedContext(ContinuousBatch):
             common = self._most_written = 0
         # Grow the cache if needed, and remove the tokens after the common prefix.
         rows = reader.with_space(rows, len(tokens)).moved_to(jnp.asarray([common]))
-        logits, start = None, common
+        logits: Any = None
+        start = common
         while start < len(tokens):
             size = next(size for size in CHUNKS if size <= len(tokens) - start)
             if start == 0 and rotates_by_length(config, len(tokens)):
@@ -115,7 +117,6 @@ class CachedContext(ContinuousBatch):
         self.usage.tokens_read += len(tokens) - common
         text.slot, text.room = len(tokens), tokens_left(config, len(tokens))
         self._last = text
-        assert logits is not None
         return logits, rows
 
     def _kept(self, tokens: Sequence[int]) -> tuple[RowCaches | None, int]:

@@ -8,6 +8,7 @@ have ended. The tokens of a text are independent of the other texts and of its s
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,8 +84,8 @@ class Text:
     been dropped."""
     used: set[int]
     """The set of all tokens of the text, including dropped tokens, for the repetition penalty."""
-    key: Key[Array, "1"] | None
-    """The random key; None in an open batch."""
+    key: Any
+    """The random key, `Key[Array, "1"]`; None in an open batch."""
     limit: int
     """The maximum number of new tokens."""
     count: int = 0
@@ -186,7 +187,6 @@ class ContinuousBatch:
       draft: a model that proposes tokens, in the same layout.
       acceptance: counts the accepted draft tokens.
       spare: the number of newest tokens that can be removed again, without a draft model.
-      usage: counts the computed tokens.
     """
 
     def __init__(
@@ -201,10 +201,9 @@ class ContinuousBatch:
         draft: Draft | None = None,
         acceptance: Acceptance | None = None,
         spare: int = 0,
-        usage: Usage | None = None,
     ) -> None:
         self._draft, self._sampling, self._lockstep = draft, sampling, lockstep
-        self.usage = Usage() if usage is None else usage
+        self.usage = Usage()
         """Counts of the tokens computed so far."""
         step = tokens_per_call
         # All draft tokens may be rejected, so leave room to remove them.
@@ -220,6 +219,11 @@ class ContinuousBatch:
     @property
     def _config(self) -> TransformerConfig:
         return self._reader.model.config
+
+    @property
+    def _present(self) -> list[tuple[int, Text]]:
+        """The indices of the rows that have a text, and their texts."""
+        return [(row, text) for row, text in enumerate(self._texts) if text is not None]
 
     def add(self, number: int, prompt: Sequence[int], *, key: Key[Array, "1"], limit: int) -> None:
         """Adds a text, which waits for a free row.
@@ -261,7 +265,7 @@ class ContinuousBatch:
 
     def _full_rows(self) -> list[tuple[int, Text]]:
         """Returns the rows, and their texts, that must be read again before they can grow."""
-        texts = [(row, text) for row, text in enumerate(self._texts) if text is not None]
+        texts = self._present
         full = [(row, text) for row, text in texts if text.room == 0]
         # Rows in lockstep share one cache, so all of them are read again.
         return texts if full and self._lockstep else full[:1]
@@ -269,8 +273,8 @@ class ContinuousBatch:
     def stop(self, number: int) -> None:
         """Ends a text, or removes a waiting text. The next text takes the row of an ended text."""
         self._waiting.pop(number, None)
-        for row, text in enumerate(self._texts):
-            if text is not None and text.number == number:
+        for row, text in self._present:
+            if text.number == number:
                 self._texts[row] = None
 
     def _next(self) -> Text:
@@ -294,7 +298,7 @@ class ContinuousBatch:
         past = history_of(
             [text.context for text in texts],
             [text.used for text in texts],
-            jnp.concatenate([text.key for text in texts if text.key is not None]),
+            jnp.concatenate([text.key for text in texts]),
             [text.count for text in texts],
             sampling=self._sampling,
             vocab_size=self._config.vocab_size,
@@ -379,7 +383,7 @@ class ContinuousBatch:
                 sampling=sampling,
                 num_tokens=draft.num_tokens,
             )
-        return Call([(row, text) for row, text in enumerate(self._texts) if text is not None], new)
+        return Call(self._present, new)
 
     def _collect(self, call: Call) -> list[Written]:
         """Waits for the tokens of a call, and adds them to the texts that were not stopped."""
@@ -419,7 +423,7 @@ class ContinuousBatch:
     def _with_space(self, ahead: int = 0) -> RowStates:
         """Returns the state with caches long enough for the next tokens of all texts."""
         assert self._state is not None
-        texts = [text for text in self._texts if text is not None]
+        texts = [text for _, text in self._present]
         slot = max(text.slot for text in texts) + ahead
         context = self._reader.with_space(self._state.context, slot)
         draft = self._state.draft
@@ -433,8 +437,8 @@ class ContinuousBatch:
         if self._draft is None:
             return
         longest = self._draft.model.config.max_length
-        for row, text in enumerate(self._texts):
-            if text is not None and text.draft_length + self._draft.num_tokens > longest + 1:
+        for row, text in self._present:
+            if text.draft_length + self._draft.num_tokens > longest + 1:
                 # The draft model's cache excludes the newest token, which `propose` reads.
                 newest = text.context.pop()
                 read = self._read_draft([text])

@@ -22,7 +22,7 @@ from .beam_adapters import CausalBeams, EncoderDecoderBeams, SearchRows, beams_o
 from .beam_search import begin, proceed
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
-from .continuous_batch import ContinuousBatch, Usage, read_length, tokens_left
+from .continuous_batch import ContinuousBatch, read_length, tokens_left
 from .padding import pad_rows, power_of_two, round_up
 from .request import GenerationRequest, Hypothesis, check_token_ids
 from .sample import sampling_params
@@ -138,7 +138,6 @@ class Generator:
         num_rows: int,
         tokens_per_call: int | None = None,
         scored: bool = True,
-        usage: Usage | None = None,
     ) -> ContinuousBatch:
         """Returns a batch that continues many prompts in a few rows.
 
@@ -156,7 +155,6 @@ class Generator:
           num_rows: the number of texts generated at once.
           tokens_per_call: as for `stream`.
           scored: whether to compute the log-probabilities of tokens.
-          usage: counts the computed tokens.
 
         Raises:
           UserError: as for `stream`, or a number is out of range.
@@ -185,7 +183,6 @@ class Generator:
             tokens_per_call=tokens_per_call or _tokens_per_call(),
             draft=self._draft,
             acceptance=self.acceptance,
-            usage=usage,
         )
         # Start with the shortest prompts, so that caches grow late.
         for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
@@ -275,8 +272,8 @@ class Generator:
             token; a row is empty or longer than `max_length`; the search could cross the model's
             `reread_length`; an id is not in the vocabulary; or the model's scores are NaN.
         """
+        found: Any
         *_, found = self.search_in_parts(rows, request, MANY_TOKENS, positions=positions)
-        assert found is not None
         return found
 
     def search_in_parts(

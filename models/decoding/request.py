@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from ...data.common.errors import UserError, check_whole
+from ...data.common.errors import UserError
 from ...data.common.fields import (
     Checked,
     Fraction,
@@ -18,6 +18,7 @@ from ...data.common.fields import (
     Positive,
     PositiveInt,
     Range,
+    check_value,
     require,
 )
 from ..tokenizer import Vocabulary
@@ -162,6 +163,11 @@ class Hypothesis:
         """Whether the hypothesis has an end token."""
         return self.end_id is not None
 
+    @property
+    def with_end(self) -> list[int]:
+        """The tokens and the end token, if there is one."""
+        return self.tokens if self.end_id is None else [*self.tokens, self.end_id]
+
 
 def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
     """Checks the tokens of a row.
@@ -175,7 +181,7 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
         UserError: A token is not an integer, or not in the vocabulary.
     """
     for token in ids:
-        check_whole(f"{name}: token id", token)
+        check_value(f"{name}: token id", token, int)
     # JAX does not raise an error for such an id: the logits would be wrong.
     require(
         0 <= min(ids) <= max(ids) < vocab_size,

@@ -63,18 +63,19 @@ class BartConfig(EncoderDecoderConfig):
     head: str = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="seq2seq_lm", metadata={"choices": BART_HEADS}
     )
-    """The output: the next tokens of a target (seq2seq_lm); or labels of the source
-    (sequence_classification) or an answer in it (question_answering), from a decoder that also
-    reads the source."""
+    """The output: the next tokens of a target (seq2seq_lm), labels of the source
+    (sequence_classification), or an answer in the source (question_answering). For the last two,
+    the decoder also reads the source."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classification head, in order of their ids; for question answering,
     the name of the label "no answer" if questions may have none."""
     classifier_dropout: Rate = 0.0
     """Dropout rate before both maps of sequence classification."""
     start_id: Count = 2
-    """The token that the decoder reads first if it reads the source as its target."""
+    """The id of the token that the decoder reads first if it reads the source as its target."""
     end_id: Count = 2
-    """The token that ends a source; sequence classification reads the last end token."""
+    """The id of the token that ends a source. Sequence classification reads the hidden state of the
+    last end token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +87,7 @@ class BartConfig(EncoderDecoderConfig):
             self.tie_output and not self.output_bias,
             f"head {self.head!r} does not predict tokens: leave output_bias and tie_output out",
         )
-        # Classification heads need these tokens to derive a target, and to find the end of the
+        # Classification heads use these tokens to derive a target and to find the end of the
         # source.
         for name in ("start_id", "end_id"):
             require(
@@ -166,7 +167,7 @@ class Bart(EncoderDecoder):
     ) -> Seq2SeqLMOutput | ModelOutput:
         """Returns the output of the head.
 
-        Sequence classification reads the decoder's state at the last end token.
+        Sequence classification reads the decoder's hidden state at the last end token.
         """
         c, x = self.config, output.last_hidden_state
         if c.head == "seq2seq_lm":
@@ -182,7 +183,7 @@ class Bart(EncoderDecoder):
             ended = jnp.take_along_axis(x, last, axis=1)[:, 0]  # [B, D]
             ended = dropout(ended, c.classifier_dropout_rate, rng, "pooler")
             pooled = jnp.tanh(self.pooler(ended))
-        # The head reads the decoder's states in place of an encoder's.
+        # The head reads the decoder's hidden states in place of an encoder's.
         body = EncoderOutput(x, pooled, output.decoder_attentions)
         return self.head(HeadInputs(body, self.token_embedding.embedding, None, rng))
 

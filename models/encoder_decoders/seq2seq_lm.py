@@ -31,8 +31,8 @@ class Stack(nn.Module, Generic[Config]):
 
     Attributes:
       config: sizes of the encoder or the decoder.
-      execution: how it is run.
-      layer: the class of its layers.
+      execution: how the stack is run.
+      layer: the class of the layers.
       causal: whether a token attends only to itself and earlier tokens.
     """
 
@@ -70,7 +70,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
     skip_padding: ClassVar[bool] = True
     """Whether default positions count only real tokens. If False, positions also count padding."""
 
-    # `setup` sets `encoder` and `decoder`; Flax would treat a declaration here as an argument
+    # `setup` sets `encoder` and `decoder`. Flax would treat a declaration here as an argument
     if TYPE_CHECKING:
         encoder: Stack[Config] = dataclasses.field(init=False)
         decoder: Stack[Config] = dataclasses.field(init=False)
@@ -99,18 +99,17 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         """Computes the logits of the next token at each target position, or another head's output.
 
         Args:
-          input_ids: tokens of the sources; ignored if `encoder_outputs` or a cache
-            with their keys and values is given.
+          input_ids: tokens of the sources. Ignored if the call has `encoder_outputs`, or a cache
+            with the keys and values of the sources.
           attention_mask: 1 for the tokens of the source that may be attended to.
           decoder_input_ids: tokens of the targets, shifted right: a start token
             first. Required unless the head derives the targets from the sources.
           decoder_attention_mask: 1 for the tokens of the target that later tokens may attend to;
             with a cache, for each of its slots. A mask `[B, T, slots]` specifies for each token all
             tokens that it may attend to, including itself.
-          segment_ids: number of the sentence that each token of a packed sequence
-            belongs to, 0 for padding.
-          decoder_segment_ids: number of the sentence of each target token; a target attends only to
-            the source with the same number.
+          segment_ids: for each token of a packed sequence, the id of its sentence; 0 for padding.
+          decoder_segment_ids: for each target token, the id of its sentence. A target attends only
+            to the source with the same id.
           position_ids: position of each token. Defaults to the index of the token among the real
             tokens of its sequence; in a packed sequence, of its sentence.
           decoder_position_ids: position of each token of the targets.
@@ -120,14 +119,14 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
           head_mask: factor of the attention weights of each head of the encoder, `[N]`, or
-            `[L, N]` with one row per layer; 0 removes a head.
+            `[L, N]` with one row per layer. A factor of 0 disables a head.
           decoder_head_mask: factor of the weights of each head of the decoder's self-attention.
           cross_attn_head_mask: factor of the weights of each head of the decoder's cross-attention.
 
         Raises:
           UserError: a sequence is longer than a table of positions (`max_length`), a mask has the
-            wrong length, only the sources or only the targets are packed, or one of them is
-            missing.
+            wrong length, only the sources or only the targets are packed, or the sources or targets
+            are missing.
         """
         if decoder_input_ids is None:
             decoder_input_ids = self.default_target(input_ids)
@@ -155,7 +154,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             segment_ids,
             decoder_segment_ids,
         )
-        # A mask [B, T, slots] states all tokens that each token attends to, so no causal mask is
+        # A mask [B, T, slots] specifies all tokens that each token attends to, so no causal mask is
         # added.
         per_query = is_per_query(decoder_attention_mask)
         positions, mask = prepare_inputs(
@@ -169,7 +168,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             skip_padding=self.skip_padding,
             prefix="decoder_",
         )
-        # The decoder's dropout keys differ from the encoder's (`fold_in` 0 and 1).
+        # The decoder and the encoder have different dropout keys (`fold_in` 0 and 1).
         context = make_layer_context(
             self.config.decoder,
             self.execution,
@@ -183,7 +182,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
             cross_head_mask=cross_attn_head_mask,
         )
         # Run the decoder and the head. The decoder maps [B, T, D] to [B, T, D]; `projection`
-        # multiplies by the vocabulary matrix on access.
+        # computes the product with the vocabulary matrix on access.
         x = self.embed_target(decoder_input_ids)
         x, cache, outputs = self.decoder(x, positions, cache, context)
         output = Seq2SeqLMOutput(

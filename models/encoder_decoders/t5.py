@@ -2,9 +2,9 @@
 
 - T5: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text
   transformer", section 2.1. Each sublayer is preceded by a norm without biases. Positions are
-  biases of the attention scores for ranges of distances, shared by all layers of the encoder or
-  decoder. T5 has no other biases. Sections 2.1 and 3.7 state the sizes, and section 3.1.2 states
-  the dropout rate.
+  represented by biases of the attention scores, one for each range of distances. All layers of the
+  encoder share the biases, and so do all layers of the decoder. T5 has no other biases. Sections
+  2.1 and 3.7 state the sizes, and section 3.1.2 states the dropout rate.
 - T5 1.1: a T5 with feed-forward layers gated by GELU (Shazeer 2020, "GLU variants improve
   transformer"), a separate output matrix, and other widths.
 - mT5: Xue et al. 2021, "mT5: a massively multilingual pre-trained text-to-text transformer": T5 1.1
@@ -12,9 +12,9 @@
 - Flan-T5: Chung et al. 2022, "Scaling instruction-finetuned language models": T5 1.1,
   trained further.
 
-Details that the papers leave open follow the authors' code (Mesh TensorFlow). Scores of attention
-are not divided by √H: the initial queries are smaller instead. An output projection that is tied to
-the embeddings is multiplied by 1 / √D.
+Details that the papers leave open follow the authors' code (Mesh TensorFlow). Attention scores are
+not divided by √H. Instead, the initial queries are smaller by this factor. An output projection
+that is tied to the embeddings is multiplied by 1 / √D.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from .seq2seq_lm import Seq2SeqLM, Stack, one_token_each
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Config(TransformerConfig):
-    """A T5; `num_layers` is the number of layers of the encoder.
+    """The configuration of a T5; `num_layers` is the number of layers of the encoder.
 
     Raises:
       UserError: a size or a rate is out of range.
@@ -76,11 +76,11 @@ class T5Config(TransformerConfig):
     num_decoder_layers: Depth | None = None
     """Number of layers of the decoder. Defaults to `num_layers`."""
     tie_output: bool = True
-    """Whether the output projection shares its matrix with the embedding (not in T5 1.1 and mT5).
+    """Whether the output projection shares its matrix with the embedding. False in T5 1.1 and mT5.
     """
     scale_output: bool = True
-    """Whether the decoder's output is multiplied by 1 / √D before it is projected (not in T5 1.1
-    and mT5)."""
+    """Whether the decoder's output is multiplied by 1 / √D before the output projection. False in
+    T5 1.1 and mT5."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,26 +115,26 @@ class T5Config(TransformerConfig):
 
 
 class T5EncoderLayer(Layer[T5Config]):
-    """Self-attention and feed-forward, each with a preceding norm and a residual (section 2.1)."""
+    """A pre-norm layer of self-attention and feed-forward (section 2.1)."""
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
-        own = context.self_attention(inputs)
-        x, outputs = self.self_attend(x, own)
-        return self.transform(x, own.rng), outputs
+        attn = context.self_attention(inputs)
+        x, outputs = self.self_attend(x, attn)
+        return self.transform(x, attn.rng), outputs
 
     def self_attend(
-        self, x: Float[Array, "B T D"], own: AttentionContext
+        self, x: Float[Array, "B T D"], attn: AttentionContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Adds the self-attention sublayer."""
         c, e = self.config, self.execution
         y = RMSNorm(c, e, name="attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
-        y, cache, weights = self.attention(c, e, output_std, name="attention")(y, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, output_std, name="attention")(y, attn)
+        x = self.add(x, y, "attention", attn.rng)
         return x, LayerOutputs(cache, weights)
 
     def transform(self, x: Float[Array, "B T D"], rng: RowKeys | None) -> Float[Array, "B T D"]:
@@ -155,19 +155,19 @@ class T5DecoderLayer(T5EncoderLayer):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
-        x, outputs = self.self_attend(x, own)
+        attn = context.self_attention(inputs)
+        x, outputs = self.self_attend(x, attn)
 
         # Cross-attention: queries of the target, keys and values of the encoder's output.
         y = RMSNorm(c, e, name="cross_attention_norm")(x)
         output_std = (c.num_heads * c.value_dim) ** -0.5
         attention = self.attention(c, e, output_std, name="cross_attention")
         y, cross, weights = attention(y, context.cross_attention(inputs))
-        x = self.add(x, y, "cross_attention", own.rng)
+        x = self.add(x, y, "cross_attention", attn.rng)
 
         # Add the outputs of cross-attention to the record of self-attention.
         outputs = dataclasses.replace(outputs, cross=cross, cross_attentions=weights)
-        return self.transform(x, own.rng), outputs
+        return self.transform(x, attn.rng), outputs
 
 
 class T5Stack(Stack[T5Config]):
@@ -262,7 +262,7 @@ SIZES: dict[str, dict[str, tuple[str, int, int, int, int, int]]] = {
         "xxl": ("13B", 24, 4096, 64, 64, 10_240),
     },
 }
-"""The published sizes: the number of parameters as printed, and L, D, N, H and F."""
+"""The published sizes: the number of parameters in the paper, and L, D, N, H and F."""
 _PAPERS = {
     "t5": "Raffel et al. 2020",
     "t5-v1.1": "Chung et al. 2022",

@@ -7,18 +7,18 @@ leaves open follow the authors' code as released in 2017 (tensor2tensor's
 `transformer_base`, later called `transformer_base_v1`):
 
 - no dropout of attention weights or inside the feed-forward layers;
-- initial kernels are uniform (Glorot and Bengio 2010), initial embeddings normal with
-  standard deviation 1 / √D, so that embeddings have unit variance after the factor √D,
-  and the tied output's first logits have unit variance.
+- initial kernels are uniform (Glorot and Bengio 2010). Initial embeddings are normal with standard
+  deviation 1 / √D, so that embeddings have unit variance after the factor √D, and the initial
+  logits of a tied output have unit variance.
 
 Where the authors' code and the paper differ, this module follows the paper: the code also has
 biases in the projections of attention, puts all sines before the cosines, and adds a vector for the
 kind of target to every token of the source. The authors' layer normalization adds 1e-6; this module
 defaults to 1e-5 as in Marian, so that trained models can be exported.
 
-Options beyond the paper come from Marian's models (Junczys-Dowmunt et al. 2018, "Marian: fast
-neural machine translation in C++") and Pegasus (Zhang et al. 2020), which normalizes before each
-sublayer. Pegasus has separate layer classes, so that the code of each layer follows its paper.
+Options that are not in the paper come from Marian's models (Junczys-Dowmunt et al. 2018, "Marian:
+fast neural machine translation in C++") and Pegasus (Zhang et al. 2020), which normalizes before
+each sublayer. Pegasus has separate layer classes, so that the code of each layer follows its paper.
 Flags within a layer are only for variations within one paper.
 """
 
@@ -52,7 +52,7 @@ from .transformer_table3 import BASE, TABLE_3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(TransformerConfig):
-    """An encoder and a decoder; `num_layers`, `num_heads` and `d_ff` describe the encoder.
+    """An encoder-decoder. `num_layers`, `num_heads` and `d_ff` describe the encoder.
 
     Raises:
       UserError: a size is out of range, or options contradict each other.
@@ -86,8 +86,8 @@ class EncoderDecoderConfig(TransformerConfig):
     """post: after each residual sum, as published. pre: before each sublayer, and once more after
     the last layer of the encoder and of the decoder."""
     positions: PositionKind = "sinusoidal"
-    """The kind of positions of the encoder and the decoder, see `TransformerConfig`; learned in row
-    E of table 3."""
+    """The kind of positions of the encoder and the decoder; see `TransformerConfig`. Row E of table
+    3 has learned positions."""
     scale_embedding: bool = True
     """Whether embeddings are multiplied by √D before positions are added."""
     share_embeddings: bool = True
@@ -157,7 +157,7 @@ PRESETS: dict[str, Preset] = {
 
 
 class EncoderLayer(Layer[EncoderDecoderConfig]):
-    """Self-attention and feed-forward; each residual sum is normalized (section 3.1)."""
+    """A layer that normalizes each residual sum of its sublayers (section 3.1)."""
 
     @nn.compact
     def __call__(
@@ -165,16 +165,16 @@ class EncoderLayer(Layer[EncoderDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention among the tokens of the source, without a cache.
-        y, _, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, _, weights = self.attention(c, e, c.init_std, name="attention")(x, attn)
+        x = self.add(x, y, "attention", attn.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
         # Feed-forward, the same map for every token.
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(None, weights)
 
@@ -188,17 +188,17 @@ class PreNormEncoderLayer(Layer[EncoderDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention; the residual stream itself is not normalized.
         y = LayerNorm(c, e, name="attention_norm")(x)
-        y, _, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, _, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
+        x = self.add(x, y, "attention", attn.rng)
 
         # Feed-forward, the same map for every token.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(None, weights)
 
 
@@ -211,22 +211,22 @@ class DecoderLayer(Layer[EncoderDecoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention to the target so far, including cached tokens.
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, attn)
+        x = self.add(x, y, "attention", attn.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
         # Cross-attention: queries of the target, keys and values of the encoder's output.
         attention = self.attention(c, e, c.init_std, name="cross_attention")
         y, cross, cross_weights = attention(x, context.cross_attention(inputs))
-        x = self.add(x, y, "cross_attention", own.rng)
+        x = self.add(x, y, "cross_attention", attn.rng)
         x = LayerNorm(c, e, name="cross_attention_norm")(x)
 
         # Feed-forward, the same map for every token.
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(x, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 
@@ -240,23 +240,23 @@ class PreNormDecoderLayer(DecoderLayer):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention to the target so far, including cached tokens.
         y = LayerNorm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
+        x = self.add(x, y, "attention", attn.rng)
 
         # Cross-attention: queries of the target, keys and values of the encoder's output.
         y = LayerNorm(c, e, name="cross_attention_norm")(x)
         attention = self.attention(c, e, c.init_std, name="cross_attention")
         y, cross, cross_weights = attention(y, context.cross_attention(inputs))
-        x = self.add(x, y, "cross_attention", own.rng)
+        x = self.add(x, y, "cross_attention", attn.rng)
 
         # Feed-forward, the same map for every token.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(cache, weights, cross, cross_weights)
 
 
@@ -313,7 +313,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         "post": (EncoderLayer, DecoderLayer),
         "pre": (PreNormEncoderLayer, PreNormDecoderLayer),
     }
-    """The classes of an encoder layer and of a decoder layer, by `norm_position`."""
+    """The classes of encoder and decoder layers, for each value of `norm_position`."""
 
     def setup(self) -> None:
         """Declares the embedding tables and the two stacks of layers."""
@@ -323,7 +323,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
             return Embedding(size, c.d_model, c.embedding_init_std, e)
 
         # The target has an embedding table. The source and the output share this table, or have
-        # their own.
+        # separate tables.
         self.token_embedding = table(c.vocab_size)
         if not c.share_embeddings:
             self.source_embedding = table(c.input_vocab_size)

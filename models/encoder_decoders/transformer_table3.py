@@ -1,12 +1,12 @@
 """The Transformer's published sizes: table 3 of Vaswani et al. 2017.
 
-The rows D are left out: they differ from the base model only in dropout and label smoothing, which
-are settings of a training run.
+The rows D are left out, because they differ from the base model only in dropout and label
+smoothing. These are settings of a training run.
 
-Section 5.1 names a vocabulary of about 37,000 tokens. The printed numbers of parameters are larger,
-and correspond to a vocabulary of 41,100 tokens. There are two exceptions. Neither 37,000 nor 41,100
-tokens give the printed number for "big". For learned positions, the table prints no number of
-parameters, and the paper does not state how many positions there are.
+Section 5.1 names a vocabulary of about 37,000 tokens. The numbers of parameters in table 3 are
+larger, and correspond to a vocabulary of 41,100 tokens. There are two exceptions. Neither 37,000
+nor 41,100 tokens reproduce the number for "big". For learned positions, the table has no number of
+parameters, and the paper does not state the number of positions.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Variation(NamedTuple):
     """A row of table 3."""
 
     published: str
-    """The printed number of parameters. If the row prints none, that of the base model."""
+    """The number of parameters in table 3, or that of the base model if the row has none."""
     counts: tuple[str, str]
     """The numbers of parameters with a vocabulary of 37,000 tokens and of 41,100 tokens."""
     fields: Settings
@@ -26,7 +26,7 @@ class Variation(NamedTuple):
 
     @property
     def note(self) -> str:
-        """A remark that states the computed numbers of parameters."""
+        """A note with the computed numbers of parameters."""
         return "computed from the sizes: {} with 37,000 tokens, {} with 41,100".format(*self.counts)
 
 

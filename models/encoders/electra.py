@@ -38,7 +38,8 @@ class ElectraConfig(EncoderConfig):
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings. Defaults to D; a linear map projects to D."""
     head: str = head_field(
-        (*ENCODER_HEADS, "replaced_token_detection"), default="replaced_token_detection"
+        (*ENCODER_HEADS, "replaced_token_detection", "causal_lm"),
+        default="replaced_token_detection",
     )
 
 

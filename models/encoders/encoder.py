@@ -1,9 +1,9 @@
-"""The shared parts of all encoders: everything around the layers.
+"""The base classes of all encoders: embeddings, a stack of layers, a pooler and a head.
 
 The sum of the embeddings (tokens, positions, token types) is normalized. In the layers, every token
 attends to all other tokens. A head reads the output of the last layer. A family derives its
-configuration from `EncoderConfig` and its module from `Encoder`, and overrides what is different
-(`electra.py` is an example).
+configuration from `EncoderConfig` and its module from `Encoder`, and overrides the properties that
+differ. `electra.py` is an example.
 
 The layer follows Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
 language understanding", section 3: normalization after each residual sum. Unlike in the papers,
@@ -117,7 +117,7 @@ class EncoderConfig(TransformerConfig):
     pooler_activation: ClassVar[str] = "tanh"
     """Non-linearity of the pooler: a name in `POOLERS`."""
     classifier_drops_twice: ClassVar[bool] = False
-    """Whether sequence classification has dropout before the pooler too (RoBERTa, ELECTRA)."""
+    """Whether sequence classification also applies dropout before the pooler (RoBERTa, ELECTRA)."""
     skips_padding: ClassVar[bool] = False
     """Whether default positions count only real tokens (RoBERTa). If False, they count padding as
     well.
@@ -187,9 +187,9 @@ class EncoderConfig(TransformerConfig):
 
     @classmethod
     def keeps_pooling(cls, head: str) -> bool:
-        """Returns whether a model with this head may state the pooling of a classifier.
+        """Returns whether `pooling` may be set for a model with this head.
 
-        A published ModernBERT states it with every head, and fine-tuning replaces the head.
+        A published ModernBERT sets it with every head, and fine-tuning replaces the head.
         """
         return cls.head_transform or head in cls.pooling_heads
 
@@ -206,7 +206,7 @@ class EncoderConfig(TransformerConfig):
 
 
 class PostNormLayer(Layer[EncoderConfig]):
-    """Self-attention and feed-forward; each residual sum is normalized.
+    """A layer of self-attention and feed-forward, which normalizes each residual sum.
 
     A family with additional score terms (relative biases, products with distance vectors) derives
     its own layer, and sets `attention` to a class whose `score_terms` computes these terms. A
@@ -222,16 +222,16 @@ class PostNormLayer(Layer[EncoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention; only a causal model has a cache.
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, attn)
+        x = self.add(x, y, "attention", attn.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
         # Feed-forward, the same map for every token.
-        y = self.feed_forward(c, e, c.init_std, name="feed_forward")(x, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y = self.feed_forward(c, e, c.init_std, name="feed_forward")(x, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights)
 
@@ -275,22 +275,22 @@ class Encoder(nn.Module):
             covers all S slots of the cache, including the slots that this call writes. A mask
             `[B, T, S]` specifies for each token all tokens that it may attend to, including itself.
           token_type_ids: 0 in the first segment of a sequence, 1 in the second. Defaults to 0.
-          position_ids: position of each token, from 0 (`position_offset` is added).
-            Defaults to the index of the token in the sequence; in a packed sequence, to its index
-            in the document. By default, head "causal_lm" and RoBERTa count only real tokens.
-          segment_ids: for each token of a packed sequence, the number of its document; 0 for
-            padding. Documents do not attend to each other.
+          position_ids: position of each token, from 0. The model adds `position_offset`. Defaults
+            to the index of the token in the sequence; in a packed sequence, to its index in the
+            document. By default, head "causal_lm" and RoBERTa count only real tokens.
+          segment_ids: for each token of a packed sequence, the id of its document; 0 for padding.
+            Documents do not attend to each other.
           masked_positions: the positions whose logits are computed. Defaults to all positions.
           cache: with head "causal_lm", keys and values of earlier calls, continued
             by `input_ids`. Beyond the last slot of the cache, all logits are NaN.
           rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
-          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one
-            row per layer; 0 removes a head.
+          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one row
+            per layer. A factor of 0 disables a head.
 
         Raises:
           UserError: T is longer than a table of positions (`max_length`), a token type does not
-            exist, or the head does not take one of the inputs.
+            exist, or the head does not support one of the inputs.
         """
         self._check(
             input_ids=input_ids,
@@ -314,7 +314,7 @@ class Encoder(nn.Module):
 
         c, e = self.config, self.execution
         causal = c.head == "causal_lm"
-        # A mask per query does not tell which tokens are real, so positions count all tokens.
+        # A mask per query does not show which tokens are real, so positions count all tokens.
         per_query = is_per_query(attention_mask)
         position_ids, mask = prepare_inputs(
             c,
@@ -363,7 +363,7 @@ class Encoder(nn.Module):
         return output
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Adds inputs that only this family has to the inputs that all layers share.
+        """Adds the inputs that are specific to a family to the inputs that all layers share.
 
         Args:
           context: the inputs that every family has.
@@ -385,7 +385,7 @@ class Encoder(nn.Module):
         masked_positions: AnyArray | None,
         cache: Cache | None,
     ) -> None:
-        """Raises UserError if the head does not support one of the given inputs."""
+        """Raises UserError if the head does not support one of the inputs."""
         head, spec = self.config.head, self.config.head_spec
         if (input_ids.ndim == 3) != spec.takes_choices:
             axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
@@ -397,17 +397,17 @@ class Encoder(nn.Module):
         problem = f"head {head!r} requires one text per row: leave segment_ids out"
         require(segment_ids is None or head == "none" or not spec.needs_pooler, problem)
         if token_type_ids is not None:
-            number = self.config.num_token_types
-            require(number != 0, "the model has no token types: leave token_type_ids out")
+            num_types = self.config.num_token_types
+            require(num_types != 0, "the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
-                # the values are unknown in a compiled call, where a type out of range gives NaN
+                # The values are unknown in a compiled call. There, a type out of range gives NaN.
                 return
             # A type out of range gives NaN, so check the values if they are known. Use numpy, which
             # can read a constant even in a compiled call, where jax would trace it.
             types = np.asarray(token_type_ids)
             low, high = int(types.min()), int(types.max())
-            problem = f"token_type_ids contain {low} to {high}: the model has 0 to {number - 1}"
-            require(0 <= low <= high < number, problem)
+            problem = f"token_type_ids contain {low} to {high}: the model has 0 to {num_types - 1}"
+            require(0 <= low <= high < num_types, problem)
 
     def _embed(
         self,

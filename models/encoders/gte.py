@@ -1,8 +1,8 @@
 """GTE: encoders of long texts in one or many languages.
 
 Zhang et al. 2024, "mGTE: generalized long-context text representation and reranking models for
-multilingual text retrieval", section 2. The layer is that of Nomic BERT with biases in all maps
-except for the first two of the feed-forward layer, the gate and the map that the gate multiplies.
+multilingual text retrieval", section 2. The layer is that of Nomic BERT, with biases in all maps
+except for the gate and the up projection of the feed-forward layer.
 """
 
 import dataclasses

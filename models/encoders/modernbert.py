@@ -65,8 +65,7 @@ class ModernBertConfig(EncoderConfig):
     windowed_position_base: Positive = 10_000.0
     """Base of the rotary wavelengths in the windowed layers."""
     window: Size = 65  # pyright: ignore[reportIncompatibleVariableOverride]
-    """In windowed layers, tokens attend to tokens at a distance below this number, on either
-    side."""
+    """In windowed layers, tokens attend to tokens at a distance below `window`, on either side."""
     full_layers: tuple[int, ...] | None = None
     """Indices, from 0, of the layers that attend to all tokens. If None, every third layer attends
     to all tokens, beginning with the first layer.
@@ -98,7 +97,7 @@ class ModernBertConfig(EncoderConfig):
 
     @property
     def output_init_std(self) -> float | None:
-        """Standard deviation of the initial maps that end a sublayer: σ / √(2 L)."""
+        """Standard deviation of the initial output map of each sublayer: σ / √(2 L)."""
         return None if self.init_std is None else self.init_std / math.sqrt(2 * self.num_layers)
 
     @property
@@ -121,18 +120,18 @@ class ModernBertLayer(Layer[ModernBertConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention. The embeddings, which the first layer reads, are already normalized.
         assert context.norm_scales is not None
         y = standardized(x, c.norm_eps) * context.norm_scales[inputs.index]
         y = jnp.where(inputs.index == 0, x, y.astype(e.dtype))
-        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, own)
-        x = x + dropout(y, c.attention_dropout_rate, own.rng, "attention")
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, attn)
+        x = x + dropout(y, c.attention_dropout_rate, attn.rng, "attention")
 
         # The gated feed-forward layer has dropout only inside the layer.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
-        x = x + GatedFeedForward(c, e, c.output_init_std, name="feed_forward")(y, own.rng)
+        x = x + GatedFeedForward(c, e, c.output_init_std, name="feed_forward")(y, attn.rng)
         return x, LayerOutputs(cache, weights)
 
 
@@ -144,7 +143,7 @@ class ModernBERT(Encoder):
     layer = ModernBertLayer
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Adds the scales of the norms before attention, which the first layer does not have."""
+        """Adds the scales of the norms before attention. The first layer has no such norm."""
         del x
         shape = max(self.config.num_layers - 1, 0), self.config.d_model
         ones = nn.initializers.ones

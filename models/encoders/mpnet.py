@@ -2,8 +2,7 @@
 
 Song et al. 2020, "MPNet: masked and permuted pre-training for language understanding". As in the
 authors' code, positions are learned as in RoBERTa, and all layers share one table of biases in T5's
-buckets of distances. Difference from the paper: pretraining masks tokens, but does not permute
-tokens.
+buckets of distances. Unlike in the paper, pretraining masks tokens, but does not permute tokens.
 """
 
 import dataclasses

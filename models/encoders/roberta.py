@@ -39,7 +39,7 @@ class RobertaConfig(BertConfig):
         super().__post_init__()
         require(
             not self.position_offset or self.positions == "learned",
-            f"position_offset {self.position_offset} skips rows of a learned table, but "
+            f"position_offset {self.position_offset} requires learned positions, but "
             f"positions are {self.positions!r}: set position_offset to 0",
         )
 

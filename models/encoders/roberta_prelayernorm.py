@@ -2,8 +2,8 @@
 
 Ott et al. 2019, "fairseq: a fast, extensible toolkit for sequence modeling" (its option
 `encoder_normalize_before`). Wettig et al. 2023, "Should you mask 15% in masked language modeling?",
-published a RoBERTa-PreLayerNorm for each masking rate. The sum of the embeddings and the output of
-the last layer are normalized too.
+published a RoBERTa-PreLayerNorm for each masking rate. It also normalizes the sum of the embeddings
+and the output of the last layer.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class RobertaPreLayerNormConfig(RobertaConfig):
 
 
 class PreNormLayer(Layer[EncoderConfig]):
-    """Self-attention and feed-forward; the input of each is normalized."""
+    """A layer of self-attention and feed-forward, which normalizes the input of each sublayer."""
 
     @nn.compact
     def __call__(
@@ -37,17 +37,17 @@ class PreNormLayer(Layer[EncoderConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention; only a causal model has a cache.
         y = LayerNorm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
+        x = self.add(x, y, "attention", attn.rng)
 
         # Feed-forward, the same map for every token.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
-        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y = FeedForward(c, e, c.init_std, name="feed_forward")(y, attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(cache, weights)
 
 

@@ -4,8 +4,8 @@
 - Labels of sequences, labels of tokens, answers and choices: section 4 of the same paper.
 
 Classifiers apply dropout to their input, as in the authors' code: the pooled output, or the hidden
-states in token classification. Heads that are not classifiers have no dropout, except question
-answering if the configuration sets a rate (DistilBERT).
+states in token classification. Heads that are not classifiers have no dropout. The exception is
+question answering, if the configuration sets a rate (DistilBERT).
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ class HeadInputs:
 
     @property
     def pooled(self) -> Float[Array, "B D"]:
-        """The pooled first token; the body must have a pooler."""
+        """The pooled first token. Requires a body with a pooler."""
         assert self.body.pooler_output is not None
         return self.body.pooler_output
 
@@ -54,15 +54,15 @@ class _Head(nn.Module):
     execution: Execution
 
     def _scores(
-        self, name: str, number: int, x: Float[Array, "..."], *, use_bias: bool = True
+        self, name: str, num_scores: int, x: Float[Array, "..."], *, use_bias: bool = True
     ) -> Float[Array, "..."]:
         std, e = self.config.score_init_std, self.execution
         # Losses and metrics need float32, regardless of the precision of the body.
-        scores = Linear((number,), std, use_bias=use_bias, execution=e, name=name)(x)
+        scores = Linear((num_scores,), std, use_bias=use_bias, execution=e, name=name)(x)
         return scores.astype(jnp.float32)
 
     def _transform(self, x: Float[Array, "... D"], width: int) -> Float[Array, "... {width}"]:
-        """Applies a linear map to the given width, an activation, and a norm."""
+        """Applies a linear map to `width` dimensions, an activation, and a norm."""
         c, e = self.config, self.execution
         std, bias = c.transform_init_std, c.transform_bias
         x = Linear((width,), std, use_bias=bias, execution=e, name="transform")(x)
@@ -89,9 +89,9 @@ class _Head(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         table = inputs.table
         if not c.tie_output:
-            own = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
-            table = own.embedding
-        # Return hidden states and matrix: the loss multiplies them in chunks, so that the logits
+            output = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
+            table = output.embedding
+        # Return hidden states and matrix. The loss multiplies them in chunks, so that the logits
         # [B, M, V] are never materialized.
         return Projection(x, table.astype(e.dtype), bias)
 
@@ -101,7 +101,7 @@ class MaskedLMHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> MaskedLMOutput:
-        """Projects the masked positions, or all positions if no positions are given."""
+        """Projects the masked positions, or all positions if `masked_positions` is None."""
         return MaskedLMOutput(inputs.body, self._projection(inputs))
 
 
@@ -110,8 +110,8 @@ class PretrainingHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> PretrainingOutput:
-        """Projects the masked positions, or all positions if no positions are given."""
-        # [B, 2] from the pooled first token, in float32.
+        """Projects the masked positions, or all positions if `masked_positions` is None."""
+        # Scores [B, 2] of the pooled first token, in float32.
         pooled, c = inputs.pooled, self.config
         if c.pair_dropout:
             pooled = dropout(pooled, c.classifier_dropout_rate, inputs.rng, "classifier")
@@ -124,7 +124,7 @@ class NextSentenceHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
-        """Scores `[B, 2]`."""
+        """Returns scores `[B, 2]`."""
         logits = self._scores("next_sentence", 2, inputs.pooled)
         return ClassifierOutput(inputs.body, logits)
 
@@ -140,12 +140,12 @@ class ClassificationHead(_Head):
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
         """Returns scores: `[B, L]` or `[B, T, L]`; for choices `[B, C]`, from B · C sequences."""
         spec = self.config.head_spec
-        # [B, D] for a label of each sequence, [B, T, D] for a label of each token.
+        # Hidden states [B, D] for a label of each sequence, [B, T, D] for a label of each token.
         x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
         x = self._read(x, inputs.rng)
-        number = len(self.config.labels) if spec.needs_labels else 1
-        # [B, L] of pooled tokens, or [B, T, L] of all tokens.
-        logits = self._scores("classifier", number, x)
+        num_scores = len(self.config.labels) if spec.needs_labels else 1
+        # Logits [B, L] of pooled tokens, or [B, T, L] of all tokens.
+        logits = self._scores("classifier", num_scores, x)
         if spec.takes_choices:
             # [B · C, 1] to [B, C].
             logits = logits.reshape(-1, inputs.num_choices)
@@ -176,8 +176,8 @@ class LastTokenClassificationHead(_Head):
             # The largest index of a real token, so that padding may be on either side.
             last = jnp.max(jnp.where(attention_mask != 0, jnp.arange(x.shape[1]), 0), axis=1)
         x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [B, D]
-        number = len(self.config.labels)
-        return ClassifierOutput(body, self._scores("classifier", number, x, use_bias=False))
+        num_scores = len(self.config.labels)
+        return ClassifierOutput(body, self._scores("classifier", num_scores, x, use_bias=False))
 
 
 class ValueHead(_Head):

@@ -17,7 +17,7 @@ were not requested."""
 
 @struct.dataclass
 class Projection:
-    """Hidden states and the vocabulary matrix, whose product is the logits.
+    """Hidden states and the vocabulary matrix. Their product is the logits.
 
     Only `logits()` computes the product of hidden states and vocabulary matrix. A training loss
     computes the cross-entropy in chunks, so that `[B, T, V]` is never materialized.
@@ -27,7 +27,7 @@ class Projection:
     kernel: Float[Array, "V D"]
     bias: Float[Array, " V"] | None = None
     cap: float | None = struct.field(pytree_node=False, default=None)
-    """If given, logits z become cap · tanh(z / cap) (Gemma 2)."""
+    """If not None, logits z become cap · tanh(z / cap) (Gemma 2)."""
 
     def logits(self) -> Float[Array, "B T V"]:
         """Returns hidden · kernelᵀ + bias, in float32."""
@@ -48,9 +48,9 @@ class CausalLMOutput:
     cache: Cache | None = None
     attentions: AttentionWeights = None
     values: Float[Array, "B T"] | None = None
-    """If the head is `causal_lm_with_value`, the expected reward after each token."""
+    """The expected reward after each token, for the head `causal_lm_with_value`."""
     router: RouterStatistics | None = None
-    """Sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
+    """Router sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -87,11 +87,11 @@ class EncoderOutput:
     pooler_output: Float[Array, "B D"] | None = None
     attentions: AttentionWeights = None
     router: RouterStatistics | None = None
-    """Sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
+    """Router sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
 
 class _WithBody:
-    """Base class of the outputs of heads: gives access to the fields of the body's output."""
+    """Base class of the outputs of heads, with the fields of the body's output as properties."""
 
     body: EncoderOutput
 
@@ -112,7 +112,7 @@ class _WithBody:
 
     @property
     def router(self) -> RouterStatistics | None:
-        """Sums of a mixture of experts, `[L, B, …]`."""
+        """Router sums of a mixture of experts, `[L, B, …]`."""
         return self.body.router
 
 
@@ -122,7 +122,8 @@ class MaskedLMOutput(_WithBody):
 
     body: EncoderOutput
     projection: Projection
-    """Hidden states of the `[B, M]` masked positions, if given, else of all `[B, T]` positions."""
+    """Hidden states of the `[B, M]` masked positions, or of all `[B, T]` positions if
+    `masked_positions` is None."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -136,7 +137,8 @@ class PretrainingOutput(_WithBody):
 
     body: EncoderOutput
     projection: Projection
-    """Hidden states of the `[B, M]` masked positions, if given, else of all `[B, T]` positions."""
+    """Hidden states of the `[B, M]` masked positions, or of all `[B, T]` positions if
+    `masked_positions` is None."""
     seq_relationship_logits: Float[Array, "B 2"]
     """float32. Index 0: the second segment continues the first; index 1: it is from another
     document."""

@@ -37,15 +37,15 @@ class HeadSpec:
     output_names: tuple[str, ...] = ("logits",)
     """The names of the arrays that the head adds to the body's output."""
     module: type[nn.Module] | None = None
-    """The module on top of an encoder. If None, the output is the output of the body, or the family
-    projects this output.
+    """The module on top of an encoder. If None, the model returns the output of the body, or the
+    family projects this output.
     """
     needs_pooler: bool = False
     """Whether the head reads the pooled first token."""
     needs_labels: bool = False
     """Whether `config.labels` must name at least one label."""
     predicts_masked: bool = False
-    """Whether the head predicts masked tokens, at `masked_positions` if given."""
+    """Whether the head predicts masked tokens, at `masked_positions` if this is not None."""
     takes_choices: bool = False
     """Whether inputs are `[B, C, T]`: C choices for each question."""
     generates: bool = False
@@ -53,10 +53,10 @@ class HeadSpec:
     reads_decoder: bool = False
     """Whether an encoder-decoder with several heads (BART) supports the head."""
     has_dropout: bool = True
-    """Whether the dropout rate before the head defaults to the rate of the body. Otherwise it
+    """Whether the dropout rate before the head defaults to the rate of the body. If False, it
     defaults to 0."""
     own_params: tuple[str, ...] = ()
-    """Linear maps below `head/` that can be reused only by the same head with the same labels."""
+    """Linear maps below `head/` that only the same head with the same labels can reuse."""
     hf_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """For each linear map below `head/`, except for the map to the vocabulary, its name in Hugging
     Face's BERT.
@@ -66,7 +66,7 @@ class HeadSpec:
     hub_task: str
     """The task on the Hugging Face hub (`pipeline_tag`)."""
     default_recipe: str
-    """An imported model with this head gets its data settings from this recipe."""
+    """The recipe that provides the data settings of an imported model with this head."""
     peft_task: str | None = None
     """The name of the task in the library peft, or None if it has none."""
 
@@ -261,9 +261,9 @@ def require_head(
     Args:
       config: the model's configuration.
       heads: names of the accepted heads.
-      refusal: what a model with another head cannot do, for the message, such as
-          "cannot generate text".
-      remedy: what the user can do, for the message.
+      refusal: the clause of the message that says what other models cannot do, such as "cannot
+        generate text".
+      remedy: the clause of the message that says what the user can do.
 
     Raises:
       UserError: the model has another head.

@@ -60,6 +60,24 @@ class Field:
             return (self.kind or object) | None
         return self.kind or type(self.default)
 
+    def from_hf(self, hf_config: Mapping[str, JsonValue], source: str) -> Settings:
+        """Returns the setting that the field of a file states, after a check."""
+        value = hf_config.get(self.hf, self.default)
+        check_type(self.hf, value, self.hint, source)
+        if type(value) is int and float in (self.kind, type(self.default)):
+            value = float(value)  # files may have whole numbers without a decimal point
+        if self.values is None:
+            return {self.flax: value}
+        _check_supported(self.hf, value, self.values, source)
+        return {self.flax: self.values[str(value)]}
+
+    def to_hf(self, config: TransformerConfig) -> JsonValue:
+        """Returns the value of the field for a configuration."""
+        value = getattr(config, self.flax)
+        if self.values is None:
+            return value
+        return next(hf for hf, flax in self.values.items() if flax == value)
+
 
 @dataclasses.dataclass(frozen=True)
 class FixedField:
@@ -68,6 +86,24 @@ class FixedField:
     hf: str
     values: tuple[JsonValue, ...]
     """Supported values. The first value is the default of transformers and is written on export."""
+    omit_default: bool = False
+    """Whether the field is left out on export."""
+
+    @property
+    def default(self) -> JsonValue:
+        """The value that transformers uses if a file lacks the field."""
+        return self.values[0]
+
+    def from_hf(self, hf_config: Mapping[str, object], source: str) -> Settings:
+        """Returns no setting, after a check of the field of a file."""
+        value = hf_config.get(self.hf, self.default)
+        _check_supported(self.hf, value, self.values, source)
+        return {}
+
+    def to_hf(self, config: TransformerConfig) -> JsonValue:
+        """Returns the value of the field."""
+        del config
+        return self.default
 
 
 def with_defaults(
@@ -149,17 +185,7 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
     # Convert the known fields. A missing field has transformers' default.
     settings: Settings = {}
     for field in mapping.fields:
-        if isinstance(field, FixedField):
-            value = hf_config.get(field.hf, field.values[0])
-            _check_supported(field.hf, value, field.values, source)
-            continue
-        value = hf_config.get(field.hf, field.default)
-        check_type(field.hf, value, field.hint, source)
-        if type(value) is int and float in (field.kind, type(field.default)):
-            value = float(value)  # files may have whole numbers without a decimal point
-        if field.values is not None:
-            _check_supported(field.hf, value, field.values, source)
-        settings[field.flax] = value if field.values is None else field.values[str(value)]
+        settings |= field.from_hf(hf_config, source)
     return settings
 
 
@@ -176,17 +202,18 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
     parents = {name.split(".")[0] for name in names if "." in name}
     parents |= {alias for alias, name in mapping.aliases.items() if name in parents}
     written: list[tuple[str, JsonValue]] = []
+    value: Any
     for name, value in hf_config.items():
-        if name not in parents:
-            written.append((name, value))
-        elif isinstance(value, dict):
+        if name in parents:
+            check_type(name, value, Mapping[str, object] | None, source)
             parent = mapping.aliases.get(name, name)
-            written += [(f"{parent}.{key}", nested) for key, nested in value.items()]
-        elif value is not None:  # treat null as an object without fields
-            raise WeightsError(f"{source}: {name} {value!r} is not an object")
+            # Null is an object without fields.
+            written += [(f"{parent}.{key}", nested) for key, nested in (value or {}).items()]
+        else:
+            written.append((name, value))
     # A field's main name takes precedence over its aliases; a null alias is ignored.
-    named = {name: value for name, value in written if name not in mapping.aliases}
-    for alias, value in written:
+    named: JsonObject = {}
+    for alias, value in sorted(written, key=lambda pair: pair[0] in mapping.aliases):
         name = mapping.aliases.get(alias, alias)
         if alias != name and value is None:
             continue
@@ -219,6 +246,15 @@ def typed_field(
     return value
 
 
+def take_field(
+    fields: JsonObject, name: str, default: Any, source: str, *, kind: Any = None
+) -> Any:
+    """Removes a field and returns its value; see `typed_field`."""
+    value = typed_field(fields, name, default, source, kind=kind)
+    fields.pop(name, None)
+    return value
+
+
 def check_type(name: str, value: object, hint: object, source: str) -> None:
     """Checks the value of a field against its type; a float may be written as an integer.
 
@@ -246,11 +282,10 @@ def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str
     Raises:
       WeightsError: Another class wrote the model.
     """
-    architectures = hf_config.get("architectures") or list(classes)
-    name = architectures[0] if isinstance(architectures, list) else architectures
-    if not isinstance(name, str) or name not in classes:
-        known = ", ".join(classes)
-        raise WeightsError(f"{source}: a {name!s} is not supported: choose from {known}")
+    name, *_ = typed_field(hf_config, "architectures", None, source, kind=Sequence[str]) or classes
+    known = ", ".join(classes)
+    problem = f"{source}: a {name} is not supported: choose from {known}"
+    require(name in classes, problem, WeightsError)
     return name
 
 
@@ -267,21 +302,14 @@ def settings_to_hf(
     """
     hf_config: JsonObject = {"model_type": model_type, "architectures": [architecture]}
     for field in mapping.fields:
-        if isinstance(field, FixedField):
-            value = field.values[0]
-        else:
-            value = getattr(config, field.flax)
-            if field.values is not None:
-                value = next(hf for hf, flax in field.values.items() if flax == value)
-            if field.omit_default and value == field.default:
-                continue
+        value = field.to_hf(config)
+        if field.omit_default and value == field.default:
+            continue
         # A field with a dotted name is written into nested objects.
         *parents, name = field.hf.split(".")
-        target = hf_config
+        target: Any = hf_config
         for parent in parents:
-            nested = target.setdefault(parent, {})
-            assert isinstance(nested, dict)
-            target = nested
+            target = target.setdefault(parent, {})
         target[name] = value
     return hf_config
 
@@ -341,16 +369,17 @@ def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:
     Raises:
       WeightsError: The fields `id2label` and `num_labels` do not define labels.
     """
-    number = hf_config.get("num_labels", 2)
-    names = hf_config.get("id2label")
-    # Without names, transformers calls the labels LABEL_0, LABEL_1 and so on.
-    if not names and isinstance(number, int) and not isinstance(number, bool):
-        return tuple(f"LABEL_{i}" for i in range(number))
-    if not isinstance(names, dict) or set(map(str, names)) != set(map(str, range(len(names)))):
-        raise WeightsError(
-            f"{source}: id2label {names!r} and num_labels {number!r} do not define labels: give "
-            "an object with a name for each number from 0"
-        )
+    names = typed_field(hf_config, "id2label", None, source, kind=Mapping[str, object])
+    if not names:
+        # Without names, transformers calls the labels LABEL_0, LABEL_1 and so on.
+        number = typed_field(hf_config, "num_labels", 2, source)
+        return tuple(map("LABEL_{}".format, range(number)))
+    require(
+        {*map(str, names)} == {*map(str, range(len(names)))},
+        f"{source}: id2label {names!r} does not define labels: give an object with a name for "
+        "each number from 0",
+        WeightsError,
+    )
     return tuple(str(names[key]) for key in sorted(names, key=int))
 
 

@@ -111,8 +111,8 @@ def _read_modules(folder: Path) -> PairScoring:
     file = folder / MODULES
     modules = read_modules(file)
     check_modules(file, modules, "Transformer")
-    if further := [kind for kind, _ in modules[1:]]:
-        raise WeightsError(f"{file}: the module {further[0]} is not supported after a classifier")
+    if others := [kind for kind, _ in modules[1:]]:
+        raise WeightsError(f"{file}: the module {others[0]} is not supported after a classifier")
     file = folder / WHOLE_MODEL
     stated = read_settings(_WHOLE, file)["activation"]
     if stated is None:
@@ -139,7 +139,7 @@ def write_pair_scoring(folder: Path, settings: PairScoring, *, max_length: int) 
         "module_output_name": "scores",
     }
     length = settings.max_length or max_length
-    write_transformer(folder, max_length=length, lowercase=settings.lowercase, further=task)
+    write_transformer(folder, max_length=length, lowercase=settings.lowercase, task=task)
     activation = activation_path(settings.activation)
     whole: JsonObject = {"model_type": "CrossEncoder", "activation_fn": activation}
     write_json(folder / WHOLE_MODEL, whole)

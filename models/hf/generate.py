@@ -6,11 +6,12 @@ name. `Generator` generates the tokens.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ...data.common.errors import UserError, suggest
+from ...data.common.fields import check_value, require
 from ...data.common.json_text import JsonValue
 from ..decoding.beam_adapters import beams_of
 from ..decoding.generator import Generator, sampling_keys
@@ -21,18 +22,18 @@ from ..heads.specs import CAUSAL_HEADS
 from ..model import Model
 from ..nn.typing import Params
 from ..registry import create, family_of
+from .config_mapping import FixedField
 from .generation_config import ARGUMENTS, EFFECTIVE, FIELDS, request_from_hf
 from .registry import mapping_of
-from .tensors.mapping import WeightsError
 
 WHERE = "models.generate"
 # Arguments that make transformers return more than tokens, which is not supported.
 EXTRA_OUTPUTS = (
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "return_dict_in_generate",
+    FixedField("output_attentions", (False, None)),
+    FixedField("output_hidden_states", (False, None)),
+    FixedField("output_logits", (False, None)),
+    FixedField("output_scores", (False, None)),
+    FixedField("return_dict_in_generate", (False, None)),
 )
 UNSEEN = 0
 """The token that pads rows if no padding token is given; the model does not read padding."""
@@ -96,15 +97,13 @@ def generate(
     model = as_in_generate(model)
     causal = model.config.head in CAUSAL_HEADS
     fields = _hf_fields(requested)
-    given = _rows(input_ids)
-    for number, row in enumerate(given):
-        check_token_ids(row, num_readable, f"row {number} of input_ids")
-    rows = _read(given, attention_mask, fields, causal)
-    # If padding tokens count as positions, padding on the left shifts the tokens after it.
-    counts_padding = attention_mask is not None and not getattr(model, "skip_padding", True)
-    positions = None
-    if counts_padding:
-        positions = [np.flatnonzero(row).tolist() for row in _plain(attention_mask)]
+    given = _plain(input_ids)
+    check_value("input_ids", given, Sequence[Sequence[int]])
+    require(
+        given and all(given),
+        f"input_ids must be rows of token ids, int[B, T], of at least one token, got {given!r}",
+    )
+    check_token_ids([*itertools.chain(*given)], num_readable, "input_ids")
     request = request_from_hf(
         fields,
         WHERE,
@@ -112,6 +111,12 @@ def generate(
         prompt_length=max(map(len, given)) if causal else 1,
         longest=model.config.max_length,
     )
+    mask = _mask(given, attention_mask, request, causal)
+    rows = [[*itertools.compress(*pair)] for pair in zip(given, mask, strict=True)]
+    # If padding tokens count as positions, padding on the left shifts the tokens after it.
+    positions = None
+    if attention_mask is not None and not getattr(model, "skip_padding", True):
+        positions = [np.flatnonzero(row).tolist() for row in mask]
     request.check_tokens(
         model.config.vocab_size,
         "eos_token_id",
@@ -122,21 +127,18 @@ def generate(
     # Encoder-decoders always use a search, also with one beam.
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
     if request.num_beams > 1 or not causal:
-        written = [
-            hypothesis.tokens + ([] if hypothesis.end_id is None else [hypothesis.end_id])
-            for hypotheses in search_all(generator, rows, request, positions)
-            for hypothesis in hypotheses
-        ]
+        found = search_all(generator, rows, request, positions)
+        written = [hypothesis.with_end for hypothesis in itertools.chain(*found)]
     else:
         written = _sample(generator, rows, request, seed)
-    fill = next(iter(request.eos_token_id), UNSEEN)
     # Join the prompts and the new tokens, and pad them as transformers does.
-    start, pad = request.decoder_start_token_id, request.pad_token_id
-    before = given if causal else [[] if start is None else [start]] * len(rows)
-    prompts, _ = pad_rows(before, fill=fill if pad is None else pad, left=True)
+    pad, end = request.pad_token_id, next(iter(request.eos_token_id), UNSEEN)
+    fill = end if pad is None else pad
+    before: list[list[Any]] = given if causal else [[request.decoder_start_token_id]] * len(rows)
+    prompts, _ = pad_rows(before, fill=fill, left=True)
     # transformers' beam search treats a pad_token_id of 0 as missing.
-    if pad or (pad == 0 and request.num_beams == 1):
-        fill = pad
+    if request.num_beams > 1:
+        fill = pad or end
     prompts = np.repeat(prompts, request.num_return_sequences, axis=0)
     return np.concatenate([prompts, pad_rows(written, fill=fill)[0]], axis=1)
 
@@ -167,9 +169,8 @@ def _hf_fields(requested: Mapping[str, object]) -> dict[str, JsonValue]:
     """Converts the arguments to JSON values, and leaves out arguments that are None."""
     for name in requested.keys() - ARGUMENTS - FIELDS.ignored:
         raise UserError(f"{WHERE} has no argument {name!r}: {suggest(name, sorted(EFFECTIVE))}")
-    for name in EXTRA_OUTPUTS:
-        if requested.get(name):
-            raise WeightsError(f"{WHERE} returns only tokens: leave {name} {requested[name]!r} out")
+    for field in EXTRA_OUTPUTS:
+        field.from_hf(requested, f"{WHERE}, which returns only tokens")
     fields = {name: _plain(value) for name, value in requested.items() if value is not None}
     # `top_k=None` disables top-k; for all other arguments None means "use the default".
     return fields | ({"top_k": 0} if requested.get("top_k", 0) is None else {})
@@ -182,38 +183,21 @@ def _plain(value: Any) -> Any:
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
-def _rows(input_ids: object) -> list[list[Any]]:
-    """Returns the rows after checking that none is empty."""
-    given = _plain(input_ids)
-    if not isinstance(given, list) or not given or not all(isinstance(x, list) for x in given):
-        raise UserError(f"input_ids must be rows of token ids, int[B, T], got {given!r}")
-    if [] in given:
-        raise UserError(f"row {given.index([])} of input_ids has no token: give at least one token")
-    return given
-
-
-def _read(
-    given: list[list[int]], attention_mask: object, fields: Mapping[str, Any], causal: bool
+def _mask(
+    given: list[list[int]], attention_mask: object, request: GenerationRequest, causal: bool
 ) -> list[list[int]]:
-    """Returns the tokens of each row without padding."""
-    end, pad = fields.get("eos_token_id", []), fields.get("pad_token_id")
-    ends = end if isinstance(end, list) else [end]
-    if attention_mask is None:
-        # Guess the padding as transformers does.
-        ragged = len(set(map(len, given))) > 1  # rows of different lengths are not padded yet
-        if ragged or not causal or not isinstance(pad, int) or pad in ends:
-            return given
-        return [[token for token in row if token != pad] for row in given]
-    # If there is a mask, it determines which tokens are padding.
-    mask = _plain(attention_mask)
-    rows = mask if isinstance(mask, list) else []
-    lengths = [len(row) if isinstance(row, list) else None for row in rows]
-    values = [*itertools.chain(*rows)] if lengths == [*map(len, given)] else [None]
-    if not all(isinstance(x, bool | int | float) and x in (0, 1) for x in values):
-        raise UserError(
-            "attention_mask must have the shape of input_ids, with 1 for a token and 0 for padding"
-        )
-    return [[*itertools.compress(row, seen)] for row, seen in zip(given, rows, strict=True)]
+    """Returns 1 for each token of the prompt and 0 for padding."""
+    if attention_mask is not None:
+        mask = _plain(attention_mask)
+        check_value("attention_mask", mask, Sequence[Sequence[Literal[0, 1]]])
+        sizes, expected = ([*map(len, rows)] for rows in (mask, given))
+        problem = f"attention_mask must have rows of {expected} values, as input_ids, got {sizes}"
+        require(sizes == expected, problem)
+        return mask
+    # Guess the padding as transformers does. Rows of different lengths are not padded yet.
+    pad, padded = request.pad_token_id, causal and len({*map(len, given)}) == 1
+    hidden = pad if padded and pad not in request.eos_token_id else None
+    return [[int(token != hidden) for token in row] for row in given]
 
 
 def search_all(

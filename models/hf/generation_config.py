@@ -13,31 +13,54 @@ from ...data.common.fields import field_names, require, without_none
 from ...data.common.json_text import JsonObject, JsonValue, read_object
 from ..decoding.request import GenerationRequest, Sampling
 from ..hub import local_folder
-from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
+from .config_mapping import (
+    ConfigMapping,
+    Field,
+    FixedField,
+    Settings,
+    settings_from_hf,
+    typed_field,
+)
 from .registry import mapping_of_family, mapping_of_type
 from .tensors.mapping import WeightsError
 
 HFSettings: TypeAlias = Mapping[str, JsonValue]
 """Fields of transformers' `GenerationConfig`, by name."""
 
-UNSUPPORTED_SAMPLING = ConfigMapping(
-    (
-        FixedField("top_h", (None,)),
-        FixedField("typical_p", (1.0,)),
-        FixedField("epsilon_cutoff", (0.0,)),
-        FixedField("eta_cutoff", (0.0,)),
-    )
+UNSUPPORTED_SAMPLING = (
+    FixedField("top_h", (None,)),
+    FixedField("typical_p", (1.0,)),
+    FixedField("epsilon_cutoff", (0.0,)),
+    FixedField("eta_cutoff", (0.0,)),
 )
 """The fields of unsupported sampling methods. Beam search ignores these fields."""
-UNSUPPORTED_NAMES = frozenset(field.hf for field in UNSUPPORTED_SAMPLING.fields)
-TOKENS = frozenset(
-    """
-    bos_token_id decoder_start_token_id eos_token_id forced_bos_token_id forced_eos_token_id
-    pad_token_id
-    """.split()
+OF_SAMPLING = (
+    FixedField("do_sample", (False,)),
+    FixedField("temperature", (1.0,)),
+    FixedField("top_k", (50, 0)),
+    FixedField("top_p", (1.0,)),
+    FixedField("min_p", (None,)),
 )
-SAMPLING = {"temperature", "top_k", "top_p", "min_p"}
-SEQUENCES = frozenset({"bad_words_ids", "suppress_tokens"})
+"""Fields that beam search ignores without `do_sample` and does not support with it."""
+NOT_WITH_SEARCH = (FixedField("repetition_penalty", (1.0,)),)
+"""Fields that beam search does not support."""
+NOT_WITH_CAUSAL = (
+    FixedField("min_length", (0,)),
+    FixedField("min_new_tokens", (0, None)),
+    FixedField("no_repeat_ngram_size", (0,)),
+    FixedField("forced_bos_token_id", (None,)),
+)
+"""Fields that are only supported for encoder-decoders."""
+UNSUPPORTED_NAMES = frozenset(field.hf for field in UNSUPPORTED_SAMPLING)
+SINGLE_TOKENS = (
+    "bos_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+)
+TOKENS = frozenset({"eos_token_id", *SINGLE_TOKENS})
+SAMPLING = frozenset(field.hf for field in OF_SAMPLING) - {"do_sample"}
 FIELDS = ConfigMapping(
     (
         *(
@@ -54,13 +77,15 @@ FIELDS = ConfigMapping(
                 "top_p": 1.0,
                 "max_length": 0,
                 "max_new_tokens": 0,
+                "min_length": 0,
+                "no_repeat_ngram_size": 0,
             }.items()
         ),
         Field("min_p", "min_p", None, kind=float),
-        *(
-            Field(name, name, None, kind=int)
-            for name in ("min_length", "min_new_tokens", "no_repeat_ngram_size")
-        ),
+        *(Field(name, name, None, kind=int) for name in ("min_new_tokens", *SINGLE_TOKENS)),
+        Field("eos_token_id", "eos_token_id", [], kind=int | Sequence[int]),
+        Field("bad_words_ids", "bad_words_ids", [], kind=Sequence[Sequence[int]]),
+        Field("suppress_tokens", "suppress_tokens", [], kind=Sequence[int]),
         FixedField("early_stopping", (False, True, "never")),
         FixedField("force_bos_token_to_be_generated", (False,)),
         FixedField("encoder_repetition_penalty", (1.0,)),
@@ -84,9 +109,7 @@ FIELDS = ConfigMapping(
     ),
     # Ignore fields that `request_from_hf` handles itself, and fields that only affect how tokens
     # are computed or what is returned in addition to tokens.
-    TOKENS
-    | SEQUENCES
-    | UNSUPPORTED_NAMES
+    UNSUPPORTED_NAMES
     | frozenset(
         """
         _from_model_config assistant_confidence_threshold assistant_early_exit
@@ -101,13 +124,16 @@ FIELDS = ConfigMapping(
 _NAMES = frozenset(field.hf for field in FIELDS.fields)
 NAMES = (_NAMES | FIELDS.ignored) - TOKENS
 """Fields of a `config.json` that are generation settings and do not affect the forward pass."""
-ARGUMENTS = _NAMES | UNSUPPORTED_NAMES | TOKENS | SEQUENCES
+ARGUMENTS = _NAMES | UNSUPPORTED_NAMES
 """Fields that affect the generated tokens."""
-EFFECTIVE = SEQUENCES | TOKENS | {field.hf for field in FIELDS.fields if isinstance(field, Field)}
+EFFECTIVE = frozenset(field.hf for field in FIELDS.fields if isinstance(field, Field))
 """The fields of `ARGUMENTS` that may have more than one value in flaxzoo."""
 
 GENERATION = "generation"
 """The key of the imported folder's generation settings in a run's `config.json`."""
+
+LARGEST_VOCABULARY = 2**31
+"""The vocabulary size of a model whose `config.json` does not state one."""
 
 NEW_TOKENS = 20
 """Default number of new tokens."""
@@ -134,80 +160,81 @@ def request_from_hf(
       WeightsError: a field is not supported or out of range.
     """
     settings = settings_from_hf(FIELDS, fields, where)
-    if causal and settings["num_beams"] == 1:
-        unsupported = {name: x for name, x in fields.items() if name in UNSUPPORTED_NAMES}
-        settings_from_hf(UNSUPPORTED_SAMPLING, unsupported, where)
+    # Check the fields that only some decoding methods support. Encoder-decoders always search.
+    searches = not causal or settings["num_beams"] > 1
+    kind = "a causal language model" if causal else "an encoder-decoder"
+    for limited, applies in (
+        (NOT_WITH_CAUSAL, causal),
+        (OF_SAMPLING, searches and settings["do_sample"]),
+        (NOT_WITH_SEARCH, searches),
+        (UNSUPPORTED_SAMPLING, not searches),
+    ):
+        refused = [
+            f"{field.hf} {fields[field.hf]!r}"
+            for field in limited
+            if fields.get(field.hf, field.values[0]) not in field.values
+        ]
+        require(
+            not applies or not refused,
+            f"{where}: {', '.join(refused)} is not supported with num_beams "
+            f"{settings['num_beams']} of {kind}: leave it out",
+            WeightsError,
+        )
     try:
-        _check_method(settings, fields, causal)
-        settings |= _token_settings(fields, causal)
+        settings |= _token_settings(settings, fields, causal)
         settings["max_new_tokens"] = _max_new_tokens(fields, prompt_length, longest)
         # `min_new_tokens` overrides `min_length`, which includes the start token.
         if settings["min_new_tokens"] is None:
-            settings["min_new_tokens"] = max((settings["min_length"] or 0) - 1, 0)
-        settings["no_repeat_ngram_size"] = settings["no_repeat_ngram_size"] or 0
+            settings["min_new_tokens"] = max(settings["min_length"] - 1, 0)
         settings["top_k"] = settings["top_k"] or None  # 0 stands for all tokens
         settings["early_stopping"] = fields.get("early_stopping", False)
         # Greedy and beam search ignore the settings of sampling, as in transformers, but a value
         # out of range is a mistake.
         Sampling(**{name: settings[name] for name in SAMPLING})
-        unused = set[str]() if settings["do_sample"] else SAMPLING
-        names = field_names(GenerationRequest) - unused
-        return GenerationRequest(**{n: x for n, x in settings.items() if n in names})
+        unused = frozenset[str]() if settings["do_sample"] else SAMPLING
+        names = field_names(GenerationRequest) & settings.keys() - unused
+        return GenerationRequest(**{name: settings[name] for name in names})
     except UserError as error:
         raise WeightsError(f"{where}: {error}") from error
 
 
-def _token_settings(fields: HFSettings, causal: bool) -> Settings:
+def _token_settings(settings: Settings, fields: HFSettings, causal: bool) -> Settings:
     """Returns the special tokens and the banned sequences of a request."""
-    eos_ids = _token_ids(fields, "eos_token_id")
-    tokens: Settings = {name: _token_id(fields, name) for name in TOKENS - {"eos_token_id"}}
+    ends, suppressed = _listed(settings["eos_token_id"]), settings["suppress_tokens"]
     # The forced end must be an end token, so that the text is finished.
-    forced, first = tokens["forced_eos_token_id"], tokens["forced_bos_token_id"]
-    if forced is not None and forced not in eos_ids:
-        raise UserError(
-            f"forced_eos_token_id must be one of eos_token_id {fields.get('eos_token_id')}, "
-            f"got {forced}: add it to eos_token_id"
-        )
+    forced = settings["forced_eos_token_id"]
     require(
-        first is None or not causal,
-        f"forced_bos_token_id {first} is not supported by a causal language model: put "
-        f"it into the prompts",
+        forced in (None, *ends),
+        f"forced_eos_token_id must be one of eos_token_id {fields.get('eos_token_id')}, got "
+        f"{forced}: add it to eos_token_id",
     )
     # If no start token is stated, a decoder begins with `bos_token_id`.
-    start, bos = tokens["decoder_start_token_id"], tokens.pop("bos_token_id")
-    start = tokens["decoder_start_token_id"] = None if causal else bos if start is None else start
+    start = settings["decoder_start_token_id"]
+    start = None if causal else settings["bos_token_id"] if start is None else start
     require(
-        start is not None or causal,
+        causal or start is not None,
         "decoder_start_token_id is missing: give one token id, or all settings of the "
         "model's folder (models.generation_arguments)",
     )
-    return {**tokens, "eos_token_id": eos_ids, "bad_words_ids": _banned(fields, eos_ids)}
+    words = settings["bad_words_ids"]
+    require(all(words), f"bad_words_ids {words!r} has a word without tokens: remove the word")
+    require(
+        not {*ends} & {*suppressed},
+        f"suppress_tokens {suppressed!r} is not supported: only ids of tokens other than "
+        f"eos_token_id {fields.get('eos_token_id')}",
+    )
+    # A suppressed token is a banned sequence of one token. transformers never bans an end token.
+    banned = {*map(tuple, words), *zip(suppressed)} - {*zip(ends)}
+    return {
+        "eos_token_id": tuple(ends),
+        "decoder_start_token_id": start,
+        "bad_words_ids": tuple(sorted(banned)),
+    }
 
 
-def _check_method(settings: Settings, fields: HFSettings, causal: bool) -> None:
-    """Checks that the decoding method supports all fields.
-
-    Args:
-      settings: the converted settings.
-      fields: the original settings, for messages.
-      causal: whether the model is a causal language model; encoder-decoders always use a search.
-
-    Raises:
-      UserError: a field is not supported.
-    """
-    refused: list[str] = []
-    kind = f"num_beams {settings['num_beams']}" if causal else "an encoder-decoder"
-    if causal:
-        # Constraints on new tokens are implemented for encoder-decoders only.
-        names = "min_length", "min_new_tokens", "no_repeat_ngram_size"
-        refused = list(filter(fields.get, names))
-        kind = "a causal language model" if refused else kind
-    if not refused and (settings["num_beams"] > 1 or not causal):
-        refused += ("do_sample", *SAMPLING) if settings["do_sample"] else ()
-        refused += ("repetition_penalty",) if settings["repetition_penalty"] != 1 else ()
-    if refused:
-        named = ", ".join(f"{name} {fields[name]!r}" for name in refused if name in fields)
-        raise UserError(f"{named} is not supported with {kind}: leave it out")
+def _listed(value: Any) -> list[Any]:
+    """Returns the tokens of a field that is an id or a list of ids."""
+    return value if isinstance(value, list) else [value]
 
 
 def stored_request(folder: str | Path, longest: int | None = None) -> GenerationRequest:
@@ -261,11 +288,10 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
             f"format, or a run imported from one",
             WeightsError,
         )
-        source, given, model = folder / "config.json", config[GENERATION], config["model"]
-        if not isinstance(given, dict) or not isinstance(model, dict):
-            raise WeightsError(f"{source}: {GENERATION} {given!r} is not an object: restore it")
+        where, kind = str(folder / "config.json"), Mapping[str, object]
+        given, model = (typed_field(config, x, {}, where, kind=kind) for x in (GENERATION, "model"))
         family = mapping_of_family(str(model["architecture"]))
-        return given, not family.is_encoder_decoder, str(source)
+        return given, not family.is_encoder_decoder, where
     model_type = str(config["model_type"])
     family = mapping_of_type(model_type, str(folder / "config.json"))
     # Without a generation_config.json, the settings are in the model's config.json.
@@ -277,25 +303,20 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         given = {**family.generation_defaults.get(model_type, {}), **stated}
     # transformers fills in its default for null.
     fields: JsonObject = without_none(given)
-    _leave_out(fields, config.get("vocab_size"))
+    _leave_out(fields, typed_field(config, "vocab_size", LARGEST_VOCABULARY, str(source)))
     return fields, not family.is_encoder_decoder, str(source)
 
 
-def _leave_out(fields: JsonObject, vocab_size: JsonValue) -> None:
+def _leave_out(fields: JsonObject, vocab_size: int) -> None:
     """Removes end and padding tokens beyond the vocabulary, which some published folders have.
 
     The model never generates or reads such tokens.
     """
-    for name in ("eos_token_id", "pad_token_id"):
-        value = fields.get(name)
-        tokens = _ids(value if isinstance(value, list) else [value])
-        if type(vocab_size) is not int or not tokens:
-            continue
-        known = [token for token in tokens if 0 <= token < vocab_size]
-        if not known:
-            del fields[name]
-        elif isinstance(value, list):
-            fields[name] = [*known]
+    for name in fields.keys() & {"eos_token_id", "pad_token_id"}:
+        value = fields.pop(name)
+        known = [x for x in _listed(value) if type(x) is not int or 0 <= x < vocab_size]
+        if known:
+            fields[name] = known if isinstance(value, list) else value
 
 
 def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None) -> int:
@@ -311,49 +332,3 @@ def _max_new_tokens(fields: HFSettings, prompt_length: int, longest: int | None)
         f"tokens: give max_new_tokens",
     )
     return total - prompt_length
-
-
-def _token_ids(fields: HFSettings, name: str) -> tuple[int, ...]:
-    """Returns the tokens of a field that is an id or a list of ids; empty if it is missing."""
-    value = fields.get(name, [])
-    tokens = _ids(value if isinstance(value, list) else [value])
-    if tokens is None:
-        raise UserError(f"{name} {value!r} is not supported: only token ids")
-    return tokens
-
-
-def _token_id(fields: HFSettings, name: str) -> int | None:
-    """Returns the token of a field that is an id or a list of one id; None if it is missing."""
-    tokens = _token_ids(fields, name)
-    if name in fields and len(tokens) != 1:
-        raise UserError(f"{name} {fields[name]!r} is not supported: only one token id")
-    return tokens[0] if tokens else None
-
-
-def _banned(fields: HFSettings, eos_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns the banned sequences of one or more tokens."""
-    given = fields.get("bad_words_ids", [])
-    sequences = list(map(_ids, given)) if isinstance(given, list) else [None]
-    require(
-        all(sequences),
-        f"bad_words_ids {given!r} is not supported: only a list of words, each a list of its "
-        "tokens' ids",
-    )
-    # A suppressed token is a banned sequence of one token.
-    tokens = _ids(fields.get("suppress_tokens", []))
-    if tokens is None or set(eos_ids) & set(tokens):
-        raise UserError(
-            f"suppress_tokens {fields.get('suppress_tokens')!r} is not supported: only ids of "
-            f"tokens other than eos_token_id {fields.get('eos_token_id')}"
-        )
-    # transformers never bans an end token.
-    banned = {*filter(None, sequences), *((token,) for token in tokens)}
-    return tuple(sorted(banned - {(end,) for end in eos_ids}))
-
-
-def _ids(value: JsonValue) -> tuple[int, ...] | None:
-    """Returns a list of ids as a tuple, or None if the value is not such a list."""
-    if not isinstance(value, list):
-        return None
-    ids = tuple(token for token in value if type(token) is int)
-    return ids if len(ids) == len(value) else None

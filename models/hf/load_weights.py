@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from .config_mapping import HFConfig
 from .registry import mapping_of, mapping_of_type
 from .tensors.locate import locate
 from .tensors.mapping import WeightsError
-from .tensors.read import Index, read_parameter
+from .tensors.read import read_parameter
 from .tensors.safetensors_files import TensorFiles
 
 MAX_THREADS = 8
@@ -72,8 +73,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
     def read(path: str) -> jax.Array:
         target = targets[path]
 
-        def read_shard(index: Index | None) -> np.ndarray:
-            assert index is not None
+        def read_shard(index: Any) -> np.ndarray:
             return read_parameter(
                 locations[path], tensors, flax=flax, dtype=target.dtype, index=index
             )

@@ -1,5 +1,6 @@
 """Writes a model as a folder in the Hugging Face format."""
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def write_weights(
         weight_map: JsonObject = {
             tensor.name: name for name, group in zip(names, groups, strict=True) for tensor in group
         }
-        total = sum(_num_bytes(tensor, DTYPES[dtype]) for group in groups for tensor in group)
+        total = sum(_num_bytes(tensor, DTYPES[dtype]) for tensor in itertools.chain(*groups))
         index: JsonObject = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(folder / INDEX, index)
     write_json(folder / "config.json", hf_config | {"dtype": dtype})

@@ -186,7 +186,7 @@ def write_modules(folder: Path, classes: list[str]) -> list[str]:
 
 
 def write_transformer(
-    folder: Path, *, max_length: int, lowercase: bool, further: JsonObject | None = None
+    folder: Path, *, max_length: int, lowercase: bool, task: JsonObject | None = None
 ) -> None:
     """Writes the tokenizer's options and additional fields."""
     # The package counts positions from the first column, padding or not, so pad on the right.
@@ -195,7 +195,7 @@ def write_transformer(
         "do_lower_case": lowercase,
         "tokenizer_args": {"padding_side": "right"},
     }
-    write_json(folder / TRANSFORMER, tokenized | (further or {}))
+    write_json(folder / TRANSFORMER, tokenized | (task or {}))
 
 
 def lower_case(text: str) -> str:

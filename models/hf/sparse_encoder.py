@@ -116,8 +116,8 @@ def read_sparse_settings(folder: Path) -> SparseSettings | None:
     # Version 5 has another class for this transformer.
     names = [("Transformer" if x == "MLMTransformer" else x, path) for x, path in modules]
     check_modules(file, names, "Transformer", "SpladePooling")
-    if further := [kind for kind, _ in modules[2:]]:
-        raise WeightsError(f"{file}: the module {further[0]} is not supported after SpladePooling")
+    if others := [kind for kind, _ in modules[2:]]:
+        raise WeightsError(f"{file}: the module {others[0]} is not supported after SpladePooling")
     pooling = folder / modules[1][1] / "config.json"
     stated = str(read_settings(_POOLING, pooling)["activation"])
     known: dict[str, SparseActivation] = {name: name for name in get_args(SparseActivation)}
@@ -145,7 +145,7 @@ def write_sparse_settings(folder: Path, settings: SparseSettings, *, max_length:
         "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
         "module_output_name": "token_embeddings",
     }
-    write_transformer(folder, max_length=length, lowercase=texts.lowercase, further=task)
+    write_transformer(folder, max_length=length, lowercase=texts.lowercase, task=task)
     whole: JsonObject = {
         "model_type": "SparseEncoder",
         "prompts": dict(texts.prompts),

@@ -33,12 +33,13 @@ class LectureAttention(MultiHeadAttention):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
-        """Attends from `x` to the cached tokens and `x` itself, or to the encoder's output."""
+        """Computes attention of `x` to cached tokens and itself, or to the encoder's output."""
         if context.source is not None:
             return super().__call__(x, context)
         c, cache = self.config, context.cache
         positions = cast(LecturePositions, context.positions)
-        # The input of values gets no positions; positions may be added to the projected values.
+        # Positions are not added to the input of the value projection, but may be added to its
+        # output.
         placed = positions.added(x, "queries_keys")
         heads = {
             "query": self.project("query", c.num_heads, c.key_dim, placed),
@@ -121,7 +122,8 @@ def relative_scores(
 ) -> Float[Array, "B N T S"]:
     """Returns the product of each query with the vector of its distance to each key, float32."""
     products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
-    # Multiply by all R vectors, then select by key, to avoid a vector per query and key.
+    # Multiply by all R vectors, then select by key. This avoids an array of vectors per query and
+    # key.
     return jnp.einsum("BNTR,BTSR->BNTS", products, distances.astype(jnp.float32))
 
 
@@ -130,7 +132,7 @@ def relative_values(
     distances: Float[Array, "#B #T S R"],
     vectors: Float[Array, "R H"],
 ) -> Float[Array, "B T N H"]:
-    """Returns each query's sum of distance vectors, weighted by its attention weights."""
-    # Sum the weights per distance first, to avoid a vector per query and key.
+    """Returns, for each query, the sum of distance vectors weighted by its attention weights."""
+    # Sum the weights per distance first. This avoids an array of vectors per query and key.
     by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
     return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)

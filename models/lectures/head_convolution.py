@@ -2,11 +2,11 @@
 
 Each head's queries, keys and values are convolved over the preceding tokens: with the taps w of a
 head and channel, out_t = w₀ x_t + w₁ x_{t−1} + w₂ x_{t−2} at width 3. The convolution reads zeros
-in place of hidden tokens (padding) and of tokens of other documents. The taps are initialized to
-(1, 0, 0), the identity.
+in place of padding and of tokens of other documents. The taps are initialized to (1, 0, 0), the
+identity.
 
-Difference from the paper: the paper's code initializes the taps to 0.5 for the token itself and 0.5
-/ 3 for the other tokens.
+The paper's code instead initializes the taps to 0.5 for the token itself and 0.5 / 3 for the other
+tokens.
 """
 
 import flax.linen as nn
@@ -22,7 +22,7 @@ from ..nn.typing import Array, Bool, Float
 
 @struct.dataclass
 class EarlierTokens:
-    """Which earlier tokens a convolution may read; this is the same for all layers."""
+    """The earlier tokens that a convolution may read, the same for all layers."""
 
     real: Bool[Array, "B T"] | None
     """For each token, whether later tokens may read it. If None, they may read all tokens."""
@@ -31,11 +31,12 @@ class EarlierTokens:
     it may read all real tokens.
     """
     are_beams: bool = struct.field(pytree_node=False)
-    """Whether the T tokens continue T beams with separate histories, not one sequence."""
+    """Whether the T tokens continue T beams with separate histories. If False, they continue one
+    sequence."""
 
 
 def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierTokens:
-    """Determines which earlier tokens a convolution may read.
+    """Returns the earlier tokens that a convolution may read.
 
     Args:
       mask: the keys that each token may attend to, not materialized.
@@ -48,7 +49,7 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
     length, lags = mask.num_queries, range(1, width)
     real = readable = None
     if mask.is_per_query:
-        # The `lag`-th diagonal below the main diagonal tells whether each token attends to the
+        # The `lag`-th diagonal below the main diagonal shows whether each token attends to the
         # token `lag` positions before it.
         visible = jnp.asarray(mask.attention_mask) != 0  # [B, T, T]
         diagonals = [jnp.diagonal(visible, -lag, axis1=1, axis2=2) for lag in lags]  # [B, T - lag]
@@ -66,7 +67,7 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
 
 
 def _last(x: Bool[Array, "B n"], length: int) -> Bool[Array, "B {length}"]:
-    """Pads an array on the left with False, up to the given length."""
+    """Pads an array on the left with False, to `length` columns."""
     return jnp.pad(x, ((0, 0), (length - x.shape[1], 0)))
 
 
@@ -92,12 +93,12 @@ class HeadConvolution(nn.Module):
 
         Args:
           x: projections of T tokens.
-          earlier: which earlier tokens may be read.
+          earlier: the earlier tokens that the convolution may read.
           history: the inputs of the last w = width - 1 tokens of each of M beams (M is 1 unless
             `earlier.are_beams`), oldest first, zeros before the first token.
 
         Raises:
-          UserError: a mask per query is given with a cache that has no history of its beams.
+          UserError: a mask per query is combined with a cache that has no history of its beams.
         """
         e, before = self.execution, self.width - 1
 

@@ -1,4 +1,4 @@
-"""The layer of the lecture variants: a mixin, the first base class of a family's layers."""
+"""The mixin of the lecture variants, which is the first base class of a variant's layers."""
 
 from typing import ClassVar, cast
 
@@ -52,8 +52,8 @@ class LectureLayer(Layer[Config]):
         """Returns x + scalar · y, after dropout of y.
 
         With `config.residual_scalar` the scalar is learned. The initial value of the scalar is 1,
-        which gives the plain sum. A scalar of 0 removes the sublayer. Without
-        `config.add_residual`, returns y after dropout.
+        an unscaled sum. A scalar of 0 removes the sublayer. Without `config.add_residual`, returns
+        y after dropout.
         """
         options = cast(LectureOptions, self.config)
         if not options.add_residual:

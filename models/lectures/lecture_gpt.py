@@ -22,8 +22,7 @@ class LectureGPTConfig(LectureOptions, gpt.GPTConfig):
     """The kind of positions: one of `GPTConfig`, or relative: learned vectors of each clipped
     distance, added to keys and values (Shaw et al. 2018). counter: 1, 2, 3, … in the last
     dimension. appended_counter: embeddings of D - 1 dimensions, with 1, 2, 3, … appended to them.
-    binary: binary digits in the last dimensions. table: given by hand, in
-    `position_table`."""
+    binary: binary digits in the last dimensions. table: the vectors in `position_table`."""
     output_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the logits have a bias, so that the output layer is affine."""
 

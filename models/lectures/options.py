@@ -33,7 +33,7 @@ _Base = TransformerConfig if TYPE_CHECKING else Checked
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LectureOptions(_Base):
-    """The options that no published family uses, each with the usual value as its default.
+    """The options that no published family uses. The defaults disable them.
 
     Raises:
       UserError: a size is out of range, or options contradict each other.
@@ -47,18 +47,19 @@ class LectureOptions(_Base):
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether normalization is followed by learned scales and biases."""
     add_residual: bool = True
-    """Whether a sublayer's output is added to its input; else it replaces the input."""
+    """Whether a sublayer's output is added to its input. If False, it replaces the input."""
     residual_scalar: bool = False
-    """Whether each sublayer's output is multiplied by one learned number, which begins at 1."""
+    """Whether each sublayer's output is multiplied by a learned scalar, whose initial value is
+    1."""
     head_convolution: Size | None = None
-    """If given, the width of the causal convolution over the tokens that follows the projections
-    of causal self-attention to queries, keys and values (3 in Primer)."""
+    """Width of the causal convolution over tokens that follows the query, key and value projections
+    of causal self-attention (3 in Primer). If None, no convolution."""
     positions_at: PositionPlace = "input"
     """Where vectors of positions are added. input: to the embeddings, once. every_layer: to the
     input of every layer. queries_keys: to the inputs of the query and key projections, in every
-    layer. projections: to queries, keys and values themselves, D cut into heads."""
+    layer. projections: to the projected queries, keys and values, with D split into heads."""
     position_table: tuple[float, ...] | None = None
-    """The vectors of positions "table": max_length · D numbers, row by row. To convert an array
+    """The vectors of positions "table": max_length · D values, row by row. To convert an array
     [max_length, D], use `tuple(array.ravel().tolist())`."""
 
     position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -96,7 +97,8 @@ class LectureOptions(_Base):
             f"positions_at {self.positions_at!r} requires additive positions, got {kind!r}: "
             f"leave positions_at out",
         )
-        # A vector of size D is cut into heads, so all keys, and all values, must have D dimensions.
+        # A vector of size D is split into heads, so the keys of all heads must have D dimensions
+        # together, and so must the values.
         sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
         require(
             self.positions_at != "projections" or sizes == {self.d_model},
@@ -114,12 +116,12 @@ class LectureOptions(_Base):
             f"max_length {self.max_length} has more positions than {self.d_model} binary "
             "digits: raise d_model or choose other positions",
         )
-        # Only the positions "table" read `position_table`, which has one vector for each position.
+        # Only positions "table" read `position_table`, which has one vector for each position.
         rows = self.max_length * self.position_dim if kind == "table" else 0
-        given = len(self.position_table or ())
+        num_values = len(self.position_table or ())
         require(
-            rows == given,
-            f"position_table has {given} numbers: positions {kind!r} with max_length "
+            rows == num_values,
+            f"position_table has {num_values} numbers: positions {kind!r} with max_length "
             f"{self.max_length} and rows of {self.position_dim} need {rows}",
         )
 
@@ -136,8 +138,8 @@ class LectureOptions(_Base):
     @property
     def adds_positions(self) -> bool:
         """Whether positions are vectors that are added to embeddings."""
-        own = ("counter", "appended_counter", "binary", "table")
-        return self.positions in own or super().adds_positions
+        additive = ("counter", "appended_counter", "binary", "table")
+        return self.positions in additive or super().adds_positions
 
     @property
     def recent_shapes(self) -> tuple[tuple[int, ...], ...]:

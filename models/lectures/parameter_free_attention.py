@@ -8,7 +8,7 @@
 
 Simple self-attention and kernel regression are soft look-ups: they compute scores of all pairs, a
 softmax over the keys, and a weighted average of the values. Learned attention
-(`models.nn.attention`) adds a linear map for each of queries, keys and values.
+(`models.nn.attention`) adds linear maps of the queries, keys and values.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ from ...data.common.fields import require_one_of
 from ..nn.typing import Array, Bool, Float
 
 HIDDEN = -1e30
-"""The score of a hidden key. The score is finite, so that a query without keys does not give
-NaN.
+"""The score of a masked key. The score is finite, so that a query without visible keys does not
+give NaN.
 """
 
 Similarity: TypeAlias = Callable[[Array, Array], Array]
@@ -78,7 +78,7 @@ def similarity_attention(
         y = models.similarity_attention(x, x, x, score=lambda q, k: -abs(q - k.swapaxes(-1, -2)))
 
     Args:
-      queries: Q vectors of size D, or a batch of such sets.
+      queries: Q vectors of size D, with any batch axes.
       keys: K vectors of size D.
       values: a vector of size V for each key.
       score: the similarity. dot: q · k. scaled: q · k / √D. gaussian: `-|q - k|² / 2`, which
@@ -108,8 +108,8 @@ def similarity_weights(
         score = SIMILARITIES[score]
     scores = score(queries, keys)
     if mask is not None:
-        # Mask before the softmax: if the mask followed the softmax, weights would sum to less than
-        # 1.
+        # Mask before the softmax. Masking after the softmax would give weights that sum to less
+        # than 1.
         scores = jnp.where(mask, scores, HIDDEN)
     return jax.nn.softmax(scores, axis=-1)
 
@@ -164,7 +164,7 @@ def simple_attention(
         attends to all vectors equally.
 
     Returns:
-      One vector for each of `x`, of the same size.
+      One vector for each vector of `x`, of the same size.
 
     Raises:
       UserError: `x` has no axis of vectors.
@@ -210,7 +210,7 @@ def kernel_regression(
         curve = models.kernel_regression(grid[:, None], x[:, None], y[:, None], bandwidth=0.5)
 
     Args:
-      queries: Q points of size D (1 for a function of one number), or a batch of such sets.
+      queries: Q points of size D (1 for a function of a scalar), or a batch of such sets.
       keys: K points with known values of the function.
       values: the value of the function at each key, of size V.
       bandwidth: standard deviation of the kernel, h, above 0. A small bandwidth gives the value of

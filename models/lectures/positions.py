@@ -2,7 +2,7 @@
 
 - counter, binary: 1, 2, 3, … in the last dimension; binary digits in the last dimensions.
 - appended_counter: embeddings of D - 1 dimensions, and 1, 2, 3, … as the last dimension.
-- table: vectors given by hand.
+- table: the vectors in `position_table`.
 - relative: Shaw et al. 2018, "Self-attention with relative position representations", section 3:
   learned vectors for each clipped distance, added to keys (equation 4) and to values (equation 3);
   each layer has separate vectors, shared by the layer's heads.
@@ -40,8 +40,8 @@ def clipped_distances(
     """Returns the clipped distance between each query and each key as a one-hot vector.
 
     Shaw et al. 2018, equation 4: the distance, key position minus query position, is clipped to ±k,
-    so that R = 2k + 1. If causal, the distance is at most 0, and R = k + 1. The one-hot vectors
-    take R / N of the memory of one layer's scores, once for all layers.
+    so that R = 2k + 1. If causal, the distance is at most 0, and R = k + 1. All layers share the
+    one-hot vectors, which take R / N of the memory of one layer's scores.
 
     Args:
       query_positions: position of each query.
@@ -52,8 +52,8 @@ def clipped_distances(
     distance = key_positions[:, None, :] - query_positions[:, :, None]
     latest = 0 if causal else farthest
     # Shift the distances -k … k, or -k … 0 if causal, to indices from 0.
-    place = jnp.clip(distance, -farthest, latest) + farthest
-    return jax.nn.one_hot(place, farthest + latest + 1)
+    index = jnp.clip(distance, -farthest, latest) + farthest
+    return jax.nn.one_hot(index, farthest + latest + 1)
 
 
 def binary_positions(length: int, bits: int) -> np.ndarray:
@@ -62,12 +62,12 @@ def binary_positions(length: int, bits: int) -> np.ndarray:
     The least significant digit is last: `binary_positions(16, 4)[5]` is
     `[0, 1, 0, 1]`.
     """
-    number = np.arange(length)[:, None]
-    return (number >> np.arange(bits)[::-1] & 1).astype(np.float32)
+    index = np.arange(length)[:, None]
+    return (index >> np.arange(bits)[::-1] & 1).astype(np.float32)
 
 
 def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
-    """Returns the vectors of the first positions, a table float32[length, D].
+    """Returns the vectors of positions 0 to length - 1, a table float32[length, D].
 
     Args:
       config: a configuration with additive positions that are not learned.
@@ -88,7 +88,7 @@ def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
 
 @struct.dataclass
 class LecturePositions(Positions):
-    """Positions whose vectors may be added at one of several places, and clipped distances."""
+    """Clipped distances, and position vectors that are added at one of several places."""
 
     place: PositionPlace = struct.field(pytree_node=False, default="input")
     """Where the vectors are added."""
@@ -107,7 +107,7 @@ class LecturePositions(Positions):
     def added(
         self, x: Float[Array, "B T *rest"], *places: PositionPlace
     ) -> Float[Array, "B T *rest"]:
-        """Adds Π, split into heads like `x`, if `self.place` is one of the given places."""
+        """Adds Π, split into heads like `x`, if `self.place` is one of `places`."""
         if self.vectors is None or self.place not in places:
             return x
         return x + self.vectors.reshape(*self.vectors.shape[:2], *x.shape[2:])
@@ -146,8 +146,7 @@ def make_lecture_positions(
         distances = clipped_distances(queries, keys, farthest, causal=causal)
         return LecturePositions(distances=distances.astype(execution.dtype), key_positions=written)
     if config.positions in ("table", "counter", "appended_counter", "binary"):
-        # A table has `max_length` rows. Positions that are computed without a table are available
-        # for longer inputs as well.
+        # A table has `max_length` rows. Computed positions are also available for longer inputs.
         longer = 0 if config.positions == "table" else num_keys(length, cache)
         table = position_vectors(config, max(config.max_length, longer))
         shared = computed_positions(table, execution, position_ids)

@@ -29,7 +29,7 @@ def apply_to_vectors(
 
     Args:
       model: a GPT, a BERT or another model with token embeddings of width D.
-      params: its parameters; the table of token embeddings is not read.
+      params: the parameters of the model. The table of token embeddings is not read.
       embeddings: the vectors, differentiable.
       **inputs: additional inputs of the model, such as `attention_mask`.
 

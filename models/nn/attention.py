@@ -24,14 +24,14 @@ from .masks import AttentionMask
 from .positions import Positions
 from .typing import Array, Bool, Float, Int
 
-# The score of a hidden key. The score is finite, so that a query without keys (padding) gives a
-# uniform average and not NaN.
+# The score of a masked key. The score is finite, so that a query without visible keys (padding)
+# gives a uniform average instead of NaN.
 HIDDEN = -1e30
 
 FEW_QUERIES = 8
-"""Up to this number of queries, the query heads that share a key head are computed as rows of one
-matmul. Without this reshape, XLA's CPU backend would copy all keys to another layout for every
-token.
+"""The maximum number of queries for which the query heads that share a key head are folded into the
+rows of one matmul. Without this reshape, XLA's CPU backend would copy all keys to another layout
+for every token.
 """
 
 QUERY_KEY_NORMS: dict[QueryKeyNorm, Callable[..., nn.Module]] = {
@@ -66,7 +66,7 @@ def attention_weights(
         scores = jnp.einsum("BTNH,BNHS->BNTS", query, key, preferred_element_type=jnp.float32)
     elif length <= FEW_QUERIES or query.dtype == jnp.bfloat16:
         # Query head n uses key head n // G, with G = N / K: fold the G heads into the row axis.
-        # For bfloat16, XLA's CPU backend supports no batched product with two row axes.
+        # XLA's CPU backend does not support a batched bfloat16 matmul with two row axes.
         query = jnp.einsum("BTNH->BNTH", query).reshape(batch, num_kv_heads, -1, size)
         scores = jnp.einsum("BKMH,BKHS->BKMS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
@@ -75,7 +75,7 @@ def attention_weights(
         query = query.reshape(batch, length, num_kv_heads, -1, size)
         scores = jnp.einsum("BTKGH,BKHS->BKGTS", query, key, preferred_element_type=jnp.float32)
         scores = scores.reshape(batch, num_heads, length, -1)
-    # The cap bounds the products only: biases may hide keys.
+    # Cap the scores before adding biases: a large negative bias masks a key and must not be capped.
     if cap is not None:
         scores = cap * jnp.tanh(scores / cap)
     if bias is not None:
@@ -89,8 +89,8 @@ def weighted_values(
     """Returns, for each query, the sum of all values weighted by the query's attention weights."""
     batch, num_heads, length, num_keys = weights.shape
     num_kv_heads = value.shape[1]
-    # Transpose in a separate step: for one einsum, XLA's CPU backend swaps the operands, and few
-    # queries then take 7 times as long.
+    # Transpose in a separate step. In a single einsum, XLA's CPU backend swaps the operands, which
+    # takes 7 times as long for few queries.
     if num_kv_heads == num_heads:
         context = jnp.einsum("BNTS,BNSH->BNTH", weights, value)
     else:
@@ -132,9 +132,9 @@ class AttentionContext:
     rng: RowKeys | None = None
     """Dropout keys. If None, no dropout."""
     head_mask: Float[Array, " N"] | None = None
-    """Factor of each head's weights; 0 removes the head."""
+    """The factor that multiplies each head's attention weights. A factor of 0 disables the head."""
     output_attentions: bool = struct.field(pytree_node=False, default=False)
-    """Whether to return the weights."""
+    """Whether to return the attention weights."""
 
 
 class Attended(NamedTuple):
@@ -158,7 +158,7 @@ class MultiHeadAttention(nn.Module):
       config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
         `value_dim`); `attention_bias` adds biases to the four projections, `score_cap` bounds the
         scores, `query_key_norm` normalizes queries and keys.
-      execution: precision, and the kernel for the calls that it supports.
+      execution: precision, and the attention kernel, which is used if it supports the call.
       output_init_std: standard deviation of the initial output projection.
     """
 
@@ -168,7 +168,7 @@ class MultiHeadAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
-        """Attends from `x` to the cached tokens and `x` itself, or only to the encoder's output."""
+        """Computes attention of `x` to cached tokens and itself, or to the encoder's output."""
         c, positions = self.config, context.positions
         # [B, T, D] to [B, T, N, H].
         query = self.project("query", c.num_heads, c.key_dim, x)
@@ -197,7 +197,7 @@ class MultiHeadAttention(nn.Module):
     def rotate(
         self, norm: str, x: Float[Array, "B T N H"], positions: Positions
     ) -> Float[Array, "B T N H"]:
-        """Normalizes queries or keys as `query_key_norm` says, and rotates them by positions."""
+        """Normalizes queries or keys (`query_key_norm`), and applies rotary positions."""
         c = self.config
         if c.query_key_norm is not None:
             x = QUERY_KEY_NORMS[c.query_key_norm](c, self.execution, name=norm)(x)
@@ -210,7 +210,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S K V"],
         context: AttentionContext,
     ) -> Attended:
-        """Attends to the tokens of this call and to cached tokens, by a kernel or by XLA."""
+        """Computes attention to the tokens of this call and to cached tokens."""
         # If the mask is not materialized, a kernel computes attention from the lengths and
         # segments.
         if context.mask.values is None:
@@ -235,7 +235,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
           query: scaled queries.
-          keys: keys and values that are attended to.
+          keys: the keys and values to attend to.
           context: contains the positions of these keys.
         """
         del query, keys
@@ -266,15 +266,15 @@ class MultiHeadAttention(nn.Module):
         written: LayerCache | None,
         context: AttentionContext,
     ) -> Attended:
-        """Computes attention by XLA, with an array of the weights of all queries and keys."""
+        """Computes attention with XLA, which materializes the weights of all queries and keys."""
         c = self.config
         visible = context.mask.materialize()
-        # A ring cache stores only some of the slots: select their columns in the mask and the
+        # A ring buffer stores only some of the S slots: select their columns in the mask and the
         # biases.
         if keys.columns is not None:
             context = dataclasses.replace(context, positions=context.positions.of_keys(keys))
             visible = keys.mask(visible)
-        # Scaling the queries takes T · H products, and scaling the scores takes T · S products.
+        # Scale the queries and not the scores: this takes T · H instead of T · S multiplications.
         query = _scaled(query, c.score_scale(context.layer))
         # Score terms are computed from scaled queries, so the scores are not scaled again.
         terms = self.score_terms(query, keys, context)
@@ -300,7 +300,7 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S K V"],
         context: AttentionContext,
     ) -> Attended:
-        """Computes attention by the kernel of `execution`, without materializing all weights."""
+        """Computes attention with the kernel of `execution`, without materializing weights."""
         c, mask = self.config, context.mask
         rate = c.attention_dropout_rate
         # The kernel is a module, so that distributed training can find it and shard its inputs.
@@ -312,7 +312,7 @@ class MultiHeadAttention(nn.Module):
             dropout_rate=rate,
             name="fused",
         )
-        # The kernel itself draws which weights are dropped, from one key per head.
+        # The kernel draws the dropout mask from one key per head.
         dropout_keys = None
         if context.rng is not None and rate > 0:
             dropout_keys = head_keys(context.rng, c.num_heads)

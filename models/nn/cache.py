@@ -29,8 +29,8 @@ class LayerCache:
     key: Array
     value: Array
     recent: tuple[Array, ...] = ()
-    """Inputs of the last w tokens of each of M beams, `[B, M, w, N, H]`, which head convolution
-    reads again (`config.recent_shapes`)."""
+    """The inputs of head convolution for the last w tokens of each of M beams, `[B, M, w, N, H]`.
+    See `config.recent_shapes`."""
     window: int | None = struct.field(pytree_node=False, default=None)
     """The attention window, if the slots form a ring. If None, the layer keeps all tokens."""
 
@@ -50,8 +50,8 @@ class Cache:
     """Keys and values in S slots of each sequence. The first `index` slots are written.
 
     To remove the newest tokens, decrease `index`: decoding continues as if they had not been
-    written. A full ring has overwritten older tokens, so `index` may then be at most `spare` below
-    the largest number of tokens written so far (`can_go_back`).
+    written. A full ring has overwritten older tokens. The index can then decrease by at most
+    `spare` from the largest number of tokens written so far (`can_go_back`).
     """
 
     layers: LayerCaches
@@ -75,7 +75,7 @@ class Cache:
         return tuple(layer for layer in layers if layer.window is not None)
 
     def can_go_back(self, written: int, index: int) -> bool:
-        """Returns whether the cache can go back to `index` tokens after `written` were written."""
+        """Returns whether `written` tokens can be reduced to the first `index` tokens."""
         full = any(written > ring.num_slots for ring in self.rings)
         return not full or written - index <= self.spare
 
@@ -99,7 +99,8 @@ def init_cache(
     """Returns an empty cache of `length` slots for each of `batch_size` sequences.
 
     A layer with a window of W tokens keeps only W tokens instead of `length`. If layers are stacked
-    (`execution.layers` is not "separate") and their windows differ, every layer keeps `length`.
+    (`execution.layers` is not "separate") and their windows differ, every layer keeps `length`
+    tokens.
 
     Args:
       config: sizes.
@@ -108,8 +109,8 @@ def init_cache(
       length: the number of slots, S.
       spare: the number of tokens that are kept in addition to a window. At most `spare` tokens can
         be removed (`Cache`). If `spare` equals `length`, every layer keeps all slots.
-      num_beams: the number of beams. Their tokens are written next to each other, and attended to
-        with a mask `[B, num_beams, S]`. Windows are multiplied by `num_beams`.
+      num_beams: the number of beams. All beams share the slots. A mask `[B, num_beams, S]` selects
+        the slots of each beam. Windows are multiplied by `num_beams`.
     """
     config = config.decoder
     heads = (batch_size, config.kv_heads)
@@ -142,13 +143,13 @@ def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, le
     """Returns a cache of one beam with more slots and the same tokens.
 
     Args:
-      cache: made by `init_cache` for the same model.
+      cache: a cache that `init_cache` returned for the same model.
       config: sizes.
       execution: as for `init_cache`.
-      length: the new number of slots, at least that of `cache`.
+      length: the new number of slots, at least `cache.length`.
     """
     first = cache.layers[0] if isinstance(cache.layers, tuple) else cache.layers
-    # A leading L may precede the batch axis.
+    # A layer axis L may precede the batch axis.
     rows = first.key.shape[-4]
     # Take the shapes and static fields of a larger cache, and pad every array to its shape.
     larger = jax.eval_shape(lambda: init_cache(config, execution, rows, length, spare=cache.spare))
@@ -173,7 +174,7 @@ def advance_cache(
     *,
     positions: Int[Array, "B S"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache | None]:
-    """Returns the hidden states, and the cache (if there is one) after the layers wrote T slots.
+    """Returns the hidden states, and the cache after a call wrote T slots (or None).
 
     Keys and values of the source, `cross`, are computed once and reused by later calls.
     A write beyond the last slot overwrites that slot. After such a write, the hidden states are
@@ -217,9 +218,9 @@ def write_tokens(
 ) -> tuple[LayerCache, Keys]:
     """Writes T tokens into a layer's cache; returns the cache and the keys that they attend to.
 
-    The first token gets slot `index` of the whole cache. If R ≥ W + T - 1, the ring after the write
-    still contains every key that the T tokens attend to. Otherwise, the T tokens attend to the keys
-    of the ring before the write, and to their own keys.
+    The first token is written to slot `index`, counted over the whole cache. If R ≥ W + T - 1, the
+    ring after the write still contains every key that the T tokens attend to. Otherwise, the T
+    tokens attend to the keys of the ring before the write, and to their own keys.
     """
     # T new tokens, and R slots; without a window, slot i contains token i.
     length, slots = key.shape[-1], cache.num_slots
@@ -253,8 +254,7 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
 
 
 FEW_TOKENS = 8
-"""Up to this number of tokens, each token is written separately: XLA writes a single token in
-place.
+"""The maximum number of tokens that are written one by one. XLA writes a single token in place.
 """
 
 
@@ -289,10 +289,10 @@ def with_beams(cache: Cache, num_beams: int) -> Cache:
 
 
 def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
-    """Returns the cache for new beams. Each new beam continues the old beam with the given index.
+    """Returns the cache for new beams. New beam k continues the old beam `beams[:, k]`.
 
-    Keys and values stay in their slots: beams share the slots, and masks select what each beam
-    sees. Only the inputs of head convolution are stored per beam, and are reordered.
+    Keys and values stay in their slots. Beams share the slots, and masks select the slots of each
+    beam. Only the inputs of head convolution are stored per beam, and are reordered.
     """
 
     def chosen(x: Array) -> Array:
@@ -318,7 +318,7 @@ def _write_slots(
     slot: Int[Array, ""],
 ) -> tuple[Float[Array, "B K H R"], Float[Array, "B K R V"]]:
     """Writes T tokens into consecutive slots from `slot` on. Pairs are (cache, new tokens)."""
-    # With one row or one key/value head, XLA on CPU would copy the whole cache.
+    # With one row or one key/value head, XLA's CPU backend would copy the whole cache.
     if 1 not in key[0].shape[:2]:
         return _update_slots(key, value, slot)
     return _write_to_one(key, value, slot)
@@ -340,15 +340,15 @@ def _write_to_one(
 ) -> tuple[Array, Array]:
     """Writes into the slots of a cache with one row or one key/value head.
 
-    For the products of attention, XLA's CPU backend removes an axis of size 1. The backend fuses
-    this reshape with the write, and then copies each whole array four times per token. XLA does not
-    fuse across the branch of a condition, so write inside a branch.
+    XLA's CPU backend removes an axis of size 1 before the matmuls of attention. It fuses this
+    reshape with the write, and then copies each whole array four times per token. XLA does not fuse
+    across the branches of `cond`, so this function writes inside a branch.
     """
 
     def write_in_branch(
         key: tuple[Array, Array], value: tuple[Array, Array], slot: Array
     ) -> tuple[Array, Array]:
-        # If the slots are exceeded, `advance_cache` makes the result NaN, so the written values do
+        # If the tokens do not fit, `advance_cache` sets the result to NaN, so the written values do
         # not matter.
         fits = slot + key[1].shape[3] <= key[0].shape[3]
         old = key[0], value[0]
@@ -363,9 +363,10 @@ def _write_to_rows(
     batched: Sequence[tuple[bool, bool] | bool],
     *arguments: PyTree,
 ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
-    """Writes into the rows that `vmap` maps over.
+    """Writes into the slots of each row that `vmap` maps over.
 
-    Uses no condition, which `vmap` would replace by copies of whole arrays.
+    This function does not use `cond`, because `vmap` converts it to a select, which copies whole
+    arrays.
     """
     axes = jax.tree.map(lambda mapped: 0 if mapped else None, tuple(batched))
     write = jax.vmap(_update_slots, in_axes=axes, axis_size=axis_size)

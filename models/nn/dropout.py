@@ -2,16 +2,15 @@
 
 Srivastava et al. 2014. Whether an element is dropped is a function of the seed, the step, the
 sequence, the layer, the name of the dropout in the layer, the row and the column. For activations,
-the row is the token and the column is the feature; for attention weights, the row is the query and
-the column is the key. The draw does not depend on how the data is divided into batches,
-micro-batches and devices, so every layout trains the same model. A device draws the mask of its
-shard of a sequence without communication. An attention kernel can draw the mask of any block, in
-any order, more than once.
+rows are tokens and columns are features. For attention weights, rows are queries and columns are
+keys. The draw does not depend on how the data is divided into batches, micro-batches and devices,
+so every layout trains the same model. A device draws the mask of its shard of a sequence without
+communication. An attention kernel can draw the mask of any block, in any order, more than once.
 
-One block of Threefry-2x32 has 64 bits, which decide about four columns. The four columns of a block
-are 8 apart, because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of each 32
-columns share the block with the counter (row, g), where g = 8 · (number of groups of 32 before) +
-r.
+One block of Threefry-2x32 has 64 bits, 16 bits for each of four columns. The four columns of a
+block are 8 apart, because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of
+each 32 columns share the block with the counter (row, g), where g = 8 · (number of groups of 32
+before) + r.
 """
 
 import functools
@@ -60,7 +59,7 @@ def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> 
 
 
 def fold_in(rng: Keys, data: int | Array) -> Keys:
-    """Derives the keys of a layer, or of a dropout in a layer, from a number.
+    """Derives keys for a layer, or for a dropout in a layer, by folding in an integer.
 
     Returns None if the keys are None.
     """
@@ -94,8 +93,8 @@ def dropout(
 
     Args:
       x: `[B, T, …]`, tokens of sequences, or `[B, D]`, one vector per sequence.
-      rate: in [0, 1); 0 changes nothing.
-      rng: one key per sequence; None changes nothing.
+      rate: in [0, 1). If 0, there is no dropout.
+      rng: one key per sequence. If None, there is no dropout.
       name: the name of this dropout in its layer.
 
     Raises:
@@ -129,9 +128,9 @@ def drop_weights(
     """Sets attention weights to 0 with probability `rate` and divides the others by 1 - rate.
 
     Args:
-      weights: of all queries and keys.
-      rate: in [0, 1); 0 changes nothing.
-      rng: a layer's key for each sequence; None changes nothing.
+      weights: the attention weights of all queries and keys.
+      rate: in [0, 1). If 0, there is no dropout.
+      rng: a layer's key for each sequence. If None, there is no dropout.
     """
     if rate == 0 or rng is None:
         return weights
@@ -160,16 +159,16 @@ def kept_elements(
     """
     # Four columns share a counter, so each group of 32 columns has 8 counters.
     shape = num_rows, -(-num_columns // GROUP) * ROWS
-    row, number = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    row, counter = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
     if places is not None:
         # Indices may differ between sequences, so broadcast them over the axes of heads.
         lead = (-1, *(1,) * (keys.ndim - 2))
         row = places[0].astype(jnp.uint32).reshape(*lead, num_rows, 1)
         firsts = places[1][:, ::GROUP].astype(jnp.uint32)[..., None] // np.uint32(GROUP // ROWS)
-        number = (firsts + jnp.arange(ROWS, dtype=jnp.uint32)).reshape(*lead, 1, shape[1])
-        row, number = jnp.broadcast_arrays(row, number)
+        counter = (firsts + jnp.arange(ROWS, dtype=jnp.uint32)).reshape(*lead, 1, shape[1])
+        row, counter = jnp.broadcast_arrays(row, counter)
     first, second = (keys[..., word, None, None] for word in (0, 1))
-    words = threefry((first, second), (row, number))
+    words = threefry((first, second), (row, counter))
     # Without the barrier, XLA recomputes each block for each of its four columns.
     words = (x.reshape(*x.shape[:-1], -1, ROWS) for x in jax.lax.optimization_barrier(words))
     below = dropped_below(rate)
@@ -195,9 +194,9 @@ def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R
 
 
 def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
-    """Returns the result of `_kept_stacked`.
+    """Computes the same result as `_kept_stacked`.
 
-    It is 6 times as fast on CPU, but needs more memory on a TPU.
+    This version is 6 times as fast on CPU, but needs more memory on a TPU.
     """
     # The columns of a group form 4 parts of 8 columns. Parts 0 and 1 use the low and high half of
     # the first word, parts 2 and 3 the low and high half of the second word (`draws`).

@@ -9,9 +9,9 @@
 
 The experts can be computed in three ways. `blocked` sorts the tokens by expert and multiplies
 blocks of tokens by the expert's matrices. It works on every platform. `ragged` computes the same
-result by `jax.lax.ragged_dot`, which is efficient on TPUs; on other platforms it multiplies every
-token by every expert's matrices. `capacity` assigns each expert a limited number of tokens of each
-sequence, and drops the other tokens.
+result with `jax.lax.ragged_dot`. This function is efficient on TPUs; on other platforms it
+multiplies every token by every expert's matrices. `capacity` assigns each expert a limited number
+of tokens of each sequence, and drops the other tokens.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ Carry = TypeVar("Carry")
 
 @struct.dataclass
 class RouterStatistics:
-    """Sums over the real tokens of each sequence, for one layer or, `[L, …]`, for all layers."""
+    """Router sums over the real tokens of each sequence, for one layer or for all L layers."""
 
     assigned: Float[Array, "*L B E"]
     """How many times each expert was chosen; this count has no gradient."""
@@ -139,8 +139,8 @@ class Kernels(NamedTuple):
     """The kernels of the linear maps of E experts."""
 
     inputs: tuple[Float[Array, "E D F"], ...]
-    """The kernels before the activation: the two kernels of the gate and the gated map, or the
-    kernel of a single map."""
+    """The kernels before the activation: of the gate and the up projection, or only of the up
+    projection."""
     down: Float[Array, "E F D"]
 
 
@@ -190,18 +190,18 @@ class Experts(nn.Module):
             jitter nor dropout is applied.
         """
         c, e = self.config, self.execution
-        number, width = c.num_experts, c.expert_dim
+        num_experts, width = c.num_experts, c.expert_dim
         real = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
         init = nn.initializers.normal(c.init_std or 0.02)
         out_init = nn.initializers.normal(self.output_init_std or 0.02)
-        router = self.param("router", init, (c.d_model, number), e.param_dtype)
+        router = self.param("router", init, (c.d_model, num_experts), e.param_dtype)
         inputs = tuple(
-            self.param(name, init, (number, c.d_model, width), e.param_dtype)
+            self.param(name, init, (num_experts, c.d_model, width), e.param_dtype)
             for name in (("gate", "up") if c.gated_experts else ("up",))
         )
-        down = self.param("down", out_init, (number, width, c.d_model), e.param_dtype)
+        down = self.param("down", out_init, (num_experts, width, c.d_model), e.param_dtype)
 
-        # The router decides in float32 (Fedus et al. 2022, section 2.4).
+        # The router computes in float32 (Fedus et al. 2022, section 2.4).
         seen = _jittered(x.astype(jnp.float32), c.router_jitter, rng)
         logits = jnp.einsum("BTD,DE->BTE", seen, router.astype(jnp.float32))
         probability = jax.nn.softmax(logits, axis=-1)
@@ -221,7 +221,7 @@ class Experts(nn.Module):
             y += shared(c, e, self.output_init_std, name=f"shared_{i}")(x, fold_in(rng, i))
 
         # Statistics for the losses, over real tokens only.
-        one_hot = jax.nn.one_hot(chosen, number).sum(axis=2) * real[..., None]  # [B, T, E]
+        one_hot = jax.nn.one_hot(chosen, num_experts).sum(axis=2) * real[..., None]  # [B, T, E]
         squared = jnp.square(jax.nn.logsumexp(logits, axis=-1)) * real
         return y, RouterStatistics(
             assigned=jax.lax.stop_gradient(one_hot.sum(axis=1)),
@@ -261,12 +261,13 @@ class ExpertMixture(nn.Module):
     def dropless(
         self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
     ) -> Float[Array, "B T D"]:
-        """Returns the weighted sums over those chosen experts that `kernels` contains."""
+        """Returns the weighted sums over the chosen experts, if `kernels` contains them."""
         compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
             self.execution.experts, _by_platform
         )
         per_token = choice.experts.shape[-1]
-        # Experts see tokens only, so merge sequences: [B, T, K] to [M, K] with M = B · T.
+        # Experts process each token separately, so merge the sequences: [B, T, K] to [M, K] with M
+        # = B · T.
         flat = Choice(
             choice.experts.reshape(-1, per_token),
             choice.weight.reshape(-1, per_token),
@@ -278,42 +279,42 @@ class ExpertMixture(nn.Module):
     def dispatch(
         self, x: Float[Array, "B T D"], choice: Choice
     ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
-        """Returns the tokens of each sequence for each expert, and the slot of each choice.
+        """Returns the tokens in each expert's C slots, and the slot of each choice.
 
         The capacity is computed per sequence from its real tokens, so that the result does not
         depend on the batch or on padding. The first choices of all tokens take precedence over
         second choices (Lepikhin et al. 2020, "GShard"). A choice beyond the capacity gets the slot
         E · C.
         """
-        number, (_, length, per_token) = self.config.num_experts, choice.experts.shape
+        num_experts, (_, length, per_token) = self.config.num_experts, choice.experts.shape
         real = choice.real != 0
         assert self.config.expert_capacity is not None
         # The capacity of an expert for every possible number of real tokens.
         sizes = np.arange(length + 1)
-        taken = np.ceil(sizes * per_token / number * self.config.expert_capacity)
-        taken = np.minimum(taken, sizes).astype(np.int32)  # one choice per token
-        capacity = int(taken[-1])
-        # Which expert each choice takes, [B, T, K, E].
-        one_hot = jax.nn.one_hot(choice.experts, number, dtype=jnp.int32)
-        one_hot *= real[..., None, None]  # padding takes no capacity
+        capacities = np.ceil(sizes * per_token / num_experts * self.config.expert_capacity)
+        capacities = np.minimum(capacities, sizes).astype(np.int32)  # one choice per token
+        capacity = int(capacities[-1])
+        # The expert of each choice as a one-hot vector, [B, T, K, E].
+        one_hot = jax.nn.one_hot(choice.experts, num_experts, dtype=jnp.int32)
+        one_hot *= real[..., None, None]  # padding uses no capacity
         # Order the choices of a sequence by rank, then by token, and count them per expert.
         # [B, T, K, E] to [B, K · T, E]: all first choices, then all second choices.
-        by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, number)
+        by_choice = jnp.swapaxes(one_hot, 1, 2).reshape(x.shape[0], per_token * length, num_experts)
         # the index of the choice among all choices of the same expert
         rank = jnp.cumsum(by_choice, axis=1) - by_choice
         rank = jnp.sum(rank * by_choice, axis=-1).reshape(x.shape[0], per_token, length)
         rank = jnp.swapaxes(rank, 1, 2)  # [B, T, K]
         # Look up the capacity of each sequence. Choices beyond the capacity are dropped.
-        of_sequence = jnp.asarray(taken)[jnp.sum(real, axis=1)]  # [B]
+        of_sequence = jnp.asarray(capacities)[jnp.sum(real, axis=1)]  # [B]
         kept = (rank < of_sequence[:, None, None]) & real[..., None]
-        slot = jnp.where(kept, choice.experts * capacity + rank, number * capacity)
+        slot = jnp.where(kept, choice.experts * capacity + rank, num_experts * capacity)
 
         def fill(x: Array, slot: Array) -> Array:
-            rows = jnp.zeros((number * capacity, x.shape[-1]), x.dtype)
+            rows = jnp.zeros((num_experts * capacity, x.shape[-1]), x.dtype)
             # Choices with a slot out of range are dropped: [T, D] to [E · C, D].
             return rows.at[slot.reshape(-1)].set(jnp.repeat(x, per_token, axis=0), mode="drop")
 
-        return jax.vmap(fill)(x, slot).reshape(x.shape[0], number, capacity, -1), slot
+        return jax.vmap(fill)(x, slot).reshape(x.shape[0], num_experts, capacity, -1), slot
 
     def by_capacity(
         self, rows: Float[Array, "B E C D"], kernels: Kernels
@@ -327,7 +328,7 @@ class ExpertMixture(nn.Module):
 def combine(
     outputs: Float[Array, "B E C D"], slot: Int[Array, "B T K"], weight: Float[Array, "B T K"]
 ) -> Float[Array, "B T D"]:
-    """Returns the weighted sum of each token's outputs. A dropped choice adds 0."""
+    """Returns the weighted sum of the experts' outputs for each token. A dropped choice adds 0."""
 
     def of_sequence(outputs: Array, slot: Array) -> Array:
         rows = outputs.reshape(-1, outputs.shape[-1])
@@ -366,11 +367,11 @@ def _by_platform(x: Array, choice: Choice, kernels: Kernels, *, activation: Acti
 def _ragged(
     x: Float[Array, "M D"], choice: Choice, kernels: Kernels, *, activation: Activation
 ) -> Float[Array, "M D"]:
-    """Returns the weighted sums of the experts' outputs, computed by XLA's ragged products."""
-    number, per_token = kernels.down.shape[0], choice.experts.shape[1]
-    experts = _known(choice.experts, number).reshape(-1)
+    """Returns the weighted sums of the experts' outputs, computed with `ragged_dot`."""
+    num_experts, per_token = kernels.down.shape[0], choice.experts.shape[1]
+    experts = _known(choice.experts, num_experts).reshape(-1)
     order = jnp.argsort(experts, stable=True)  # indices of the choices, sorted by expert
-    sizes = jnp.bincount(experts, length=number).astype(jnp.int32)
+    sizes = jnp.bincount(experts, length=num_experts).astype(jnp.int32)
     # Choice i of the flat list belongs to token i // k.
     rows = x[order // per_token]
     before = tuple(jax.lax.ragged_dot(rows, kernel, sizes) for kernel in kernels.inputs)
@@ -383,15 +384,16 @@ def _ragged(
     return jnp.einsum("MKD,MK->MD", outputs, choice.weight)
 
 
-def _known(chosen: Int[Array, "M K"], number: int) -> Int[Array, "M K"]:
-    """Replaces the indices of experts that are out of range by `number`."""
-    return jnp.where((chosen >= 0) & (chosen < number), chosen, number)
+def _known(chosen: Int[Array, "M K"], num_experts: int) -> Int[Array, "M K"]:
+    """Replaces expert indices that are out of range by `num_experts`."""
+    return jnp.where((chosen >= 0) & (chosen < num_experts), chosen, num_experts)
 
 
 class _Blocks(NamedTuple):
     """The M · K choices, sorted by expert and padded to R rows.
 
-    The rows of each expert are whole blocks. R is large enough for any choices.
+    The rows of each expert are padded to whole blocks. R is large enough for every distribution of
+    the choices.
     """
 
     used: Int[Array, " E"]
@@ -418,27 +420,27 @@ def _by_blocks(
     The rows of each expert are padded to whole blocks of the smallest size b. At most
     M · K / b + E blocks are needed, so shapes are static and no choice is dropped.
     """
-    number, block = kernels.down.shape[0], BLOCKS[-1]
-    experts = _known(choice.experts, number).reshape(-1)
+    num_experts, block = kernels.down.shape[0], BLOCKS[-1]
+    experts = _known(choice.experts, num_experts).reshape(-1)
     order = jnp.argsort(experts, stable=True)
     # The index of each expert's first choice among the sorted choices (`starts`), and of its first
     # row among the padded rows (`first`).
-    counts = jnp.bincount(experts, length=number)
+    counts = jnp.bincount(experts, length=num_experts)
     starts = jnp.cumsum(counts) - counts
     size = -(-counts // block) * block
     end = jnp.cumsum(size)
     first = end - size
 
     # Map rows to choices: find the expert of each row, and the choice that the row contains.
-    rows = jnp.arange((-(-experts.size // block) + number) * block)
-    expert = jnp.minimum(jnp.searchsorted(end, rows, side="right"), number - 1)
+    rows = jnp.arange((-(-experts.size // block) + num_experts) * block)
+    expert = jnp.minimum(jnp.searchsorted(end, rows, side="right"), num_experts - 1)
     rank = rows - first[expert]
     filled = (rank < counts[expert]) & (rows < end[-1])
     member = order[jnp.where(filled, starts[expert] + rank, 0)]
     # Also map choices to rows, so that the forward and the backward pass gather and never scatter.
-    place = jnp.argsort(order)  # index of each choice in sorted order
-    own = jnp.minimum(experts, number - 1)
-    row = jnp.where(experts < number, first[own] + place - starts[own], rows.size)
+    position = jnp.argsort(order)  # index of each choice in sorted order
+    clipped = jnp.minimum(experts, num_experts - 1)
+    row = jnp.where(experts < num_experts, first[clipped] + position - starts[clipped], rows.size)
     used = jnp.argsort(counts == 0, stable=True)
     row = row.reshape(choice.experts.shape)
     blocks = _Blocks(used, jnp.sum(counts > 0), first, size, member, filled, row)
@@ -475,20 +477,22 @@ def _blocks_forward(
     outputs = jnp.zeros((num_rows, x.shape[1]), x.dtype)
     wide = tuple(jnp.zeros((num_rows, width), x.dtype) for _ in kernels.inputs)
 
-    def of_expert(number: Array, carry: _Outputs) -> _Outputs:
-        expert = blocks.used[number]
+    def of_expert(i: Array, carry: _Outputs) -> _Outputs:
+        expert = blocks.used[i]
         inputs, down = jax.tree.map(lambda kernel: kernel[expert], kernels)
 
         def of_block(start: Array, size: int, carry: _Outputs) -> _Outputs:
             rows = _rows_of(x, blocks, start, size=size, per_token=weight.shape[1])
             before = tuple(rows @ kernel for kernel in inputs)
             output = _hidden(activation, before) @ down
-            return jax.tree.map(lambda all_, own: _put(all_, own, start), carry, (output, before))
+            return jax.tree.map(
+                lambda rows, block: _put(rows, block, start), carry, (output, before)
+            )
 
         return _over_blocks(blocks, expert, of_block, carry)
 
     outputs, kept = jax.lax.fori_loop(0, blocks.num_used, of_expert, (outputs, wide))
-    # Return to the order of the tokens, with a row for each of a token's K choices.
+    # Restore the order of the tokens, with one row for each of a token's K choices.
     of_choice = _of_choices(outputs, blocks)  # [M, K, D]
     y = jnp.einsum("MKD,MK->MD", of_choice, weight)
     return y, (weighted, kernels, blocks, kept, outputs)
@@ -500,12 +504,12 @@ def _blocks_backward(
     (x, weight), kernels, blocks, kept, outputs = residuals
     per_token = weight.shape[1]
 
-    def of_expert(number: Array, carry: _Gradients) -> _Gradients:
-        expert = blocks.used[number]
-        inputs, down = own = jax.tree.map(lambda kernel: kernel[expert], kernels)
+    def of_expert(i: Array, carry: _Gradients) -> _Gradients:
+        expert = blocks.used[i]
+        inputs, down = expert_kernels = jax.tree.map(lambda kernel: kernel[expert], kernels)
 
         def of_block(start: Array, size: int, carry: _Gradients) -> _Gradients:
-            d_rows, d_own = carry
+            d_rows, d_expert = carry
             # The gradient of a row is the gradient of its token times the weight of the choice.
             d_output = _rows_of(dy, blocks, start, size=size, per_token=per_token)
             d_output *= weight.reshape(-1)[_take(blocks.member, start, size)][:, None]
@@ -516,17 +520,17 @@ def _blocks_backward(
             rows = _rows_of(x, blocks, start, size=size, per_token=per_token)
             d_row = sum(d @ kernel.T for d, kernel in zip(d_before, inputs, strict=True))
             d_inputs = tuple(
-                total + rows.T @ d for total, d in zip(d_own.inputs, d_before, strict=True)
+                total + rows.T @ d for total, d in zip(d_expert.inputs, d_before, strict=True)
             )
-            d_down = d_own.down + hidden.T @ d_output
+            d_down = d_expert.down + hidden.T @ d_output
             return _put(d_rows, jnp.asarray(d_row), start), Kernels(d_inputs, d_down)
 
         # Sum up the gradients of one expert, which may fit into a processor's cache, then store
         # them.
         d_rows, d_kernels = carry
-        sums = d_rows, jax.tree.map(jnp.zeros_like, own)
-        d_rows, d_own = _over_blocks(blocks, expert, of_block, sums)
-        return d_rows, jax.tree.map(lambda all_, own: all_.at[expert].set(own), d_kernels, d_own)
+        sums = d_rows, jax.tree.map(jnp.zeros_like, expert_kernels)
+        d_rows, d_expert = _over_blocks(blocks, expert, of_block, sums)
+        return d_rows, jax.tree.map(lambda d, d_one: d.at[expert].set(d_one), d_kernels, d_expert)
 
     zeros = (jnp.zeros_like(outputs), jax.tree.map(jnp.zeros_like, kernels))
     d_rows, d_kernels = jax.lax.fori_loop(0, blocks.num_used, of_expert, zeros)
@@ -545,21 +549,21 @@ def _over_blocks(
     """Calls `of_block(first row, number of rows, carry)` for the blocks of an expert."""
     start, left = blocks.first[expert], blocks.size[expert]
     # The maximum number of rows of one expert. Skip larger block sizes: if a block contained all
-    # rows, XLA would move its products out of the loop, and compute them even if the loop never
+    # rows, XLA would hoist its matmuls out of the loop, and compute them even if the loop never
     # ran.
     most = blocks.member.size - blocks.first.size * BLOCKS[-1]
 
-    def of_number(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
+    def step(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:
         return of_block(start + i * size, size, carry)
 
     # Fill large blocks first, then put the remaining tokens into smaller blocks.
     for size in BLOCKS:
         if size > most:
             continue
-        number = left // size
-        body = functools.partial(of_number, start=start, size=size)
-        carry = jax.lax.fori_loop(0, number, body, carry)
-        start, left = start + number * size, left - number * size
+        num_blocks = left // size
+        body = functools.partial(step, start=start, size=size)
+        carry = jax.lax.fori_loop(0, num_blocks, body, carry)
+        start, left = start + num_blocks * size, left - num_blocks * size
     return carry
 
 

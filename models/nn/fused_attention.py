@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """Static properties of a call of attention, which determine the kernels that support it."""
+    """The static properties of an attention call. They determine the kernels that support it."""
 
     num_queries: Size
     num_keys: Size
@@ -73,7 +73,7 @@ LARGEST_BLOCKS = (512, 384, 256, BLOCK)
 MAX_CUDNN_HEAD_DIM = 128
 """The largest head size that cuDNN supports on GPUs before Hopper."""
 TRITON_BLOCK = 64
-"""The Triton kernel processes tokens in blocks of this size or twice as large."""
+"""The Triton kernel processes tokens in blocks of this size or twice this size."""
 TRITON_HEAD_DIMS = (16, 32, 64, 128)
 """The head sizes that the Triton kernel supports. Triton's tiles require powers of two, and larger
 heads do not fit into registers."""
@@ -83,7 +83,7 @@ gradients of all queries of a head in on-chip memory."""
 
 FLASH_MEMORY = 53 << 18
 """Upper limit of `flash_bytes`, 13.25 MiB. A kernel has 16 MiB of on-chip memory, and the compiler
-needs a part of this memory. Above the limit, the compiler refused some shapes for TPU v4.
+needs a part of this memory. Above the limit, the compiler rejected some shapes for TPU v4.
 """
 
 
@@ -99,14 +99,14 @@ def flash_bytes(call: AttentionCall) -> int:
         for n in (call.num_queries, call.num_keys)
     )
     # Blocks that are copied from or to main memory are double-buffered.
-    given = 2 * size * block_q * (sizes + call.head_dim)  # queries, output and its gradient
-    given += 4 * size * block_k * sizes  # keys and values, and their gradients
+    buffers = 2 * size * block_q * (sizes + call.head_dim)  # queries, output and its gradient
+    buffers += 4 * size * block_k * sizes  # keys and values, and their gradients
     # The sums of the gradients of keys and values, in float32.
     sums = 4 * block_k * sizes
     tiles = block_q * block_k * (4 + 4 + 2 * size)  # scores, weights and their gradients
     # The gradients of all queries of a head: the float32 sums, and the double-buffered result.
     of_queries = int(call.num_queries) * call.key_dim * (4 + 2 * size)
-    return given + sums + tiles + of_queries
+    return buffers + sums + tiles + of_queries
 
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
@@ -215,13 +215,13 @@ def cudnn_attention(
     window: int | None,
     cap: float | None,
 ) -> Float[Array, "B T N H"]:
-    """Computes flash attention by cuDNN, for NVIDIA's GPUs; scores are not scaled and not capped.
+    """Computes flash attention with cuDNN on NVIDIA GPUs; scores are not scaled and not capped.
 
     Causal order and a window are passed to cuDNN as arguments. (Two features of cuDNN are not used:
     a window without causal order would let queries attend to all later keys, and sequence lengths
     describe only padding at the end.) Segments become a finite bias of the scores, so that a query
-    without keys does not give NaN. The bias has B · T · S elements, and older versions of jax also
-    compute its gradient.
+    without visible keys does not give NaN. The bias has B · T · S elements, and older versions of
+    jax also compute its gradient.
 
     Raises:
       RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or cuDNN does not support
@@ -256,7 +256,7 @@ def splash_attention(
     window: int | None,
     cap: float | None,
 ) -> Float[Array, "B T N V"]:
-    """Computes splash attention, for TPUs; scores are not scaled.
+    """Computes splash attention on TPUs; scores are not scaled.
 
     Fully masked blocks are skipped. Heads smaller than 128 are not padded here: the compiler stores
     them in tiles of 128. T and S are multiples of 128.
@@ -276,7 +276,7 @@ def splash_attention(
             attn_logits_soft_cap=cap,
             residual_checkpoint_name=KERNEL_RESIDUALS,
         )
-    # The kernel takes one sequence, with heads before tokens: map it over the batch.
+    # The kernel processes one sequence, with heads before tokens, so map it over the batch.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     ids = None if segments is None else splash.SegmentIds(*segments)
     context = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
@@ -289,7 +289,7 @@ def _splash_mask(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     shape = num_queries, num_keys
-    # Our window includes the query's own key and, in causal order, no later keys.
+    # The window includes the query's own key. In causal order, it includes no later keys.
     if window is not None:
         return masks.LocalMask(shape, (window - 1, 0 if causal else window - 1), 0)
     return masks.CausalMask(shape) if causal else masks.FullMask(shape)
@@ -312,10 +312,10 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
 
 
 def _flash_attention(module: str, *arrays: Any, cap: float | None, **options: Any) -> Array:
-    """Computes flash attention by a module in `kernels`; scores are not scaled or capped.
+    """Computes flash attention with a module in `kernels`; scores are not scaled or capped.
 
-    With the option `keys`, weights are dropped with probability `rate`. These are the same weights
-    that attention by XLA drops.
+    With the option `keys`, weights are dropped with probability `rate`. Attention with XLA drops
+    the same weights.
     """
     assert cap is None
     # Import here, because a machine may lack the kernel's compiler.
@@ -341,9 +341,9 @@ class FusedAttention(nn.Module):
     Attributes:
       kernel: one of `KERNELS`.
       causal: whether a query attends only to keys up to its own position.
-      window: if given, a query attends only to keys at a distance below `window`.
-      cap: if given, scores s become cap · tanh(s / cap).
-      dropout_rate: probability that a weight is dropped, if dropout keys are given.
+      window: if not None, a query attends only to keys at a distance below `window`.
+      cap: if not None, scores s become cap · tanh(s / cap).
+      dropout_rate: probability that a weight is dropped, if a call has dropout keys.
     """
 
     kernel: str
@@ -367,10 +367,10 @@ class FusedAttention(nn.Module):
 
         Args:
           query: already scaled.
-          key: the keys, of the same head size as the queries; K divides N.
+          key: the keys, with the head size of the queries; K divides N.
           value: values of any size.
           segments: segment ids of queries and keys. A query attends to the keys with its segment
-            id. The output of a query without such keys is finite, but its gradient must not be
+            id. If a query has no such keys, its output is finite, but its gradient must not be
             used.
           use_window: whether the window applies to this layer. If None, it does.
           keys: dropout keys for each head of each sequence. If None, no dropout.
@@ -400,8 +400,8 @@ class FusedAttention(nn.Module):
         query, key, value = arrays
         attend = functools.partial(kernel, causal=self.causal, cap=self.cap)
         full = functools.partial(attend, window=None)
-        # A window that is as long as the sequence hides no keys: leave it out, because this is
-        # cheaper.
+        # A window that covers the whole sequence masks no keys: leave it out, because the kernel is
+        # then faster.
         if self.window is None or self.window >= key.shape[1]:
             return full(query, key, value, segments)
         windowed = functools.partial(attend, window=self.window)

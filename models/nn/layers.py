@@ -15,7 +15,7 @@ from .dropout import RowKeys, dropout
 from .typing import Array, Float, Int
 
 FEW_ROWS = range(2, 9)
-"""If x has one of these numbers of rows, `affine` swaps the operands of the product on CPU."""
+"""The numbers of rows of x for which `affine` swaps the operands of the matmul on CPU."""
 
 
 class Linear(nn.Module):
@@ -158,7 +158,7 @@ class LayerNorm(nn.Module):
         `norm_bias` also a learned bias.
       execution: precision.
       use_bias: whether an affine norm has a bias.
-      num_scaled_axes: the scale and the bias vary over this number of last axes.
+      num_scaled_axes: the number of last axes that the scale and the bias have.
     """
 
     config: TransformerConfig
@@ -212,7 +212,7 @@ NORMS: dict[NormKind, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer
 def exact_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns the exact GELU, x · Φ(x), computed in float32 (Hendrycks and Gimpel 2016).
 
-    Uses `erf`. `jax.nn.gelu` uses `erfc`, which is more exact for tiny values and slower on CPU.
+    Uses `erf`. `jax.nn.gelu` uses `erfc`, which is more accurate for tiny values and slower on CPU.
     """
     x32 = x.astype(jnp.float32)
     return (0.5 * x32 * (1 + jax.lax.erf(x32 * math.sqrt(0.5)))).astype(x.dtype)
@@ -244,7 +244,7 @@ class FeedForward(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], rng: RowKeys | None = None
     ) -> Float[Array, "B T D"]:
-        """Maps every position in the same way; `rng` enables dropout after the activation."""
+        """Applies the same map to every token; `rng` enables dropout after the activation."""
         c = self.config
         linear = functools.partial(Linear, use_bias=c.use_bias, execution=self.execution)
         x = linear((c.feed_forward_dim,), c.init_std, name="up")(x)  # [B, T, F]
@@ -269,7 +269,7 @@ class GatedFeedForward(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], rng: RowKeys | None = None
     ) -> Float[Array, "B T D"]:
-        """Maps every position in the same way; `rng` enables dropout after the product."""
+        """Applies the same map to every token; `rng` enables dropout after the product."""
         c = self.config
         linear = functools.partial(Linear, execution=self.execution)
         biased = functools.partial(linear, use_bias=c.use_bias)

@@ -13,7 +13,7 @@ from flax import struct
 from .typing import Array, Bool, Int
 
 AnyArray = Array | np.ndarray
-"""Arrays that callers may pass: arrays of jax, or of numpy outside compiled functions."""
+"""An array that a caller may pass: of JAX or, outside compiled functions, of NumPy."""
 
 Size = Any
 """An int, or a symbolic dimension in a program that is exported with symbolic sizes."""
@@ -29,7 +29,7 @@ def band_mask(
     *,
     causal: bool = True,
 ) -> Bool[Array, "1 1 T S"]:
-    """Returns a mask: queries attend to keys up to their position, or in a two-sided window.
+    """Returns the mask of causal attention, or of attention in a two-sided window.
 
     With `window`, a query attends only to keys at a distance below `window`: the band of Child et
     al. 2019, "Generating long sequences with sparse transformers".
@@ -42,7 +42,7 @@ def band_mask(
 
 
 def last_keys(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
-    """Hides all but the last `window` visible keys of each query, which need not be consecutive."""
+    """Masks all but the last `window` visible keys of each query. They need not be consecutive."""
     later = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
     return mask & (later <= window)
 
@@ -57,10 +57,10 @@ def padding_mask(
     segment_ids: Int[AnyArray, "B S"] | None,
     query_segment_ids: Int[AnyArray, "B T"] | None = None,
 ) -> Bool[Array, "#B 1 #T #S"]:
-    """Hides padding, and in packed sequences the tokens of other documents.
+    """Masks padding and, in packed sequences, the tokens of other documents.
 
-    `query_segment_ids` are the documents of the queries. Defaults to the documents of the keys. A
-    three-dimensional `attention_mask` has an entry for each query and key.
+    `query_segment_ids` defaults to `segment_ids`. A three-dimensional `attention_mask` has an entry
+    for each query and key.
     """
     mask = jnp.ones((1, 1, 1, 1), bool)
     if attention_mask is not None:
@@ -89,16 +89,16 @@ class AttentionMask:
     segment_ids: Int[AnyArray, "B S"] | None = None
     """The document of each key, or 0 for padding."""
     query_segment_ids: Int[AnyArray, "B T"] | None = None
-    """The document of each query, if the queries are not the tokens of the keys."""
+    """The document of each query, if queries and keys are different tokens."""
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """If given, a query attends only to keys at a distance below `window`. A causal window has the
-    last `window` keys, including the query's own key. A window without causal order has up to
+    """If not None, a query attends only to keys at a distance below `window`. A causal window has
+    the last `window` keys, including the query's own key. A window without causal order has up to
     `window` - 1 keys on either side.
     """
     start: Int[Array, ""] | int = 0
-    """The index of the key whose position equals that of the first query."""
+    """The index of the key that has the position of the first query."""
     use_window: Bool[Array, ""] | None = None
     """Whether the window applies to this layer, if this differs between layers."""
     values: Bool[Array, "#B 1 #T #S"] | None = None
@@ -132,18 +132,18 @@ class AttentionMask:
         return dataclasses.replace(self, values=self.materialize())
 
     def segments(self) -> Segments | None:
-        """Describes the mask, apart from its band, by segment ids of queries and keys.
+        """Returns segment ids that describe the mask, except for causal order and the window.
 
         Requires a per-key mask and `start` 0. The allowed pairs are the same as in `materialize`,
-        except that padding queries of packed sequences (0) attend to the hidden keys, so that every
-        query has keys.
+        except that padding queries of packed sequences (segment 0) attend to masked keys, so that
+        every query has a key.
         """
         if self.segment_ids is not None:
             keys = jnp.asarray(self.segment_ids)
-            given = self.query_segment_ids
-            queries = keys if given is None else jnp.asarray(given)
+            query_ids = self.query_segment_ids
+            queries = keys if query_ids is None else jnp.asarray(query_ids)
         elif self.attention_mask is not None:
-            # All tokens form segment 1. Hidden keys move to segment 0 below.
+            # All tokens form segment 1. Below, masked keys move to segment 0.
             keys = jnp.ones(self.attention_mask.shape, jnp.int32)
             queries = jnp.ones((keys.shape[0], self.num_queries), jnp.int32)
         else:

@@ -3,11 +3,11 @@
 Position embeddings are learned (`learned`). Position encodings are computed (`sinusoidal`,
 `rotary`). Relative positions depend on the distance between two tokens (`buckets`, `alibi`).
 `make_positions` provides every kind for every family. Vectors are added to the embeddings;
-rotations and relative positions are used in attention. `models.lectures.positions` implements
-additional kinds.
+rotations and relative positions are used in attention. `models.lectures.positions` implements more
+kinds of positions.
 
-Only self-attention uses rotations and relative positions. Cross-attention knows positions only from
-the vectors that are added to the embeddings.
+Only self-attention uses rotations and relative positions. Cross-attention uses only the vectors
+that are added to the embeddings.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def default_positions(
     Args:
       start: the first requested slot (above 0 if a cache is continued).
       length: number of requested slots, T.
-      attention_mask: over all slots. Padding may be on either side.
+      attention_mask: 1 for real tokens, for all slots. Padding may be on either side.
       segment_ids: document of each token of a packed sequence.
     """
     index = jnp.arange(length)
@@ -78,21 +78,21 @@ def sinusoidal_positions(
         table = np.concatenate(waves, axis=-1)
     else:
         table = np.stack(waves, axis=-1).reshape(length, -1)
-    # If D is odd, the table has one column too many: leave it out.
+    # If D is odd, the table has an extra column. Drop it.
     return table[:, :d_model].astype(np.float32)
 
 
 @struct.dataclass
 class Positions:
-    """The information about the positions of the tokens that the layers of a stack need."""
+    """The positions of the tokens, in the representation that the layers of a stack use."""
 
     vectors: Float[Array, "#B #T D"] | None = None
     """The vector of each position, Π, which is added to the embeddings."""
     rotary: Rotary | None = None
     """Rotations of queries and keys."""
     windowed_rotary: Rotary | None = None
-    """Rotations in the layers with an attention window, if they differ from those in other layers
-    (Gemma 3).
+    """Rotations in the layers with an attention window, if they differ from the rotations in other
+    layers (Gemma 3).
     """
     unrotated_layers: tuple[bool, ...] = struct.field(pytree_node=False, default=())
     """Whether each layer leaves queries and keys unrotated (SmolLM3). If empty, all layers rotate
@@ -226,8 +226,8 @@ def num_keys(length: Size, cache: Cache | None) -> int:
 
     Computed tables cover inputs beyond `max_length`, unless the length is symbolic.
     """
-    number = length if cache is None else cache.length
-    return number if isinstance(number, int) else 0
+    size = length if cache is None else cache.length
+    return size if isinstance(size, int) else 0
 
 
 def query_and_key_positions(

@@ -51,7 +51,7 @@ def relative_buckets(
 def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.ndarray, " R"]:
     """Returns the smallest distance of each bucket that is a range, except for the first one.
 
-    NumPy computes these distances on the host: where a range begins at an integer, the logarithm of
+    NumPy computes these distances on the host: if a range begins at an integer, the logarithm on
     some devices is slightly too small. A correctly rounded float32 logarithm gives the same ranges
     as torch.
     """
@@ -109,9 +109,9 @@ def by_distance(products: Float[Array, "... T R"]) -> Float[Array, "... T T"]:
 def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
     """Returns the slope of each head (Press et al. 2022, section 3).
 
-    If N is a power of two, the slopes are 2^(-8/N), 2^(-16/N) …, 2^-8. For other N, as in the
-    authors' code, the slopes for the next lower power of two are followed by every second slope for
-    twice that number.
+    If N is a power of two, the slopes are 2^(-8/N), 2^(-16/N) …, 2^-8. For other N, let P be the
+    largest power of two below N. As in the authors' code, the P slopes for P heads are followed by
+    every second slope for 2P heads.
     """
     lower = 2 ** math.floor(math.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)

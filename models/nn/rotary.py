@@ -31,7 +31,7 @@ class Rotary:
         return Rotary(jnp.ones_like(self.cos), jnp.zeros_like(self.sin), self.interleaved)
 
     def rotate(self, x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
-        """Rotates the plane of dimensions (i, i + R/2), or (2i, 2i + 1), by its angle."""
+        """Rotates each plane of dimensions (i, i + R/2), or (2i, 2i + 1), by its angle."""
         size = self.cos.shape[-1]
         part = x[..., :size].astype(jnp.float32)
         if self.interleaved:
@@ -56,7 +56,7 @@ def rotary_positions(
     max_length: int = 0,
     interleaved: bool = False,
 ) -> Rotary:
-    """Returns the rotations of positions (Su et al. 2021, section 3.2.2).
+    """Returns the rotation for each position (Su et al. 2021, section 3.2.2).
 
     The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
     (2i, 2i + 1). GPT-NeoX and every published Llama in the Hugging Face format use the planes (i, i
@@ -98,12 +98,12 @@ def rotary_frequencies(
     """Returns the angle of each plane per position: `[R/2]`, or `[B, 1, R/2]` if it differs by row.
 
     Some scalings depend on the length of a text. In LongRoPE, for example, texts within the trained
-    length use the "short" factors. The length of a row is its last position plus 1, so that neither
-    padding nor the other rows of a batch change a row. transformers instead uses the last position
-    of the whole batch for all rows. This includes padding, unless the caller's `position_ids` do
-    not count it.
+    length use the "short" factors. The length of a row is its last position plus 1, so that the
+    result for a row depends neither on padding nor on the other rows of a batch. transformers
+    instead uses the last position of the whole batch for all rows. Padding counts as well, unless
+    the caller's `position_ids` leave it out.
     """
-    # Divide in float32, as transformers does: different rounding is visible at late positions.
+    # Divide in float32, as transformers does, because rounding differences grow with the position.
     exponent = jnp.arange(0, size, 2, dtype=jnp.float32) / size
     frequency = 1.0 / jnp.float32(base) ** exponent
     if scaling is None:
@@ -134,8 +134,9 @@ def _llama3(
     frequency: Float[Array, " F"], scaling: RotaryScaling, max_length: int
 ) -> Float[Array, " F"]:
     factor = scaling.growth(max_length)
-    # Count the turns of each plane over the trained length. The frequencies of planes with few
-    # turns are scaled, those with many turns are unchanged, and those in between are interpolated.
+    # Count the turns of each plane over the trained length. Planes with few turns get scaled
+    # frequencies, planes with many turns keep their frequencies, and planes in between get
+    # interpolated frequencies.
     turns = scaling.trained_length(max_length) * frequency / (2 * math.pi)
     low, high = scaling.low_frequency, scaling.high_frequency
     smooth = (turns - low) / (high - low)

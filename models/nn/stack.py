@@ -97,7 +97,7 @@ def prepare_inputs(
       config: sizes.
       input_ids: token ids.
       attention_mask: 1 for the tokens (or slots of the cache) that may be attended to.
-      position_ids: position of each token, if given by the caller.
+      position_ids: position of each token. If None, default positions are computed.
       segment_ids: document of each token of a packed sequence.
       cache: keys and values of earlier calls.
       causal: whether a token attends only to tokens up to itself.
@@ -106,9 +106,9 @@ def prepare_inputs(
 
     Raises:
       UserError: the table of positions has fewer rows than there are tokens, `attention_mask` does
-        not cover the tokens (or the slots of the cache), a cache is given together with packed
-        sequences, a mask `[B, T, S]` is given without positions, or the windows of the cache are
-        too small for the T beams of a mask `[B, T, S]`.
+        not cover the tokens (or the slots of the cache), a cache is combined with packed sequences,
+        a mask `[B, T, S]` is passed without positions, or the windows of the cache are too small
+        for the T beams of a mask `[B, T, S]`.
     """
     length = input_ids.shape[1]
     per_query = is_per_query(attention_mask)
@@ -179,9 +179,9 @@ class LayerContext:
     cross_mask: AttentionMask | None = None
     """The encoder positions that each token of a decoder may attend to."""
     head_mask: Float[Array, "L N"] | None = None
-    """The weights of each head of self-attention are multiplied by its factor."""
+    """The factor that multiplies the weights of each head of self-attention."""
     cross_head_mask: Float[Array, "L N"] | None = None
-    """The weights of each head of cross-attention are multiplied by its factor."""
+    """The factor that multiplies the weights of each head of cross-attention."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for self-attention."""
     real: Float[Array, "B T"] | None = None
@@ -255,12 +255,12 @@ def make_layer_context(
 
     Args:
       config: sizes.
-      execution: selects the kernel.
+      execution: selects the attention kernel.
       mask: the keys that each token may attend to.
       cache: keys and values of earlier calls.
       rng: dropout keys.
       output_attentions: whether to return the attention weights.
-      window: the attention window of some layers, if given.
+      window: the attention window of the layers in `windowed_layers`, or None.
       windowed_layers: whether each layer has the window.
       encoder_hidden_states: the output of the encoder, for the layers of a decoder.
       cross_mask: the encoder positions that the decoder may attend to.
@@ -339,8 +339,8 @@ def _of_all_layers(
 class LayerOutputs:
     """Outputs of a layer in addition to the residual stream.
 
-    For a stack, each field has a leading axis L, or is a tuple with an item for each of L layers
-    (separate layers).
+    The outputs of a stack have a leading axis L in each field, or a tuple of L items (separate
+    layers).
     """
 
     cache: LayerCaches | None
@@ -390,6 +390,23 @@ class Layer(nn.Module, Generic[Config]):
         """
         return x + dropout(y, self.config.dropout_rate, rng, name)
 
+    def add_parallel(
+        self,
+        x: Float[Array, "B T D"],
+        attended: Float[Array, "B T D"],
+        fed: Float[Array, "B T D"],
+        rng: RowKeys | None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the sum of the residual stream and of both sublayers, which read the same stream.
+
+        Args:
+          x: the residual stream.
+          attended: the output of attention.
+          fed: the output of the feed-forward network.
+          rng: the dropout keys of the layer.
+        """
+        return self.add(self.add(x, attended, "attention", rng), fed, "feed_forward", rng)
+
 
 ReadLayer = Callable[[Params], Params]
 """A function from the stored variables of a layer, `{"params": …}`, to the variables that it uses.
@@ -434,8 +451,8 @@ def run_layers(
       x: the residual stream.
       cache: keys and values of earlier calls.
       context: the inputs that all layers share.
-      order: for each layer that runs, the index of its stored parameters. If None, every layer is
-        stored.
+      order: for each layer that runs, the index of its stored parameters. If None, each layer has
+        its own parameters.
 
     Returns:
       The residual stream, and the outputs of all layers.
@@ -444,7 +461,8 @@ def run_layers(
     # A model without layers (a bag of words) returns its embeddings.
     if not order:
         return x, LayerOutputs(None, None)
-    # Wrap the layer from inside out: parameters are gathered inside of rematerialization.
+    # Wrap rematerialization around the all-gather of the parameters, so that it includes the
+    # all-gather.
     read = _read_layer.get()
     if read is not None:
         layer = nn.map_variables(layer, "params", read)
@@ -477,7 +495,7 @@ def run_layers(
     # The scan slices these stacked inputs, and passes the same context to every layer.
     inputs = LayerInputs(jnp.arange(len(order)), caches, cross)
     options = {
-        "in_axes": (0, nn.broadcast),  # (its hint is too narrow)
+        "in_axes": (0, nn.broadcast),  # (the type hint of nn.scan is too narrow)
         "length": len(order),
         "unroll": len(order) if execution.layers == "unroll" else 1,
         "check_constancy_invariants": False,  # the check would trace the layer twice

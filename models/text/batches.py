@@ -1,12 +1,14 @@
 """Generates many texts in batches: by continuous batching, or by beam search."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
 from ...data.common.errors import counted
 from ...data.common.fields import require
+from ...data.common.progress import AdvanceFn
 from ..decoding.generator import Generator, sampling_keys
 from ..decoding.request import GenerationRequest
 from ..hf.generate import search_all
@@ -17,20 +19,14 @@ from .growing_text import GrowingText
 
 @dataclasses.dataclass(frozen=True)
 class Callbacks:
-    """The callbacks of `TextGenerator.complete`. A callback that is None is not called."""
+    """The callbacks of `TextGenerator.complete`."""
 
-    on_text: Callable[[str], None] | None = None
-    on_batch: Callable[[int, int], None] | None = None
-
-    def show(self, text: str) -> None:
-        """Passes a new piece of the first text to `on_text`."""
-        if self.on_text is not None:
-            self.on_text(text)
+    on_text: Callable[[str], None]
+    on_batch: AdvanceFn
 
     def advance(self, rows: Sequence[GrowingText]) -> None:
         """Passes the number of finished texts and the number of their tokens to `on_batch`."""
-        if self.on_batch is not None:
-            self.on_batch(len(rows), sum(row.num_chosen for row in rows))
+        self.on_batch(len(rows), sum(row.num_chosen for row in rows))
 
 
 def sample_texts(
@@ -52,7 +48,7 @@ def sample_texts(
     """
     seeds = [samples[0].prompt.seed or 0 for samples in texts]
     keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
-    rows = [row for samples in texts for row in samples]
+    rows = [*itertools.chain(*texts)]
     # The batch starts the next text when a row becomes idle.
     num_rows = min(batch_size, len(rows))
     batch = generator.continuous_batch(
@@ -66,7 +62,7 @@ def sample_texts(
         row = rows[new.text]
         row.grow(new.tokens, new.log_probs)
         if row is rows[0]:
-            callbacks.show(row.take_settled())
+            callbacks.on_text(row.take_settled())
         if row.reason is not None:
             batch.stop(new.text)
             callbacks.advance([row])
@@ -105,8 +101,8 @@ def search_texts(
         all_ids = [samples[0].prompt_ids for samples in same]
         for chosen in batches_by_length(all_ids, batch_size):
             ids = [all_ids[i] for i in chosen]
-            rows = [row for i in chosen for row in same[i]]
-            best = [h for found in search_all(generator, ids, limited) for h in found]
+            rows = [*itertools.chain(*(same[i] for i in chosen))]
+            best = itertools.chain(*search_all(generator, ids, limited))
             for row, hypothesis in zip(rows, best, strict=True):
                 row.grow_to(hypothesis)
             read.add(sum(map(len, ids)), len(ids) * max(map(len, ids)))

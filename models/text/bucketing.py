@@ -57,7 +57,7 @@ def padded_batches(lengths: Sequence[int], longest: int) -> Iterator[tuple[list[
         The indices of the rows of a batch, longest first, and the number of rows that the batch is
         padded to.
     """
-    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    order = _longest_first(lengths)
     start = 0
     while start < len(order):
         # The first row of a batch is its longest row, so it determines the padded length.
@@ -132,6 +132,11 @@ def batches_by_length(rows: Sequence[Sequence[int]], batch_size: int) -> Iterato
 
     The rows are not padded, because the generator pads each batch itself.
     """
-    order = sorted((i for i, row in enumerate(rows) if row), key=lambda i: -len(rows[i]))
+    order = _longest_first([*map(len, rows)])
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    """Returns the indices of the nonempty rows, the longest rows first."""
+    return sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])

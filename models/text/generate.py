@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...data.common.fields import PositiveInt, check_value, require, without_none
 from ...data.common.json_text import JsonValue, to_json
-from ...data.common.progress import LogFn
+from ...data.common.progress import AdvanceFn, LogFn, ignore
 from ...data.tokenizers.base import Tokenizer
 from ..decoding.cached_context import CachedContext
 from ..decoding.generator import SEEDS, Generator, check_seed
@@ -163,7 +164,7 @@ class TextGenerator(TextModel):
             UserError: as in `complete`.
         """
         completed = self.complete(prompts, batch_size=batch_size, **options)
-        return [one for each in completed for one in each.completions]
+        return [*itertools.chain(*(each.completions for each in completed))]
 
     def request(self, prompts: Sequence[str], **options: JsonValue) -> GenerationRequest:
         """Merges options with the stored settings; by default samples 200 tokens.
@@ -194,8 +195,8 @@ class TextGenerator(TextModel):
         stop_strings: Sequence[str] = (),
         seed: int = 0,
         batch_size: int | None = BATCH_SIZE,
-        on_text: Callable[[str], None] | None = None,
-        on_batch: Callable[[int, int], None] | None = None,
+        on_text: Callable[[str], None] = ignore,
+        on_batch: AdvanceFn = ignore,
         log: LogFn = print,
         **options: JsonValue,
     ) -> list[Completed]:
@@ -244,14 +245,14 @@ class TextGenerator(TextModel):
             request, texts = self._begin(prompt, options)
             rows.append(texts)
         # Generate, then report what was truncated and padded.
-        flat = [row for samples in rows for row in samples]
+        flat = [*itertools.chain(*rows)]
         size, callbacks = batch_size or len(flat), Callbacks(on_text, on_batch)
         if request.num_beams > 1:
             padding = search_texts(self._generator, rows, request, size, callbacks=callbacks)
         else:
             self._note_truncation([len(samples[0].prompt_ids) for samples in rows], log)
             padding = sample_texts(self._generator, rows, request, size, callbacks=callbacks)
-        callbacks.show(flat[0].take_settled())
+        callbacks.on_text(flat[0].take_settled())
         self._note_length(flat, request, log)
         if len(prompts) > 1 and batch_size is not None:
             log(f"{len(prompts):,} prompts: {padding}")
@@ -343,9 +344,10 @@ def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
             f"it has {other.vocab_size:,} tokens, and the model's tokenizer has {one.vocab_size:,}"
         )
     # The sizes are equal, so find the first id that is a different token in each.
-    pairs = ((i, other.token(i), one.token(i)) for i in range(one.vocab_size))
     notes = (
-        f"its token {i} is {x!r}, but the model's token is {y!r}" for i, x, y in pairs if x != y
+        f"its token {i} is {other.token(i)!r}, but the model's token is {one.token(i)!r}"
+        for i in range(one.vocab_size)
+        if other.token(i) != one.token(i)
     )
     return next(notes, None)
 
@@ -383,17 +385,9 @@ def merged_request(
         f"num_beams 2 or more, or leave it out",
     )
     # Choose between greedy decoding and sampling.
-    if options.get("temperature") == 0:
-        do_sample = False
-    elif "do_sample" in options:
-        do_sample = options["do_sample"]
-    elif num_beams == 1:
-        do_sample = samples or fields.get("do_sample", stored_beams == 1)
-    else:
-        do_sample = any(map(options.get, SAMPLING))
-    if num_beams != 1:
-        # Beam search rejects `do_sample`: name only the options, not the stored settings.
-        fields = {name: value for name, value in fields.items() if name not in SAMPLING}
+    by_default = samples or (num_beams == 1 and fields.get("do_sample", stored_beams == 1))
+    is_greedy = options.get("temperature") == 0
+    do_sample = False if is_greedy else options.get("do_sample", by_default)
     fields |= {**options, "num_beams": num_beams, "do_sample": do_sample}
     return request_from_hf(fields, "generate", causal=True, prompt_length=prompt_length)
 

@@ -65,13 +65,13 @@ class GrowingText:
             if last and self._forced_end:  # the model did not choose this token
                 self.reason = "length"
                 return
-            if log_probabilities:
-                self.log_probability += log_probabilities[i]
+            own = log_probabilities[i : i + 1]
+            self.log_probability += sum(own)
             if token in self._end_ids:
                 self.reason = "end"
                 return
             self.tokens.append(token)
-            self.log_probabilities.extend(log_probabilities[i : i + 1])
+            self.log_probabilities.extend(own)
             # Decode earlier tokens again, because a token may be only a part of a character.
             self._open.append(token)
             decoded = self._tokenizer.decode(self._open)

@@ -135,7 +135,7 @@ class TextScorer(TextModel):
         self,
         texts: Sequence[str],
         *,
-        sources: Sequence[str] | None = None,
+        sources: Sequence[str] = (),
         stride: int | None = None,
         log: LogFn = print,
     ) -> list[TextScore]:
@@ -158,7 +158,7 @@ class TextScorer(TextModel):
               log-probability is NaN.
         """
         require_texts(texts, "texts")
-        require_texts(sources or (), "sources")
+        require_texts(sources, "sources")
         require(texts, "texts must not be empty: give at least one text")
         # By default each token after the first window has half of the model's context.
         length = self._model.config.max_length
@@ -168,10 +168,9 @@ class TextScorer(TextModel):
             f"stride {stride} must be from 1 to {length}, the maximum length of the model",
         )
         tokenizer, translates = self._tokenizer, self._model.config.head == "seq2seq_lm"
-        num_sources = 0 if sources is None else len(sources)
         require(
-            num_sources == translates * len(texts),
-            f"there are {num_sources} sources for {len(texts)} texts: give an encoder-decoder one "
+            len(sources) == translates * len(texts),
+            f"there are {len(sources)} sources for {len(texts)} texts: give an encoder-decoder one "
             "source per text, and give a causal language model no sources",
         )
         # Encode the texts; a text without tokens has no score.
@@ -182,7 +181,7 @@ class TextScorer(TextModel):
                 f"text {number} of {len(texts)} is {text!r} and has no tokens to score: leave it "
                 "out",
             )
-        if sources is None:
+        if not translates:
             # A causal model scores a text in windows; an encoder-decoder reads it as one target.
             requests, owners = self._windows(ids, stride, log)
         else:
@@ -193,7 +192,7 @@ class TextScorer(TextModel):
                 for source, tokens in zip(sources, ids, strict=True)
             ]
             owners = range(len(ids))
-            longest = max(len(part) for request in requests for part in request)
+            longest = max(map(len, itertools.chain(*requests)))
             problem = f"a text has {longest} tokens, but the model reads {length}: shorten it"
             require(longest <= length, problem)
         # The scores of a text follow each other, window by window.

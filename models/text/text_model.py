@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
 from ...data.common.errors import UserError
-from ...data.common.progress import LogFn
+from ...data.common.progress import LogFn, ignore
 from ...data.tasks.translation import start_and_end
 from ...data.tokenizers.base import Tokenizer
 from ..config import TransformerConfig
@@ -97,7 +97,7 @@ class TextModel:
         folder: str | Path,
         *,
         step: int | None = None,
-        log: LogFn | None = None,
+        log: LogFn = ignore,
         max_length: int | None = None,
         loaded: Loaded | None = None,
         ema: bool = False,
@@ -125,7 +125,7 @@ class TextModel:
         remedy = f"{cls.remedy}, or use the command {_command(config)}"
         require_head(config, cls.heads, cls.refusal, remedy)
         note = vocabulary_note(folder, config, tokenizer)
-        if note is not None and log is not None:
+        if note is not None:
             log(note)
         model, params = loaded or load_finite(folder, step=step, max_length=max_length, ema=ema)
         opened = cls._open(model, params, tokenizer, folder)

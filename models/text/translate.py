@@ -1,12 +1,12 @@
 """Translates texts: beam search with a tokenizer."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...data.common.errors import UserError, counted
-from ...data.common.progress import LogFn
+from ...data.common.progress import AdvanceFn, LogFn, ignore
 from ...data.tasks.translation import encode_source
 from ...data.tokenizers.base import Tokenizer
 from ..decoding.generator import MANY_TOKENS, Generator
@@ -74,7 +74,7 @@ class TextTranslator(TextModel):
         *,
         locations: Sequence[str] | None = None,
         truncate: bool = False,
-        on_batch: Callable[[int, int], None] | None = None,
+        on_batch: AdvanceFn = ignore,
         log: LogFn = print,
         **options: Any,
     ) -> list[list[Translation]]:
@@ -101,17 +101,15 @@ class TextTranslator(TextModel):
         ids = self.encode(texts, locations=locations, truncate=truncate, log=log)
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
         # Blank texts have no tokens, and are not translated.
-        if on_batch is not None:
-            on_batch(ids.count([]), 0)
+        on_batch(ids.count([]), 0)
         for batch in batches_by_length(ids, BATCH_SIZE):
             found = self.search([ids[i] for i in batch], request)
             for i, translations in zip(batch, found, strict=True):
                 translated[i] = translations
-            if on_batch is not None:
-                on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
+            on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
         return translated
 
-    def request_with(self, options: Mapping[str, Any]) -> GenerationRequest:
+    def request_with(self, options: Mapping[str, object]) -> GenerationRequest:
         """Returns the default request with other fields; see `__call__`.
 
         Raises:
@@ -144,8 +142,8 @@ class TextTranslator(TextModel):
         Returns:
             For each text its `num_return_sequences` best translations, best first.
         """
+        found: Any
         *_, found = self.search_in_parts(sources, request, MANY_TOKENS)
-        assert found is not None
         return found
 
     def search_in_parts(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ...data.common.errors import UserError
 from ...data.common.fields import require
-from ...data.common.progress import LogFn
+from ...data.common.progress import LogFn, ignore
 from ...data.features.bert_inputs import Template
 from ...data.tokenizers.base import Tokenizer
 from ...data.tokenizers.frame import Frame, Layout
@@ -165,7 +165,7 @@ def open_pair_scorer(
     folder: str | Path,
     *,
     step: int | None = None,
-    log: LogFn | None = None,
+    log: LogFn = ignore,
     loaded: Loaded | None = None,
 ) -> PairScorer:
     """Opens a cross-encoder, or a language model that answers yes or no; see `TextModel.of_run`."""

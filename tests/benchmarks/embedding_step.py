@@ -2,11 +2,13 @@
 
 A step is multiple negatives ranking with AdamW in float32, on 64 pairs of a question of at most 32
 tokens and a paragraph of at most 128. Both packages pad to these lengths, and have the same weights
-and no dropout. In each round both take three steps, in alternating order, and the first one is not
+and no dropout. With `--row-length 256` flaxzoo packs the texts of the same pairs into rows of 256
+tokens instead. In each round both take three steps, in alternating order, and the first one is not
 counted. Printed are the medians, the median over rounds of the ratio of the times, the ratio of the
 minima, and the difference of the losses of the first step. Measure on an idle machine:
 
     python tests/benchmarks/embedding_step.py             # --remat none keeps all activations
+    python tests/benchmarks/embedding_step.py --row-length 256
     python tests/benchmarks/embedding_step.py --memory    # only compiles
 
 The second command prints the peak memory of steps as compiled: of 32 pairs, and of 64 and 1,024
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=64, help="pairs of a step")
     parser.add_argument("--remat", choices=("none", "dots", "full"), help="default: as the recipe")
+    parser.add_argument("--row-length", type=int, help="pack several pairs into a row")
     parser.add_argument("--memory", action="store_true", help="print the memory of steps instead")
     arguments = parser.parse_args()
     # Both packages size their thread pools by the processors that they may use.
@@ -52,7 +55,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = step_of_sentence_transformers(folder, texts)
-    ours = step_of_flaxzoo(folder, texts, arguments.remat)
+    ours = step_of_flaxzoo(folder, texts, arguments.remat, arguments.row_length)
     compare(f"a step with {arguments.pairs} pairs", arguments.rounds, theirs, ours, calls=3)
 
 
@@ -101,7 +104,7 @@ def step_of_sentence_transformers(folder: Path, texts: Sequence[list[str]]) -> C
 
 
 def step_of_flaxzoo(
-    folder: Path, texts: Sequence[list[str]], remat: str | None
+    folder: Path, texts: Sequence[list[str]], remat: str | None, row_length: int | None
 ) -> Callable[[], Any]:
     """Returns a function that takes a step of `flaxzoo train embed --init-from`."""
     import jax
@@ -111,14 +114,16 @@ def step_of_flaxzoo(
     source = data.EmbeddingData(
         source=data.Examples.of(list(zip(*texts, strict=True))),
         length=PARAGRAPH[1],
+        row_length=row_length,
         validation_fraction=0.0,
         tokenizer=data.TokenizerConfig(path=str(folder)),
     )
     examples = source.train_split(data.load_tokenizer(folder), (), 0).examples
     rows = [examples.example(0, i) for i in range(examples.num_examples)]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    lengths = [batch[name].shape[-1] for name in ("anchor_ids", "input_ids")]
-    assert lengths == [QUESTION[1], PARAGRAPH[1]], lengths
+    if row_length is None:
+        lengths = [batch[name].shape[-1] for name in ("anchor_ids", "input_ids")]
+        assert lengths == [QUESTION[1], PARAGRAPH[1]], lengths
     step, tx = compiled_step(folder, source, remat)
     state = train.init_state(jax.tree.map(jax.numpy.array, models.load(folder)[1]), tx)
     rng = jax.random.key(0)

@@ -142,11 +142,10 @@ def instructions(output: Path, seed: int) -> Iterator[Row]:
         settings = {"model.d_model": width, "model.num_layers": 2, "sample_prompt": None}
         settings |= {"data.tokenizer.vocab_size": 1024, "model.num_heads": 2}
         base = output / f"base-{width}-{seed}"
-        row = finished(train.recipe("quickstart", steps=150, seed=seed, **settings), base)
+        row = finished(train.recipe("quickstart", steps=60, seed=seed, **settings), base)
         config = train.recipe(
             "sft",
-            steps=100,
-            epochs=None,
+            steps=40,
             seed=seed,
             init_from=str(base),
             **{"data.source": f"instructions:{tasks}", "data.hold_out": ("sums",)},
@@ -177,7 +176,6 @@ def bert(output: Path, seed: int) -> Iterator[Row]:
         classifier = train.recipe(
             "bert-classify",
             steps=60,
-            epochs=None,
             seed=seed,
             init_from=str(folder),
             **{"data.source": "builtin:reviews"},

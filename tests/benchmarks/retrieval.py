@@ -127,7 +127,7 @@ def main(given: list[str] | None = None) -> list[dict[str, float]]:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--negatives", type=int, default=0, help="negatives of a question")
     parser.add_argument("--questions", type=int, help="the number of questions that judge")
-    arguments, further = parser.parse_known_args(given)
+    arguments, options_of_train = parser.parse_known_args(given)
     # Negatives of BM25 replace the sampled ones.
     replaces = arguments.recipe == "rerank" and arguments.negatives
     options = ["--data.sampled-negatives", "0"] if replaces else []
@@ -146,7 +146,7 @@ def main(given: list[str] | None = None) -> list[dict[str, float]]:
         start = time.perf_counter()
         command(
             "train", arguments.recipe, "--init-from", init_from, "--data.source", source,
-            "--workdir", str(run), "--seed", str(seed), *options, *further,
+            "--workdir", str(run), "--seed", str(seed), *options, *options_of_train,
         )  # fmt: skip
         minutes = (time.perf_counter() - start) / 60
         after = evaluate(run, judge)

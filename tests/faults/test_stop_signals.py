@@ -61,7 +61,7 @@ def signal_slow_run(kind, source, folder, *numbers):
             time.sleep(1)
             for index, number in enumerate(numbers):
                 if index:
-                    time.sleep(stop_signals.SECONDS_OF_ONE + 0.5)
+                    time.sleep(stop_signals.DUPLICATE_SECONDS + 0.5)
                 process.send_signal(number)
             started = time.monotonic()
             messages = process.stderr.read()
@@ -134,7 +134,7 @@ def test_the_second_signal_ends_a_python_program_as_well(interruptible):
     with stop_signals.stop_requested() as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # within a second: the same one, passed on
-        assert stop.number == signal.SIGINT
+        assert stop.signum == signal.SIGINT
         stop._received -= 2
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -147,4 +147,4 @@ def test_only_the_first_signal_cuts_off_a_wait():
         with pytest.raises(stop_signals.StopNow):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # within a second: the same one, passed on
-    assert stop.number == signal.SIGTERM
+    assert stop.signum == signal.SIGTERM

@@ -85,10 +85,11 @@ def test_the_options_of_the_page_exist():
     ids=lambda x: x.title,
 )
 def test_requests_of_the_page_are_answered(section, url):
+    names = {}  # a Python block uses the names of the blocks before it
     for language, block in section.blocks("sh", "python"):
         block = block.replace(ADDRESS, url)
         if language == "python":
-            exec(compile(block, section.page, "exec"), {})
+            exec(compile(block, section.page, "exec"), names)
             continue
         for line, arguments in commands(block):
             if arguments is None:

@@ -27,6 +27,11 @@ PAGES = (
 FOUND = {
     "own loss": "extend/loss",
     "own data": "extend/data",
+    "my own text": "train/text",
+    "text file": "train/text",
+    "SFT": "train/instruct",
+    "embed": "use/embed",
+    "FlaxBertForMaskedLM": "coming/flax-transformers",
     "own loop": "extend/loop",
     "v5e": "scale/plan",
     "head": "extend/head",
@@ -34,11 +39,15 @@ FOUND = {
     "add a family": "extend/family",
     "search documents": "use/search",
     "resume": "scale/resume",
+    "other devices": "scale/devices",
+    "TPU": "scale/devices",
     "export to torch": "use/export",
     "lm-eval": "use/prompt",
     "LoRA": "train/lora",
     "merge adapters": "train/lora",
     "openai": "use/serve",
+    "serve": "use/serve",
+    "chat": "use/chat",
 }
 """What a reader searches for → the page that must be among the first three results."""
 FIRST_PAGES = """

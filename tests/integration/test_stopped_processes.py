@@ -89,9 +89,9 @@ def test_nohup_is_respected():
     try:
         with stop_signals.stop_requested() as stop:
             signal.raise_signal(signal.SIGHUP)
-            assert not stop.number
+            assert not stop.signum
             signal.raise_signal(signal.SIGTERM)
-            assert stop.number == signal.SIGTERM
+            assert stop.signum == signal.SIGTERM
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -273,3 +273,57 @@ def test_order_is_learned_with_positions_only():
     assert simple["order"] == bag["order"] == 0.5  # of each pair of reviews exactly one is right
     seeing = accuracies({"positions": "learned"}, 150)
     assert min(seeing.values()) > 0.95
+
+
+@pytest.mark.slow
+def test_an_appended_counter_fails_beyond_the_trained_length():
+    """Lecture 003: 1, 2, … 1000 as one more input; then "a sequence with 5000 words"."""
+    trained, longer, steps = 1000, 5000, 100
+    rng = np.random.default_rng(0)
+
+    def text(length):
+        """Returns ids, each of which is followed by one of two others: log 2 nats per token."""
+        ids = [0]
+        for choice in rng.integers(0, 2, length):
+            ids.append((3 * ids[-1] + 1 + choice) % 8)
+        return jnp.asarray([ids])
+
+    texts, long_text = jnp.stack([text(trained) for _ in range(8)]), text(longer)
+
+    def losses_by_position(positions, scale):
+        sizes = {"vocab_size": 8, "num_layers": 1, "d_model": 16, "num_heads": 2}
+        config = models.LectureGPTConfig(
+            **sizes, max_length=trained, positions=positions, tie_output=False, dropout_rate=0.0
+        )
+        params = models.init_params(models.create(config), jax.random.key(0))
+        # Embeddings as long as the counter, so that the norm hides neither within 1,000 positions.
+        params["token_embedding"]["embedding"] *= scale
+        tx = optax.adam(optax.linear_schedule(1e-2, 0, steps))
+
+        def losses(params, ids):
+            model = models.create(config.with_max_length(longer))
+            logits = model.apply({"params": params}, input_ids=ids[:, :-1]).logits
+            return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:])[0]
+
+        @jax.jit
+        def step(params, state, ids):
+            gradient = jax.grad(lambda p: losses(p, ids).mean())(params)
+            updates, state = tx.update(gradient, state)
+            return optax.apply_updates(params, updates), state
+
+        state = tx.init(params)
+        for i in range(steps):
+            params, state = step(params, state, texts[i % 8])
+        return np.asarray(jax.jit(losses)(params, long_text))
+
+    # The mean losses of each thousand of positions.
+    counted, plain = (
+        losses_by_position(*given).reshape(5, trained).mean(axis=1)
+        for given in (("appended_counter", 1e4), ("none", 1.0))
+    )
+    # Inside the trained length both have nearly learned the two successors of each token.
+    assert counted[0] == pytest.approx(np.log(2), abs=0.05)
+    assert plain == pytest.approx([np.log(2)] * 5, abs=0.05)
+    # Beyond it the counter grows, and the norm hides the tokens.
+    assert (np.diff(counted) > 0.1).all()
+    assert counted[-1] > 2 * counted[0]

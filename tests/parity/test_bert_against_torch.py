@@ -166,7 +166,7 @@ CASES = [
         for head in HEADS
         if head not in (*ONLY_BERT, "causal_lm")
     ),
-    *(("Electra", head) for head in OF_ELECTRA),
+    *(("Electra", head) for head in ("causal_lm", *OF_ELECTRA)),
     *(
         (family, head)
         for family in ("Deberta", "DebertaV2")

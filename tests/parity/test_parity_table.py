@@ -62,6 +62,16 @@ def test_both_directions_agree_and_what_writes_writes_the_same():
         assert tokens == ("equal" if model in WRITING else "")
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_pages_state_the_number_of_models_and_the_largest_difference(page):
+    text = (parity_table.GUIDE.parents[1] / page).read_text(encoding="utf-8")
+    differences = [cell for row in rows().values() for cell in row[:2] if cell]
+    largest = max(differences, key=float)
+    assert f"logits within {largest} of transformers 5 for {len(rows())} model classes" in (
+        re.sub(r"\s+", " ", text.replace("logits are within", "logits within"))
+    )
+
+
 def test_every_test_that_notes_is_run_for_the_table():
     noting = {
         file.relative_to(parity_table.TESTS_FOLDER).as_posix()

@@ -1,6 +1,7 @@
 """Losses of post-training and their gradients against TRL, on a tiny GPT-2 and fixed batches."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -94,7 +95,9 @@ def on_eight_devices(objective, model, params, batch, frozen=None):
     """The same by the train step in two micro-batches on a mesh of eight devices."""
     mesh = train.make_mesh(train.MeshConfig(data=4, fsdp=2))
     sharded = train.make_sharded_step(model, objective, optax.sgd(1.0), mesh, num_micro_batches=2)
-    state = sharded.init(jax.random.key(0))
+    state = jax.tree.map(  # without a program that draws parameters
+        lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), sharded.state
+    )
     shardings = jax.tree.map(lambda x: x.sharding, state.params)
 
     def placed(params):  # a copy, because the step consumes its state
@@ -291,14 +294,18 @@ def policy_batch(seed):
     }
 
 
-def log_probs_of(model, params, batch, temperature):
-    @jax.jit
+@functools.cache
+def log_probs_by(model, temperature):
     def compute(params, ids, mask, labels):
         outputs = model.apply({"params": params}, input_ids=ids, attention_mask=mask)
         return train.token_log_probs(outputs.projection, labels, temperature=temperature).log_prob
 
+    return jax.jit(compute)
+
+
+def log_probs_of(model, params, batch, temperature):
     names = ("input_ids", "attention_mask", "labels")
-    return np.asarray(compute(params, *(batch[name] for name in names)))
+    return np.asarray(log_probs_by(model, temperature)(params, *(batch[name] for name in names)))
 
 
 def for_trl(batch):

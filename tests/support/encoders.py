@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 from flaxzoo import data, models, train
 from flaxzoo.data.tasks.bert_pretraining import PretrainingData
@@ -12,7 +13,13 @@ from flaxzoo.data.tasks.token_classification import TokenClassificationData
 
 WORDS = "the cat sat on a mat and then it saw some dog run away from her big red house".split()
 VOCABULARY = data.TokenizerConfig(kind="wordpiece", vocab_size=64)
-SIZES = {"vocab_size": 1, "max_length": 32, "num_layers": 2, "d_model": 16, "num_heads": 2}
+SIZES: dict[str, Any] = {
+    "vocab_size": 1,
+    "max_length": 32,
+    "num_layers": 2,
+    "d_model": 16,
+    "num_heads": 2,
+}
 OPTIMIZER = train.OptimizerConfig(peak_learning_rate=1e-2, beta2=0.999)
 
 

@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from importlib import import_module
+from typing import cast
 
 from ...data.common.errors import NonFiniteLoss, ReportedByPrimary, UserError, suggest
 from ...data.common.fields import require
@@ -51,6 +52,13 @@ COMMANDS = {
 
 VIRTUAL_DEVICES = r"--xla_force_host_platform_device_count=(\d+)"
 """Matches the XLA flag that splits a CPU into virtual devices."""
+
+STREAMS = (
+    ("stdin", "r", "surrogateescape"),
+    ("stdout", "w", "flaxzoo.escape"),
+    ("stderr", "w", "flaxzoo.escape"),
+)
+"""The name, the mode and the error handler of the stream of each file descriptor."""
 
 HELP = """usage: flaxzoo COMMAND …
 
@@ -163,8 +171,8 @@ def _give_threads_to_virtual_devices() -> None:
 
 def _raised_in(error: Exception) -> str:
     """Returns the name of the module that raised an error."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__"))
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__"))
 
 
 def _mend_streams() -> None:
@@ -175,7 +183,7 @@ def _mend_streams() -> None:
     bytes become lone surrogates, which are rejected where the text is used.
     """
     codecs.register_error("flaxzoo.escape", _escape)
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+    for number, (name, mode, errors) in enumerate(STREAMS):
         stream = getattr(sys, name)
         if stream is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -186,7 +194,7 @@ def _mend_streams() -> None:
                 os.close(opened)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape" if mode == "r" else "flaxzoo.escape")
+            stream.reconfigure(errors=errors)
 
 
 def _forget_output() -> None:
@@ -195,8 +203,8 @@ def _forget_output() -> None:
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+    lacking = cast(UnicodeEncodeError, error)  # the handler is only for output
+    return json.dumps(lacking.object[lacking.start : lacking.end])[1:-1], lacking.end
 
 
 def _check_unicode(arguments: list[str]) -> None:

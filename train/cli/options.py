@@ -29,14 +29,14 @@ from typing import (
 )
 
 from ...data.common.errors import UserError
-from ...data.common.fields import expectation, field_docs, range_of
+from ...data.common.fields import Rule, expectation, field_docs, range_of, require
 from ..settings.familiar_names import remedy_for
 
 Options = TypeVar("Options")
 
 
 @dataclasses.dataclass(frozen=True)
-class Positional:
+class Positional(Rule):
     """Marks a field as a positional argument: `Annotated[str, Positional(…)]`.
 
     Attributes:
@@ -63,15 +63,50 @@ def log(line: str) -> None:
     print(with_flags(line), file=sys.stderr)
 
 
-def asks_for_help(arguments: Sequence[str]) -> bool:
+def is_given(options: Any, name: str) -> bool:
+    """Returns whether an option of `parse` has another value than its default."""
+    return getattr(options, name) != type(options).__dataclass_fields__[name].default
+
+
+def flag_of(name: str) -> str:
+    """Returns the option of a field: `--top-k`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_applies(options: object, name: str, to: str) -> None:
+    """Checks that an option is given only together with the option that it applies to.
+
+    Raises:
+        UserError: the option is given alone.
+    """
+    require(
+        is_given(options, to) or not is_given(options, name),
+        f"{flag_of(name)} {getattr(options, name)} applies to {flag_of(to)}: give both, or leave "
+        f"{flag_of(name)} out",
+    )
+
+
+def check_one_given(options: object, *names: str, least: int = 1) -> None:
+    """Checks that exactly one of some options is given, or with `least` 0 at most one.
+
+    Raises:
+        UserError: several of the options are given, or too few.
+    """
+    flags = list(map(flag_of, names))
+    number = sum(is_given(options, name) for name in names)
+    require(number <= 1, f"{' and '.join(flags)} are both given: leave one of them out")
+    require(number >= least, f"neither {' nor '.join(flags)} is given: give one of them")
+
+
+def asks_for_help(arguments: list[str]) -> bool:
     """Returns whether a command is called without arguments or with `--help` first."""
-    return not arguments or arguments[0] in ("-h", "--help")
+    return arguments[:1] in ([], ["-h"], ["--help"])
 
 
 def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Returns the arguments before `--`, and the arguments after `--`."""
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:cut], arguments[cut + 1 :]
+    before = list(itertools.takewhile("--".__ne__, arguments))
+    return before, arguments[len(before) + 1 :]
 
 
 def parse(
@@ -95,34 +130,37 @@ def parse(
     # Field docstrings are read from the source code, which is slow; only help needs them.
     docs = field_docs(cls) if helping else {}
     parser = OptionParser(command, (inspect.getdoc(cls) or "").strip())
+    parser.add_help_option()
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    required = [field for field in fields if field.default is dataclasses.MISSING]
     own = vars(cls).get("__annotations__", {})
-    # List the options that the class declares before the inherited options.
-    optional = sorted((x for x in fields if x not in required), key=lambda x: x.name not in own)
+
+    def order(field: dataclasses.Field[object]) -> tuple[bool, bool]:
+        """Puts required options first, then the options that the class itself declares."""
+        optional = field.default is not dataclasses.MISSING
+        return optional, optional and field.name not in own
+
     words = [command]
-    for field in (*required, *optional):
+    for field in sorted(fields, key=order):
         # Do not show empty and false defaults; the help text describes the behavior without the
         # option.
-        hidden = field.default in ("", ()) or field.default is False
-        default = None if hidden else field.default
+        default = None if str(field.default) in ("", "()", "False") else field.default
         text = docs.get(field.name, "")
         # The type of the field determines how a word is read and checked.
         action = add_option(parser, field.name, hints[field.name], text, default=default)
-        if field in required:
+        if action.required:
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
-    parser.usage = " ".join([*words, *(["[options]"] if optional else [])])
+    parser.usage = " ".join([*words, "[options]"])
     # Options that are not given are absent, so that the defaults of `cls` apply.
     given = vars(parser.read(arguments))
     _flags.update(renamed)
-    return cls(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})
+    return cls(**given)
 
 
 class OptionParser(argparse.ArgumentParser):
     """A parser that reports every error as a one-line `UserError`."""
 
     def __init__(self, command: str, description: str, usage: str | None = None) -> None:
-        """Creates a parser that knows only `--help`.
+        """Creates a parser that knows no option.
 
         Args:
             command: the command, for messages: "flaxzoo generate".
@@ -138,7 +176,18 @@ class OptionParser(argparse.ArgumentParser):
             exit_on_error=False,
             add_help=False,
         )
+
+    def add_help_option(self) -> None:
+        """Adds `--help`."""
         self.add_argument("-h", "--help", action="help", help="Show this help.")
+
+    def peek(self, arguments: Iterable[str]) -> dict[str, Any]:
+        """Returns the values of this parser's options among options that it does not know.
+
+        Raises:
+            UserError: an option has no value.
+        """
+        return vars(self._parsed([_with_hyphens(x, self._flags) for x in arguments])[0])
 
     def read(self, arguments: Iterable[str]) -> argparse.Namespace:
         """Returns the values of the given options.
@@ -148,16 +197,13 @@ class OptionParser(argparse.ArgumentParser):
               invalid, or a required option is missing.
         """
         # Check the names first: argparse would take an unknown option's value as positional.
-        known = [flag for action in self._actions for flag in action.option_strings]
+        known = self._flags
         words = [_with_hyphens(word, known) for word in arguments]
-        for word in itertools.takewhile(lambda word: word != "--", words):
+        for word in itertools.takewhile("--".__ne__, words):
             name = word.partition("=")[0]
             if _looks_like_option(word) and name not in known:
                 self.error(f"unknown option {name}{remedy_for(name, known)}")
-        try:
-            parsed, unexpected = self.parse_known_args(words)
-        except argparse.ArgumentError as error:
-            self.error(_complaint(error))
+        parsed, unexpected = self._parsed(words)
         if unexpected:
             self.error(
                 f"unexpected argument {unexpected[0]!r}: write its option before it, and quote "
@@ -165,8 +211,21 @@ class OptionParser(argparse.ArgumentParser):
             )
         # Errors of the library name fields; `with_flags` replaces them with these options.
         _flags.clear()
-        _flags.update({x.dest: x.option_strings[0] for x in self._actions if x.option_strings})
+        # A switch has two options, whose first replaces the second here.
+        options = reversed(self._option_string_actions.items())
+        _flags.update((action.dest, flag) for flag, action in options)
         return parsed
+
+    @property
+    def _flags(self) -> list[str]:
+        return list(self._option_string_actions)
+
+    def _parsed(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """Returns the values of known options, and all other words."""
+        try:
+            return self.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            self.error(_complaint(error))
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError instead of ending the process."""
@@ -208,7 +267,7 @@ def _option_named(name: str) -> str:
 
 
 def _looks_like_option(word: str) -> bool:
-    return re.match(r"--?[A-Za-z]", word) is not None and " " not in word
+    return re.fullmatch(r"--?[A-Za-z][^ ]*", word) is not None
 
 
 def _complaint(error: argparse.ArgumentError) -> str:
@@ -237,8 +296,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         # Join the lines of a paragraph, but keep the breaks after a period or a colon.
         paragraphs = re.sub(r"(?<![.:\n])\n(?=\S)", " ", text).splitlines()
-        lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in paragraphs)
-        return "\n".join(indent + part for line in lines for part in line or [""])
+        filled = (textwrap.fill(line, width, break_on_hyphens=False) for line in paragraphs)
+        return textwrap.indent("\n".join(filled), indent)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
@@ -255,6 +314,19 @@ class _Switch(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, option_string == self.option_strings[0])
+
+
+class _Tuple(argparse.Action):
+    """Stores the values of an option that takes several as a tuple."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, tuple(values))
 
 
 def add_option(
@@ -294,16 +366,16 @@ def add_option(
     kind = _plain(item)
     # A positional argument, which argparse requires by itself.
     marks = [mark for mark in get_args(hint) if isinstance(mark, Positional)]
+    words: dict[str, Any] = {"nargs": "+" if marks else "*", "action": _Tuple} if several else {}
     if marks:
-        number = "+" if several else None
         return group.add_argument(
-            name, nargs=number, type=reader(item), metavar=marks[0].name, help=text
+            name, type=reader(item), metavar=marks[0].name, help=text, **words
         )
     return group.add_argument(
         flag,
+        **words,
         type=reader(item),
-        nargs="*" if several else None,
-        metavar=_METAVARS.get(kind) or f"{{{','.join(get_args(kind))}}}",
+        metavar=_METAVARS.get(kind, f"{{{','.join(get_args(kind))}}}"),
         dest=name,
         default=argparse.SUPPRESS,
         required=default is dataclasses.MISSING,
@@ -314,7 +386,7 @@ def add_option(
 def _with_notes(text: str, hint: object, default: object) -> str:
     """Returns a help text followed by the field's range and default value."""
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-    has_default = shown is not dataclasses.MISSING and shown is not None
+    has_default = shown not in (dataclasses.MISSING, None)
     notes = [range_of(hint), f"default: {'none' if shown == '' else shown}" * has_default]
     joined = "; ".join(filter(None, notes))
     return f"{text} ({joined})" if joined else text
@@ -347,7 +419,7 @@ def reader(hint: Any) -> Callable[[str], Any]:
     The word `None` is read as None if the type allows None.
     """
     kind = _plain(hint)
-    convert = kind if kind in (int, float, Path) else str
+    convert = {int: int, float: float, Path: Path}.get(kind, str)
 
     def read(word: str) -> Any:
         if word == "None" and not expectation(None, hint):

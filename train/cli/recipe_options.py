@@ -7,14 +7,12 @@ all in titled groups. Like `options.py`, this file imports only the standard lib
 
 import argparse
 import dataclasses
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...data.common.fields import require
 from ...models.registry import preset as published_preset
-from ..config import TrainConfig
+from ..config import TrainConfig, is_below
 from ..objectives.table import objectives_of
 from ..settings.configure import (
     DERIVED,
@@ -43,25 +41,25 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("init_from", "init_step"),
         ),
     ),
-    "data": ("The examples to train and validate on.", ("data.",)),
-    "objective": ("The loss and its hyperparameters.", ("objective.",)),
-    "tokenizer": ("The vocabulary, which exists or is trained.", ("data.tokenizer.",)),
-    "model": ("Sizes and variants of the model.", ("model.",)),
+    "data": ("The examples to train and validate on.", ("data",)),
+    "objective": ("The loss and its hyperparameters.", ("objective",)),
+    "tokenizer": ("The vocabulary, which exists or is trained.", ("data.tokenizer",)),
+    "model": ("Sizes and variants of the model.", ("model",)),
     "adapters": (
         "LoRA: any of these options freezes the model of --init-from and trains adapters to it.",
-        ("lora.",),
+        ("lora",),
     ),
-    "optimizer": ("The update rule and the learning rate.", ("optimizer.",)),
+    "optimizer": ("The update rule and the learning rate.", ("optimizer",)),
     "devices": (
         "Placement on the devices, precision, and memory.",
-        ("mesh.", "execution.", "parallel", "gather"),
+        ("mesh", "execution", "parallel", "gather"),
     ),
     "checkpoints and evaluation": (
         "The intervals of checkpoints and evaluations, and the checkpoints to keep.",
         (
             *(
                 "evaluate_every",
-                "evaluate.",
+                "evaluate",
                 "checkpoint_every",
                 "keep_last",
                 "keep_best",
@@ -72,8 +70,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": ("Metrics during the run.", ("log_every", "wandb_project")),
 }
-"""Title of a help group → its description, and the fields in order. A name that ends in a dot means
-all nested fields that no other group lists."""
+"""Title of a help group → its description, and the fields in order, with all fields nested in them
+that no other group lists."""
 
 
 MOST_USED = (
@@ -115,21 +113,22 @@ class RecipeParser(OptionParser):
         """
         name, *self._options = _expanded(arguments)
         # These options determine the defaults, so read them before the other options are parsed.
-        first = {x: _value_of(x, self._options) for x in ("preset", "init_from", OBJECTIVE)}
-        preset = first["preset"]
-        problem = f"--preset has no value: add a value (see flaxzoo {command} {name} --help)"
-        require(preset != "" and not (preset or "").startswith("--"), problem)
+        whole = f"flaxzoo {command} {name}"
+        early = OptionParser(whole, "")
+        for option in ("preset", "init_from", OBJECTIVE, "workdir"):
+            add_option(early, option, str, "", default=None)
+        first = early.peek(self._options)
         self.everything = "--help-all" in self._options
-        helping = self.everything or not {"-h", "--help"}.isdisjoint(self._options)
-        run = Path(_value_of("workdir", self._options) or default_workdir(arguments[0]))
+        helping = not {"-h", "--help", "--help-all"}.isdisjoint(self._options)
+        run = Path(first.pop("workdir", default_workdir(arguments[0])))
         # Help does not open the model to start from.
         self._config = starting_config(name, first, command=command, run=run, opens=not helping)
         named = named_recipe(name)
-        self._command, self._preset = command, preset or named.preset
+        self._command, self._preset = command, first.get("preset", named.preset)
         documented, about = _split_example(f"{named.summary}\n\n{named.details}")
-        whole = f"flaxzoo {command} {name}"
         self._example = documented if example is None else f"{whole} {example}"
         super().__init__(whole, description or about, usage=f"{whole} [options]")
+        self.add_help_option()
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show all options.")
         # The recipe determines whether presets exist, and which objectives and fields exist.
         others = objectives_of(self._config.data)
@@ -187,18 +186,16 @@ class RecipeParser(OptionParser):
         """Returns the help: an example and the most used options, or all options."""
         if self.everything:
             return super().format_help()
-        # Options in none of these groups are specific to the command.
-        grouped = {action for group in self.groups.values() for action in group._group_actions}
-        own = [action for action in self._actions if action not in grouped]
         by_field = {action.dest: action for action in self._actions}
-        shown = [*own, *(by_field[name] for name in MOST_USED if name in by_field)]
+        most_used = (by_field[name] for name in MOST_USED if name in by_field)
         # Only argparse can format options, so build the short help from its parts.
         formatter = self.formatter_class(prog=self.prog)
         formatter.add_usage(self.usage, [], [])
         formatter.add_text(f"example: {self._example}")
         formatter.add_text(self.description)
         formatter.start_section("options")
-        formatter.add_arguments(shown)
+        # Options in no titled group are specific to the command.
+        formatter.add_arguments([*self._optionals._group_actions, *most_used])
         formatter.end_section()
         formatter.add_text(f"All {len(self._actions)} options: {self.prog} --help-all")
         return formatter.format_help()
@@ -228,16 +225,6 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """Returns the last value of an option that is needed before argparse runs."""
-    flag, found = f"--{option.replace('_', '-')}", None
-    for word, following in itertools.pairwise([*words, ""]):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") == flag:
-            found = value if equals else following
-    return found
-
-
 def _split_example(doc: str) -> tuple[str, str]:
     """Splits a recipe's text into its example command and the rest."""
     found = re.search(r"^Run: ((?:.*\\\n)*.*)\n?", doc, re.MULTILINE)
@@ -262,7 +249,8 @@ def add_options(
     # A field goes into the group with the longest name that is a prefix of the field.
     title_of = {entry: title for title, (_, entries) in GROUPS.items() for entry in entries}
     entry_of = {
-        name: max((e for e in title_of if _covers(e, name)), key=len, default="") for name in fields
+        name: max((e for e in title_of if is_below(name, [e])), key=len, default="")
+        for name in fields
     }
     # A field without such a name goes into the first group.
     order = ["", *title_of]
@@ -271,7 +259,3 @@ def add_options(
         field = fields[name]
         group = groups[title_of.get(entry_of[name], next(iter(GROUPS)))]
         add_option(group, name, field.hint, field.text, default=field.default)
-
-
-def _covers(entry: str, name: str) -> bool:
-    return name == entry or (entry.endswith(".") and name.startswith(entry))

@@ -50,9 +50,9 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
             f"fewer, or train with --keep-last {last}"
         )
     check_not_existing(output)
-    taken = kept[-last:]
+    averaged = kept[-last:]
     # First compute and check the mean, so that an error leaves no file.
-    mean = _mean(folder, taken, model_config(folder))
+    mean = _mean(folder, averaged, model_config(folder))
     check_finite(mean, folder)
 
     def copy_embedding_settings(run: Path) -> None:
@@ -62,13 +62,13 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
     make_params_only_run(
         output,
-        {**_without_adapters(config), AVERAGED_STEPS: list[JsonValue](taken)},
+        {**_without_adapters(config), AVERAGED_STEPS: list[JsonValue](averaged)},
         save_tokenizer=lambda target: shutil.copytree(folder / TOKENIZER, target),
         save_more=copy_embedding_settings,
-        step=taken[-1],
+        step=averaged[-1],
         params=mean,
     )
-    return taken
+    return averaged
 
 
 def _without_adapters(config: JsonObject) -> JsonObject:
@@ -79,12 +79,12 @@ def _without_adapters(config: JsonObject) -> JsonObject:
     return {**kept, "train": {name: value for name, value in train.items() if name != "lora"}}
 
 
-def _mean(folder: Path, taken: list[int], config: TransformerConfig) -> Params:
+def _mean(folder: Path, averaged: list[int], config: TransformerConfig) -> Params:
     """Computes the mean of checkpoints on the host, with sums in float64, loading one at a time."""
     shapes = target_shapes(create(config))
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
-    for step in taken:
+    for step in averaged:
         params = read_params(folder, step, config, shapes)
         # Add in place, so that host memory holds only the sum and a single checkpoint.
         total = jax.tree.map(lambda a, x: np.add(a, np.asarray(x), out=a), total, params)
-    return jax.tree.map(lambda a, x: (a / len(taken)).astype(x.dtype), total, shapes)
+    return jax.tree.map(lambda a, x: (a / len(averaged)).astype(x.dtype), total, shapes)

@@ -33,7 +33,7 @@ from ...models.nn.typing import Params
 from ...models.registry import create
 from ...models.run_files import (
     CONFIG_FILE,
-    EMA_FURTHER,
+    EMA_AUXILIARY,
     IMPORTED_FROM,
     chosen_step,
     is_foreign,
@@ -42,8 +42,8 @@ from ...models.run_files import (
 from ...models.stablehlo import export_forward, input_names
 from ...models.text.folder import generation_defaults
 from ..config import TrainConfig, objective_of
-from ..evaluation.evaluate import with_further
-from ..losses.objective import FURTHER, split
+from ..evaluation.evaluate import with_auxiliary
+from ..losses.objective import AUXILIARY, split
 from ..objectives.masked_lm import MaskedLMConfig
 from ..objectives.replaced_token_detection import GENERATOR, ReplacedTokenConfig, generator_config
 from ..runs.load_run import open_run
@@ -113,10 +113,10 @@ def export_model(
             single tensor is never split, so it may exceed this size.
         ema: Whether to write the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
-        base: For the form "peft": the base model that peft must load, the name or the folder of a
-            model in the Hugging Face format. Defaults to the folder that the base model was read or
+        base: For the form "peft": the name or the folder of the base model that peft must load, in
+            the Hugging Face format. Defaults to the folder that the base model was read or
             imported from.
-        generator: Whether to write the generator of a run of replaced-token detection, which
+        generator: For a run of replaced-token detection: whether to write the generator, which
             predicts masked tokens, instead of the model.
 
     Returns:
@@ -131,7 +131,7 @@ def export_model(
     check_not_existing(output)
     # The form peft does not need the parameters of the base model.
     if form == "peft":
-        require(not generator, "generator applies to the parameters of a run, not to the form peft")
+        require(not generator, "generator does not apply to the form peft: leave generator out")
         problem = f"adapters are written in float32, not {dtype}: leave the dtype out"
         require(dtype == "float32", problem, RunError)
         return _write_peft(folder, output, step=step, base=base, ema=ema)
@@ -164,14 +164,15 @@ def _generator_params(
     """Returns the generator's parameters, including the embedding tables that both models share."""
     require(
         isinstance(config.objective, ReplacedTokenConfig),
-        f"{folder} has no generator, which only a run of replaced-token detection has: leave "
+        f"{folder} has no generator, because it is not a run of replaced-token detection: leave "
         "--generator out",
         error=RunError,
     )
     loss = objective_of(config)
-    part = EMA_FURTHER if ema else FURTHER
-    found = split(with_further(loss, params, folder, step, part=part))[1][GENERATOR]
-    return {**{name: params[name] for name in loss.models[GENERATOR].shared}, **found}
+    part = EMA_AUXILIARY if ema else AUXILIARY
+    _, auxiliary = split(with_auxiliary(loss, params, folder, step, part=part))
+    shared = {name: params[name] for name in loss.models[GENERATOR].shared}
+    return {**shared, **auxiliary[GENERATOR]}
 
 
 def _write_huggingface(exported: Exported, output: Path) -> list[str]:
@@ -179,8 +180,8 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
     head = exported.config.model.head
     embedding = read_embedding_settings(exported.folder)
     is_embedder = head == "none" or (embedding is not None and not HEADS[head].needs_labels)
-    # Write the settings of vectors explicitly: without them, sentence-transformers would take the
-    # vector of the last token from a causal model.
+    # Write the pooling settings explicitly. Without them, sentence-transformers would use the last
+    # token's vector of a causal model.
     if embedding is None and head in ("none", *CAUSAL_HEADS):
         embedding = EmbeddingSettings()
     classifies = head == "sequence_classification"
@@ -266,29 +267,29 @@ def _write_peft(
     """Writes the adapters of a run, without reading the base model's parameters."""
     run = load_adapters(folder, step, ema=ema)
     check_finite(run.trained, folder)
-    # Raise an error for a model that transformers does not have before any file is written.
+    # Before any file is written, raise an error if transformers does not have the model.
     mapping_of(run.model.config).config_to_hf(run.model.config)
     name = _base_name(run) if base is None else _checked_base(base, run)
     remedy = (
         f"flaxzoo export {run.base.folder} FOLDER creates this base, and --base FOLDER names it"
     )
-    number = count_parameters(run.trained)
+    num_parameters = count_parameters(run.trained)
     notes = [
-        f"{number:,} parameters; peft loads them onto their base in the Hugging Face format: "
-        f"{name or remedy}"
+        f"{num_parameters:,} parameters; peft loads them onto their base in the Hugging Face "
+        f"format: {name or remedy}"
     ]
     config, tokenizer = open_run(folder)
 
     def fill(path: Path) -> None:
         write_adapter(path, run.model, run.lora, run.trained, base=name)
-        notes.append(_write_its_tokenizer(path, run, tokenizer))
+        notes.append(_write_run_tokenizer(path, run, tokenizer))
         card = model_card(
             output.name,
             config,
             stored_fields=read_fields(folder),
             folder=folder,
             step=chosen_step(folder, step),
-            num_parameters=number,
+            num_parameters=num_parameters,
             sentence_class=None,
             notes=notes,
             adapter_base=name or "BASE",
@@ -300,7 +301,7 @@ def _write_peft(
 
 
 def _base_name(run: AdapterRun) -> str | None:
-    """Returns the name or folder of the base model in the Hugging Face format; None if unknown."""
+    """Returns the name or the folder of the base in the Hugging Face format; None if unknown."""
     base = Path(run.base.folder)
     if not (base / CONFIG_FILE).is_file() or is_foreign(read_fields(base)):
         return run.base.folder
@@ -310,7 +311,7 @@ def _base_name(run: AdapterRun) -> str | None:
 
 
 def _checked_base(base: str, run: AdapterRun) -> str:
-    """Returns `base`; raises RunError if it is a folder whose model the adapters do not fit."""
+    """Returns `base`. Raises RunError if the adapters do not fit the model in this folder."""
     file = Path(base).expanduser() / CONFIG_FILE
     if not file.is_file():  # a name on the hub, or a folder that does not exist yet
         return base
@@ -320,18 +321,18 @@ def _checked_base(base: str, run: AdapterRun) -> str:
         "makes a folder that peft loads",
         error=RunError,
     )
-    found, own = model_config(file.parent), run.model.config
+    base_config, config = model_config(file.parent), run.model.config
     for size in ("num_layers", "d_model", "vocab_size"):
         require(
-            getattr(found, size) == getattr(own, size),
-            f"base {base} has {size} {getattr(found, size)}, but the adapters need "
-            f"{getattr(own, size)}: name the base of the adapters",
+            getattr(base_config, size) == getattr(config, size),
+            f"base {base} has {size} {getattr(base_config, size)}, but the adapters need "
+            f"{getattr(config, size)}: name the base of the adapters",
             error=RunError,
         )
     return base
 
 
-def _write_its_tokenizer(folder: Path, run: AdapterRun, tokenizer: Tokenizer) -> str:
+def _write_run_tokenizer(folder: Path, run: AdapterRun, tokenizer: Tokenizer) -> str:
     """Writes the run's tokenizer next to its adapters; returns a note about it."""
     config, size = run.model.config, tokenizer.target.vocab_size
     paths = (*run.lora.whole, *(x.path for x in run.lora.maps))

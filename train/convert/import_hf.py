@@ -96,11 +96,11 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
 
 
 def _opened(source: Path, base: str | Path | None) -> tuple[Path, TrainConfig, Tokenizer]:
-    """Returns the folder of the model or of its base, its configuration and its tokenizer."""
+    """Returns the folder (for an adapter, of its base), the configuration and the tokenizer."""
     if not is_peft_folder(source):
         problem = f"{source} is not an adapter of peft: leave base {base} out"
         require(base is None, problem, RunError)
-        problem = f"{source} is a run folder already: copy it"
+        problem = f"{source} is already a run folder: copy it"
         require(is_foreign(read_fields(source)), problem, RunError)
         return source, *open_run(source)
     adapter = PeftAdapter.read(source)

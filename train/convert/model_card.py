@@ -62,7 +62,7 @@ vectors = SparseEncoder("{}").encode(["A text.", "Another."])
 """,
     ),
 }
-"""The record for each class of sentence-transformers."""
+"""The name of a class in sentence-transformers → its parts of the model card."""
 
 
 def model_card(
@@ -93,7 +93,7 @@ def model_card(
     """
     model = config.model
     head = HEADS[model.head]
-    made = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
+    summary = f"{family_name(model)}, head {model.head}, {num_parameters:,} parameters"
     origin = adapter_base or config.init_from
     base = f"base_model: {_without_folders(origin)}\n" if origin else ""
     library, task = "transformers" if adapter_base is None else "peft", head.hub_task
@@ -103,7 +103,7 @@ def model_card(
     # The card begins with the metadata for the hub, the title, and code that loads the model.
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
-        f"# {name}\n\n{made}. {_origin(stored_fields, step)}\n",
+        f"# {name}\n\n{summary}. {_origin(stored_fields, step)}\n",
         _loading(name, head, adapter_base),
         *(f"{note}\n" for note in notes),
         *([] if usage is None else [usage.example.format(name)]),
@@ -111,10 +111,10 @@ def model_card(
     # A model that was imported, or saved from Python, has no training run to describe.
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
         custom = stored_fields.get(CUSTOM)
-        own = custom if isinstance(custom, dict) else {}
+        custom = custom if isinstance(custom, dict) else {}
         data = _data(config)
-        if "examples" in own:
-            data = f"## Training data\n\nExamples made in Python by `{own['examples']}`.\n"
+        if "examples" in custom:
+            data = f"## Training data\n\nExamples made in Python by `{custom['examples']}`.\n"
         parts += [data, _settings(config), _scores(folder, step)]
     return "\n".join(parts)
 
@@ -137,7 +137,7 @@ def _loading(name: str, head: HeadSpec, adapter_base: str | None) -> str:
 
 
 def _origin(stored_fields: JsonObject, step: int | None) -> str:
-    """Returns a sentence on the origin of the model."""
+    """Returns a sentence about the origin of the model."""
     version = stored_fields.get("flaxzoo", importlib.metadata.version("flaxzoo"))
     if IMPORTED_FROM in stored_fields:
         source = _without_folders(str(stored_fields[IMPORTED_FROM]))
@@ -152,7 +152,7 @@ def _origin(stored_fields: JsonObject, step: int | None) -> str:
 
 
 def _data(config: TrainConfig) -> str:
-    """Returns the section on the training data."""
+    """Returns the section about the training data."""
     data = to_dict(config)["data"]
     # The tokenizer is part of the export, so its settings need no description.
     left_out = {"num_workers", "tokenizer"}
@@ -193,5 +193,5 @@ def _table(rows: Mapping[str, object]) -> str:
 
 
 def _without_folders(text: str) -> str:
-    """Shortens absolute paths in a text to their last part, because folders reveal the machine."""
+    """Shortens each absolute path to its last part, because folder names may be private."""
     return re.sub(r"(?<![\w.])/(?:[^/\s,#]+/)*", "", text)

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automatic
 from ...models.nn.dropout import HeadKeys
 from ...models.nn.fused_attention import AttentionCall, FusedAttention
@@ -132,11 +132,12 @@ def _around_ring(mesh: Mesh) -> Around:
             dtype=str(query.dtype),
             dropout_rate=0.0 if head_keys is None else module.dropout_rate,
         )
-        if reason := ring_refusal(module.kernel, call, size):
-            raise UserError(
-                f"execution.attention {module.kernel} does not support this call ({reason}): "
-                "choose xla, which gathers keys and values"
-            )
+        reason = ring_refusal(module.kernel, call, size)
+        require(
+            reason is None,
+            f"execution.attention {module.kernel} does not support this call ({reason}): choose "
+            "xla, which gathers keys and values",
+        )
 
         def on_ring(
             query: Array,

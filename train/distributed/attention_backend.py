@@ -21,11 +21,12 @@ NAMES: dict[str, str] = {
     "blocks": "XLA block by block",
 }
 """The names of kernels in messages."""
-FASTEST: dict[str, Kernel] = {"gpu": "cudnn", "tpu": "splash"}
+Kernels = tuple[Kernel, ...]
+FASTEST: dict[str, Kernels] = {"gpu": ("cudnn",), "tpu": ("splash",)}
 """The fastest kernel by platform; XLA on other platforms."""
-DROPPING: dict[str, Kernel] = {"gpu": "triton", "tpu": "flash"}
+DROPPING: dict[str, Kernels] = {"gpu": ("triton",), "tpu": ("flash",)}
 """The fastest kernel for models with attention dropout, by platform."""
-FASTEST_ON_RING: dict[str, tuple[Kernel, ...]] = {
+FASTEST_ON_RING: dict[str, Kernels] = {
     "gpu": ("cudnn", "blocks"),
     "tpu": ("splash", "blocks"),
 }
@@ -84,20 +85,17 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     """
     requested, platform = config.execution.attention, device.platform
     drops = any(part.attention_dropout_rate > 0 for part in (config.model, config.model.decoder))
-    fastest = (DROPPING if drops else FASTEST).get(platform)
+    kernels = (DROPPING if drops else FASTEST).get(platform, ())
     if requested == "xla":
-        return KernelChoice("xla", fastest or "", "execution.attention says so")
-    kernels: tuple[Kernel, ...]
+        return KernelChoice("xla", "".join(kernels), "execution.attention says so")
     if requested != "auto":
         kernels = (requested,)
     elif context > 1:
         kernels = FASTEST_ON_RING.get(platform, ("blocks",))
-    else:
-        kernels = () if fastest is None else (fastest,)
+    elif config.model.has_two_sided_windows and max(config.data.lengths) > LARGEST_BLOCK:
         # XLA would store the attention scores of all pairs of tokens in a long row, although
         # windows hide most pairs.
-        if config.model.has_two_sided_windows and max(config.data.lengths) > LARGEST_BLOCK:
-            kernels = *kernels, "blocks"
+        kernels = *kernels, "blocks"
     # Take the first kernel that supports the run, and remember why the first one in the list does
     # not.
     refused: list[tuple[str, str]] = []

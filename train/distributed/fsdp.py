@@ -22,11 +22,12 @@ reduce-scatter.
 """
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -129,12 +130,12 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
 def _only(sharding: NamedSharding, axes: tuple[str, ...]) -> PartitionSpec:
     """Returns the spec of a sharding with only the given mesh axes."""
     kept = (tuple(filter(axes.__contains__, axes_of(over))) for over in sharding.spec)
-    return PartitionSpec(*(over or None for over in kept))
+    return PartitionSpec(*kept)
 
 
 def _axes(spec: PartitionSpec) -> set[str]:
     """Returns all mesh axes that a spec names."""
-    return {axis for _, axes in _sharded(spec) for axis in axes}
+    return set().union(*(axes for _, axes in _sharded(spec)))
 
 
 def _sharded(spec: PartitionSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -271,8 +272,8 @@ class _ShardReader:
         # have none either.
         self._of_layer: dict[str, PartitionSpec] = {}
         self._outside: dict[str, PartitionSpec] = {}
-        for name, spec in (pair for tree in specs for pair in named(tree)):
-            assert isinstance(spec, PartitionSpec)
+        for name, leaf in itertools.chain(*map(named, specs)):
+            spec = cast(PartitionSpec, leaf)
             if is_stacked(name):
                 self._of_layer[split_at_stack(name)[1]] = PartitionSpec(*spec[1:])
             else:

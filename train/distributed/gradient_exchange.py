@@ -133,7 +133,7 @@ def gather_candidates(
     # examples.
     problems = [f"mesh.{axis} is {mesh.shape[axis]}" for axis in _sizes(mesh).keys() - set(ONCE)]
     if whole_batch:
-        problems.append("the objective needs the whole batch or runs further models")
+        problems.append("the objective needs the whole batch or runs auxiliary models")
     if gather == "step":
         require(
             not problems,

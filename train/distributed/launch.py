@@ -12,9 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,23 +59,18 @@ def launch(command: list[str], processes: int) -> int:
             if gpus:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             started.append(_start(command, environment, first=index == 0))
-        printing = [
-            threading.Thread(target=_print_prefixed, args=(process, index))
-            for index, process in enumerate(started)
-        ]
-        for thread in printing:
-            thread.start()
-        try:
-            failed = _first_failure(started)
-            # If all processes fail in the same way, each process has already printed the reason.
-            all_failed = len({process.poll() for process in started}) == 1
-        finally:
-            for process in started:
-                # The other processes would wait for the failed process forever, so kill them.
-                process.kill()
-                process.wait()
-            for thread in printing:
-                thread.join()
+        # The end of the block waits for the threads.
+        with ThreadPoolExecutor(len(started)) as printing:
+            printing.map(_print_prefixed, started, range(len(started)))
+            try:
+                failed = _first_failure(started)
+                # If all processes fail in the same way, each has already printed the reason.
+                all_failed = len({process.poll() for process in started}) == 1
+            finally:
+                for process in started:
+                    # The other processes would wait for the failed process forever, so kill them.
+                    process.kill()
+                    process.wait()
     if failed is None:
         return 0
     status = started[failed].returncode
@@ -155,11 +150,10 @@ def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _failure_message(index: int, returncode: int) -> str:
-    by_signal = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else ""
-    how = by_signal or f"ended with status {returncode}"
+    how = signal.Signals(-returncode).name if returncode < 0 else f"status {returncode}"
     return (
-        f"flaxzoo: process {index} {how}, so all processes end; the same command resumes from the "
-        "last checkpoint"
+        f"flaxzoo: process {index} ended with {how}, so all processes end; the same command "
+        "resumes from the last checkpoint"
     )
 
 

@@ -10,6 +10,7 @@ import atexit
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -33,8 +34,8 @@ SILENCE_SECONDS = 60
 """Seconds without a heartbeat after which a process is considered dead."""
 FAREWELL_SECONDS = 5
 """Seconds that a failing process waits for the other processes to fail as well."""
-CARRIERS = ("Gloo", "NCCL", "coordination service")
-"""Words of error messages that show that the communication between processes failed."""
+CARRIERS = re.compile("Gloo|NCCL|coordination service")
+"""Matches error messages that show that the communication between processes failed."""
 NO_LIMIT = 10**9
 """A timeout in milliseconds that is practically infinite, because process 0 may prepare text for
 hours."""
@@ -65,7 +66,7 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
     except BaseException as error:
         _leave()
         # If the communication failed, another process was lost.
-        if not any(name in str(error) for name in CARRIERS):
+        if not CARRIERS.search(str(error)):
             raise
         raise RunError(
             f"process {jax.process_index()} lost another process, whose output may state the "
@@ -161,16 +162,14 @@ def barrier() -> Iterator[None]:
         yield
         return
     client, name = _client(), f"flaxzoo/{next(_barriers)}"
-    failed = None
     try:
         yield
     except Exception as error:
-        failed = error
         # Store the error before the wait, so that the other processes can read it afterwards.
         client.key_value_set(f"{name}/{jax.process_index()}", " ".join(str(error).split()))
+        client.wait_at_barrier(name, NO_LIMIT)
+        raise
     client.wait_at_barrier(name, NO_LIMIT)
-    if failed is not None:
-        raise failed
     for key, message in client.key_value_dir_get(f"{name}/"):
         kind = RunError if is_primary() else ReportedByPrimary
         raise kind(f"process {key.rsplit('/', 1)[1]}: {message}")
@@ -199,23 +198,28 @@ def from_primary(work: Callable[[], T]) -> T:
     return json.loads(_client().blocking_key_value_get(key, NO_LIMIT))
 
 
-def on_one_device(params: Params) -> Params:
-    """Copies whole parameters to the first device of this process; a collective call."""
+def on_primary(params: Params) -> Params:
+    """Copies whole parameters to the first device of process 0; a collective call.
+
+    Returns:
+        The parameters, on one device. On the other processes, which gather each array only to send
+        their part of it, an empty dict.
+    """
     device = jax.local_devices()[0]
 
-    def gathered(x: jax.Array) -> jax.Array:
-        # This process already has a whole copy of a replicated array.
+    def gathered(x: jax.Array) -> jax.Array | None:
+        # One process can read all parts of its arrays, and has a whole copy of a replicated array.
         if x.is_fully_replicated:
-            return x.addressable_data(0)
-        return jax.device_put(process_allgather(x, tiled=True), device)
+            x = x.addressable_data(0)
+        whole = x if x.is_fully_addressable else process_allgather(x, tiled=True)
+        return jax.device_put(whole, device) if is_primary() else None
 
-    return jax.tree.map(gathered, params)
+    copied = jax.tree.map(gathered, params)
+    return copied if is_primary() else {}
 
 
 def greatest_everywhere(number: int) -> int:
     """Returns the maximum of a number over all processes; a collective call."""
-    if jax.process_count() == 1:
-        return number
     return int(process_allgather(np.full(1, number, np.int32)).max())
 
 

@@ -34,7 +34,7 @@ queries see them.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -286,8 +286,6 @@ class Ring:
 
     def _backward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Gradients:
         segments = _segments(mine, keys)
-        assert mine.attended is not None
-        assert mine.gradient is not None
         return self.kernel.backward(
             mine.query,
             keys.key,
@@ -296,14 +294,15 @@ class Ring:
             band=band,
             cap=self.cap,
             dropped=self._dropped(mine, keys),
-            attended=mine.attended,
-            gradient=mine.gradient,
+            attended=cast(Attended, mine.attended),
+            gradient=cast(Array, mine.gradient),
         )
 
     def _dropped(self, mine: _Queries, keys: _Keys) -> DroppedWeights | None:
-        if mine.head_keys is None or mine.positions is None or keys.positions is None:
+        if mine.head_keys is None:
             return None
-        return DroppedWeights(mine.head_keys, mine.positions, keys.positions, self.dropout_rate)
+        positions = cast(_Pair, (mine.positions, keys.positions))
+        return DroppedWeights(mine.head_keys, *positions, self.dropout_rate)
 
     def _go_round(
         self, visit: Callable[..., tuple[T, U]], first: tuple[T, U], keys: _Keys
@@ -387,9 +386,9 @@ class Ring:
         is_later = (jax.lax.axis_index(self.axis) < step).astype(jnp.int32)
         of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
         queries = _halves(mine._replace(head_keys=None), of_queries)
-        if mine.head_keys is not None:
-            # Dropout keys have no axis of tokens to halve, so repeat them for both pairs.
-            queries = queries._replace(head_keys=jnp.concatenate([mine.head_keys] * 2))
+        # Dropout keys have no axis of tokens to halve, so repeat them for both pairs.
+        head_keys = jax.tree.map(lambda x: jnp.concatenate([x, x]), mine.head_keys)
+        queries = queries._replace(head_keys=head_keys)
         return (queries, of_queries), (_halves(keys, of_keys), of_keys)
 
     def _join(self, total: T, part: T, halves: Halves, join: Callable[[T, T], T]) -> T:
@@ -436,9 +435,8 @@ def _put(total: T, part: T, half: Half) -> T:
 
 
 def _segments(mine: _Queries, keys: _Keys) -> Segments | None:
-    if mine.segments is None or keys.segments is None:
-        return None
-    return mine.segments, keys.segments
+    # Either both have segments, or neither has.
+    return None if keys.segments is None else (cast(Array, mine.segments), keys.segments)
 
 
 def _placed(

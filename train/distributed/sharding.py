@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -24,8 +25,8 @@ from ...data.common.fields import require
 from ...models.adapters.lora import A, B
 from ...models.config import TransformerConfig, divisors_of
 from ...models.mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, num_shards
-from ...models.nn.typing import Params
-from ...models.registry import families, family_of
+from ...models.nn.typing import PyTree
+from ...models.registry import families_of
 from ..mesh import MeshConfig
 from ..optim.parameters import MatrixAxes, map_named, matrix_axes, named
 from ..state import TrainState
@@ -78,7 +79,7 @@ def parameter_spec(
         UserError: not exactly one rule matches the path, or a dimension cannot
           be divided evenly.
     """
-    if name.startswith("further/"):  # an additional model of the objective, which is replicated
+    if name.startswith("auxiliary/"):  # an auxiliary model of the objective, which is replicated
         return PartitionSpec()
     several = {axis for axis, size in mesh.shape.items() if size > 1}
     spec: list[tuple[str, ...]] = []
@@ -101,8 +102,7 @@ def _logical_axes(
 ) -> LogicalAxes:
     """Returns the logical axis of each dimension of a parameter, by the rules of its family."""
     # If the model is unknown, exactly one of the rules of all families must match.
-    known = families().values() if model is None else [family_of(model)]
-    rules = {rule for family in known for rule in family.parameter_axes.items()}
+    rules = {rule for family in families_of(model) for rule in family.parameter_axes.items()}
     parent, slash, own = name.rpartition("/")
     # The factors of an adapter follow the rule of the kernel that it adapts, but have other axes.
     stored = f"{parent}{slash}kernel" if own in (A, B) else name
@@ -140,12 +140,12 @@ def axes_of(over: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def parameter_shardings(
-    params: Params, mesh: Mesh, model: TransformerConfig | None = None
-) -> Params:
+    params: PyTree, mesh: Mesh, model: TransformerConfig | None = None
+) -> PyTree:
     """Returns the sharding of each parameter.
 
     Args:
-        params: the parameters, or their shapes.
+        params: the parameters, or their shapes; None if there are none.
         mesh: from `make_mesh`.
         model: the configuration of the model; the rules of its family name the axes of each
           parameter. If None, exactly one of the rules of all families must match each parameter.
@@ -181,9 +181,11 @@ def moment_spec(
         The parameter's spec, without the dimensions that the array does not have. The last
         dimension of scales is replicated if the shards would divide a block.
     """
-    # Means over some axes are sharded over the remaining axes, like the parameter.
-    if field in ("rows", "columns") and axes is not None:
-        removed = axes.outputs if field == "rows" else axes.inputs
+    # Means over some axes are sharded over the remaining axes, like the parameter. Only matrices
+    # have such means.
+    if field in ("rows", "columns"):
+        matrix = cast(MatrixAxes, axes)
+        removed = matrix.outputs if field == "rows" else matrix.inputs
         return PartitionSpec(*(over for axis, over in enumerate(whole) if axis not in removed))
     if field != "scales":
         return whole
@@ -212,27 +214,27 @@ def state_shardings(
     """
     replicated = NamedSharding(mesh, PartitionSpec())
     params = parameter_shardings(state.params, mesh, model)
-    frozen = None if state.frozen is None else parameter_shardings(state.frozen, mesh, model)
+    frozen = parameter_shardings(state.frozen, mesh, model)
     shapes = {name: x.shape for name, x in named(state.params)}
+    # The path of a moment ends with the path of its parameter. After it, there may be the name of a
+    # field, such as `codes`, if the moment consists of several arrays.
+    moment = re.compile(rf"(?:.*?/)??({'|'.join(map(re.escape, shapes))})(?:/(\w+))?")
 
     def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
-        parts = path.split("/")
-        # The path of a moment ends with the path of its parameter. After it, there may be the name
-        # of a field, such as `codes`, if the moment consists of several arrays.
-        for first in range(len(parts)):
-            for end, field in ((len(parts), ""), (len(parts) - 1, parts[-1])):
-                name = "/".join(parts[first:end])
-                if name in shapes and (field or x.shape == shapes[name]):
-                    whole = parameter_spec(name, shapes[name], mesh, model)
-                    axes = matrix_axes(name, len(shapes[name]))
-                    spec = moment_spec(field, x.shape, whole, mesh=mesh, axes=axes)
-                    return NamedSharding(mesh, spec)
-        return replicated
+        found = moment.fullmatch(path)
+        if found is None:
+            return replicated
+        name, field = found.groups(default="")
+        if not field and x.shape != shapes[name]:
+            return replicated
+        whole = parameter_spec(name, shapes[name], mesh, model)
+        axes = matrix_axes(name, len(shapes[name]))
+        return NamedSharding(mesh, moment_spec(field, x.shape, whole, mesh=mesh, axes=axes))
 
     opt_state = map_named(sharding, state.opt_state)
-    # Additional models may belong to any family, so they are replicated.
-    further = jax.tree.map(lambda _: replicated, state.further)
-    return TrainState(replicated, params, opt_state, frozen, further)
+    # Auxiliary models may belong to any family, so they are replicated.
+    auxiliary = jax.tree.map(lambda _: replicated, state.auxiliary)
+    return TrainState(replicated, params, opt_state, frozen, auxiliary)
 
 
 def has_virtual_devices() -> bool:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run through Orbax: parameters, optimizer state and data position."""
+"""Writes and reads checkpoints with Orbax: parameters, optimizer state and data position."""
 
 import itertools
 import json
@@ -23,27 +23,27 @@ from ...data.common.fields import require, without_none
 from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
 from ...models.nn.typing import PyTree
-from ...models.run_files import CHECKPOINTS, EMA, EMA_FURTHER, PARAMS, numbered, steps
+from ...models.run_files import CHECKPOINTS, EMA, EMA_AUXILIARY, PARAMS, numbered, steps
 from ..losses.objective import joined, split
 from ..optim.ema import ema_of, with_ema
 from ..state import TrainState
 
 OPTIMIZER = "optimizer"
 DATA = "data"
-FURTHER = "further"
-"""Parameters of additional models that the objective trains."""
+AUXILIARY = "auxiliary"
+"""Parameters of auxiliary models that the objective trains."""
 FROZEN = "frozen"
 """Parameters that no step changes. Only checkpoints of an objective with a `reference` have
 them."""
 METRICS = "metrics"
 DELETED = "deleted"
 """The subfolder of `checkpoints` for checkpoints that are being removed."""
-BYTES_BESIDE_ARRAYS = 1 << 20
-"""An upper bound, in bytes, of the files of a checkpoint that do not store arrays."""
-SECONDS_BETWEEN_LOOKS = 0.05
-"""Interval for polling whether a checkpoint is written."""
-SECONDS_FOR_A_WRITER = 60.0
-"""The seconds that the end of a run waits for a thread that still writes."""
+METADATA_BYTES = 1 << 20
+"""An upper bound on the size of the files of a checkpoint that do not store arrays."""
+POLL_SECONDS = 0.05
+"""The seconds between two checks whether a checkpoint is written."""
+THREAD_TIMEOUT_SECONDS = 60.0
+"""The seconds to wait for each thread of Orbax that still writes when a run ends."""
 
 
 class Checkpoints:
@@ -113,10 +113,11 @@ class Checkpoints:
         finally:
             if self._removing is not None:
                 self._removing.join()
-            # Orbax does not wait for the other writers of a save that failed.
+            # Orbax does not wait for the other writers of a save that failed. Its own `join` would
+            # raise the error of a writer in place of the error of the save.
             for thread in threading.enumerate():
                 if type(thread).__module__.startswith("orbax."):
-                    thread.join(SECONDS_FOR_A_WRITER)
+                    threading.Thread.join(thread, THREAD_TIMEOUT_SECONDS)
 
     @property
     def newest(self) -> int | None:
@@ -127,9 +128,9 @@ class Checkpoints:
         """Starts writing a state, unless a checkpoint of its step exists.
 
         Args:
-            state: The state in its global form.
+            state: The state, with global arrays.
             data: The data iterator's state.
-            measure: The number that ranks checkpoints (the lowest is best), if this step was
+            measure: The value that ranks checkpoints; the lowest is best. None if this step was not
               evaluated.
 
         Raises:
@@ -158,7 +159,7 @@ class Checkpoints:
 
         Args:
             step: The step of the checkpoint.
-            measure: The number that ranks checkpoints; the lowest is best.
+            measure: The value that ranks checkpoints; the lowest is best.
 
         Raises:
             DataError: The measure cannot be written.
@@ -174,13 +175,13 @@ class Checkpoints:
     def _remove_deleted(self) -> None:
         """Removes old checkpoints that Orbax has renamed, after the new checkpoint is written."""
         while self._manager.is_saving_in_progress():
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
         if jax.process_index() == 0:
             shutil.rmtree(self._folder / DELETED, ignore_errors=True)
 
     def _check_room(self, state: TrainState) -> None:
         """Raises RunError if the disk is too full, before a write starts."""
-        needed = BYTES_BESIDE_ARRAYS + sum(x.nbytes for x in jax.tree.leaves(state))
+        needed = METADATA_BYTES + sum(x.nbytes for x in jax.tree.leaves(state))
         with self._writing():
             free = shutil.disk_usage(self._folder).free
         if free < needed:
@@ -207,11 +208,11 @@ class Checkpoints:
         )
 
     def restore(self, step: int, shapes: TrainState) -> tuple[TrainState, IteratorState]:
-        """Reads a state, and places it on the devices as the shardings of `shapes` say.
+        """Reads a state onto the devices, with the shardings of `shapes`.
 
         Args:
             step: The step of the checkpoint.
-            shapes: Shapes, dtypes and shardings of the global form.
+            shapes: Shapes, dtypes and shardings of the global arrays.
 
         Returns:
             The state, and the state of the data iterator.
@@ -233,9 +234,11 @@ class Checkpoints:
         state = TrainState(
             optimizer["step"],
             restored[PARAMS],
-            with_ema(optimizer["state"], joined(restored.get(EMA, {}), restored.get(EMA_FURTHER))),
+            with_ema(
+                optimizer["state"], joined(restored.get(EMA, {}), restored.get(EMA_AUXILIARY))
+            ),
             restored.get(FROZEN),
-            restored.get(FURTHER),
+            restored.get(AUXILIARY),
         )
         return state, restored[DATA]
 
@@ -249,16 +252,16 @@ class Checkpoints:
 
 
 def _parts(state: TrainState) -> dict[str, PyTree]:
-    """Returns the arrays of a checkpoint, keyed by their subfolder, without absent arrays."""
+    """Returns the arrays of a checkpoint by subfolder; leaves out parts that the state lacks."""
     # The moving average of the parameters has its own subfolder, so that it can be read alone.
-    ema, ema_further = split(ema_of(state.opt_state) or {})
+    ema, ema_auxiliary = split(ema_of(state.opt_state) or {})
     parts = {
         PARAMS: state.params,
         EMA: ema or None,
-        EMA_FURTHER: ema_further or None,
+        EMA_AUXILIARY: ema_auxiliary or None,
         OPTIMIZER: {"step": state.step, "state": with_ema(state.opt_state, ())},
         FROZEN: state.frozen,
-        FURTHER: state.further,
+        AUXILIARY: state.auxiliary,
     }
     return without_none(parts)
 
@@ -308,7 +311,7 @@ def _set_aside(run: Path, step: int, damage: str, log: LogFn) -> None:
 
 def _free_name(path: Path) -> Path:
     """Returns `path`, or the first of `path-2`, `path-3` … that does not exist."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    numbered = (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))
     return next(itertools.filterfalse(Path.exists, itertools.chain([path], numbered)))
 
 

@@ -43,17 +43,17 @@ def configured_step(
         device_memory: the memory of a device in bytes; None if unknown.
 
     Raises:
-        UserError: mesh, batch and parameters do not fit each other.
+        UserError: the batch or the parameters do not fit the mesh.
     """
     check_pmap(config)
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
-    # Before the step is made, raise an error for sizes that the mesh cannot divide.
+    # Before making the step, raise an error for sizes that the mesh cannot divide.
     require(
         mesh.shape["expert"] == 1 or config.model.num_experts,
         f"mesh.expert {mesh.shape['expert']} shards the experts of a mixture, but the model has no "
         "experts: use mesh.fsdp",
     )
-    check_batch(mesh, config.batch_size, config.data.length, config.micro_batches)
+    check_batch(mesh, config.batch_size, config.data.lengths[0], config.micro_batches)
     # The model needs the name of the kernel, not "auto".
     execution = dataclasses.replace(config.execution, attention=chosen.kernel)
     model = create(config.model, execution)
@@ -78,7 +78,7 @@ class CompiledTrainer:
     init: Callable[[], TrainState]
     """Makes the initial state."""
     step: Callable[[TrainState, NumpyBatch], tuple[TrainState, Metrics]]
-    """Takes one step, and consumes the given state."""
+    """Runs one step. The memory of the input state is donated."""
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
     """Lowers the step for the given arguments. Compiling the result also compiles `step`."""
     compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
@@ -117,7 +117,7 @@ def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTraine
     """Makes the functions that run the training on the current devices.
 
     Raises:
-        UserError: mesh, batch and parameters do not fit each other.
+        UserError: the batch or the parameters do not fit the mesh.
     """
     return trainer_of(config, step_of_run(config, objective))
 
@@ -129,7 +129,7 @@ def step_of_run(config: TrainConfig, objective: Objective) -> ShardedStep:
 
 
 def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
-    """Makes the functions that run the training, from its step over a mesh."""
+    """Makes the functions that run the training with a sharded step."""
     mesh, (init_rng, step_rng) = sharded.mesh, run_keys(config.seed)
     chosen = sharded.candidates[0]
 
@@ -148,7 +148,7 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
         lower=lambda state, batch: chosen.step.lower(state, put(batch), step_rng),
         compile=compile_step,
         evaluate=lambda state, batch: sharded.evaluate(
-            joined(state.params, state.further), put(batch), state.frozen
+            joined(state.params, state.auxiliary), put(batch), state.frozen
         ),
         shapes=sharded.state,
         description=_describe(mesh, config.parallel),
@@ -164,8 +164,8 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
 
 def _describe(mesh: Mesh, parallel: str) -> str:
     """Describes the devices: `jit over 8 × TPU v4 (data 2, fsdp 4, context 1, tensor 1)`."""
-    number = jax.process_count()
-    of = f" of {number} processes" if number > 1 else ""
+    num_processes = jax.process_count()
+    of = f" of {num_processes} processes" if num_processes > 1 else ""
     # Do not show axes that are rarely used: `expert`, because few models have experts, and all axes
     # but `data` for pmap.
     hidden = {"expert"} if mesh.shape["expert"] == 1 else set()

@@ -1,4 +1,4 @@
-"""GradCache: the gradient of a loss that compares the examples of a batch, in micro-batches.
+"""GradCache: the gradient, in micro-batches, of a loss that compares the examples of a batch.
 
 A loss that compares the examples of a batch is not a sum over micro-batches. Let g be the gradient
 of the loss with respect to the outputs of the model, and J the Jacobian of the outputs of a
@@ -26,8 +26,8 @@ Rows = tuple[Batch, Array]
 RunFn = Callable[[Params, Params | None, Rows], Outputs]
 """`run(params, frozen, rows)` computes the outputs of examples, arrays `[B, …]`."""
 OUTPUTS = "outputs_of_batch"
-"""The `jax.named_scope` around a loss that compares the outputs of the whole batch, which devices
-exchange for it."""
+"""The `jax.named_scope` of a loss that compares the examples of a batch. In this scope, devices
+exchange the outputs of the model."""
 
 
 def cached_gradient(
@@ -36,63 +36,68 @@ def cached_gradient(
     models: tuple[Params, Params | None],
     rows: Rows,
     *,
-    number: int,
+    num_micro_batches: int,
     exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> tuple[Params, Terms]:
     """Returns the gradient of `loss(run(params, frozen, rows))`, and the means that `loss` reports.
 
     Args:
         run: computes the outputs. Each row of an output must depend on a single example only.
-        loss: computes the loss, and means to report, from the outputs of the batch.
+        loss: computes the loss and the means to report from the outputs of the batch.
         models: the trained and the frozen parameters.
         rows: the batch.
-        number: the number of micro-batches.
+        num_micro_batches: the number of micro-batches.
         exchange: wraps the function that sums gradients over rows, so that it also sums over
             devices. If None, the compiler sums over devices.
 
     Raises:
         UserError: An output is not an array of floats with a row for each example.
     """
-    _check_rows(run, models, rows, number=number)
+    _check_rows(run, models, rows, num_micro_batches=num_micro_batches)
     # The first run, without a gradient: the outputs of the whole batch.
-    outputs = in_parts(lambda part: run(*models, part), rows, number)
+    outputs = in_parts(lambda part: run(*models, part), rows, num_micro_batches)
     # g, the gradient of the loss with respect to these outputs.
     with jax.named_scope(OUTPUTS):
-        wanted, means = jax.grad(loss, has_aux=True)(outputs)
+        output_gradients, means = jax.grad(loss, has_aux=True)(outputs)
 
     def sums_of_rows(
-        params: Params, frozen: Params | None, scales: tuple[()], given: tuple[Rows, Outputs]
+        params: Params,
+        frozen: Params | None,
+        scales: tuple[()],
+        batch: tuple[Rows, Outputs],
     ) -> tuple[Params, Terms]:
         del scales
 
         def of_part(part: tuple[Rows, Outputs]) -> tuple[Params, Terms]:
-            own, wanted = part
+            examples, gradients_of_part = part
             # The second run has the same keys as the first, so that dropout is the same.
-            _, transpose = jax.vjp(lambda params: run(params, frozen, own), params)
-            (gradients,) = transpose(wanted)
+            _, transpose = jax.vjp(lambda params: run(params, frozen, examples), params)
+            (gradients,) = transpose(gradients_of_part)
             # An exchange may have gathered parameters in the dtype of the computation.
             return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, models[0]), {}
 
-        return accumulate(of_part, micro_batches(given, number))
+        return accumulate(of_part, micro_batches(batch, num_micro_batches))
 
     summed = sums_of_rows if exchange is None else exchange(sums_of_rows)
-    gradients, _ = summed(*models, (), (rows, wanted))
+    gradients, _ = summed(*models, (), (rows, output_gradients))
     return gradients, means
 
 
 def _check_rows(
-    run: RunFn, models: tuple[Params, Params | None], rows: Rows, *, number: int
+    run: RunFn, models: tuple[Params, Params | None], rows: Rows, *, num_micro_batches: int
 ) -> None:
     """Checks that the outputs of twice as many examples have twice as many rows."""
 
-    def shapes(parts: int) -> list[tuple[jax.tree_util.KeyPath, jax.ShapeDtypeStruct]]:
-        given = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((parts * x.shape[0] // number, *x.shape[1:]), x.dtype),
+    def shapes(factor: int) -> list[tuple[jax.tree_util.KeyPath, jax.ShapeDtypeStruct]]:
+        examples = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(
+                (factor * x.shape[0] // num_micro_batches, *x.shape[1:]), x.dtype
+            ),
             rows,
         )
-        return jax.tree.leaves_with_path(jax.eval_shape(run, *models, given))
+        return jax.tree.leaves_with_path(jax.eval_shape(run, *models, examples))
 
-    size = rows[1].shape[0] // number
+    size = rows[1].shape[0] // num_micro_batches
     for (path, one), (_, two) in zip(shapes(1), shapes(2), strict=True):
         expected = (2 * size, *one.shape[1:])
         require(
@@ -100,7 +105,7 @@ def _check_rows(
             and two.shape == expected
             and jnp.issubdtype(one.dtype, jnp.floating),
             f"the objective compares the examples of a batch with each other, and with "
-            f"micro_batches {number} each of its outputs must be floats with a row for each "
-            f"example, got output{jax.tree_util.keystr(path)} {one.dtype} {list(one.shape)} of "
-            f"{size} examples: return such arrays from forward, or choose micro_batches 1",
+            f"micro_batches {num_micro_batches} each of its outputs must be floats with a row for "
+            f"each example, got output{jax.tree_util.keystr(path)} {one.dtype} {list(one.shape)} "
+            f"of {size} examples: return such arrays from forward, or choose micro_batches 1",
         )

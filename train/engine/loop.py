@@ -3,21 +3,22 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 
 from ...data.batching import BatchIterator, IteratorState, evaluation_batches
 from ...data.chat.policy import PolicyExamples
 from ...data.common.errors import StepNotTaken, counted
-from ...data.common.fields import require, require_one_of
+from ...data.common.fields import require, require_one_of, without_none
 from ...data.common.progress import Progress
 from ...models.adapters.lora import make_lora
 from ...models.model import Model
 from ...models.nn.typing import Params
 from ...models.registry import create
 from ...models.run_files import CHECKPOINTS
-from ..distributed.multiprocess import barrier, from_primary, is_primary, on_one_device
+from ..distributed.multiprocess import barrier, from_primary, is_primary, on_primary
 from ..distributed.sharding import has_virtual_devices
 from ..evaluation.tasks import Judged, Task, flat, judge
 from ..evaluation.vectors.held_out import vector_scores
@@ -65,7 +66,8 @@ class Loop:
     pending: tuple[int, Metrics] | None = None
     """The number and the metrics of a step that may still run on the devices."""
     validation: Scores | None = None
-    validated_step: int | None = None
+    measures: dict[int, float | None] = dataclasses.field(default_factory=dict)
+    """The step of the last evaluation, and its measure; see `_measure`."""
 
     def __post_init__(self) -> None:
         self.run, self.config = self.opened.run, self.opened.run.config
@@ -113,6 +115,13 @@ class Loop:
             state = evaluated_by_ema(self.state) if ema else self.state
             require(state, "the run keeps no moving average: set optimizer.ema_decay")
             assert state is not None
+            # Check before merging: a merge in one process would wait for the others forever.
+            leaves = jax.tree.leaves((state.params, state.frozen))
+            require(
+                all(x.is_fully_addressable for x in leaves),
+                "the parameters are on several processes, but callbacks run in one process: read "
+                "the checkpoint in on_checkpoint",
+            )
             return int(state.step), self._merged(model, state)
 
         return RunningModel(model, self.run.tokenizer, read)
@@ -122,7 +131,7 @@ class Loop:
         lora = self.config.lora
         if lora is None:
             return state.params
-        return make_lora(lora, model).merge(state.params, state.frozen or {})
+        return make_lora(lora, model).merge(state.params, cast(Params, state.frozen))
 
     @property
     def _is_last(self) -> bool:
@@ -176,8 +185,8 @@ class Loop:
     def _evaluate_before_first_step(self) -> None:
         """Repeats an interrupted evaluation, or evaluates the initial model for comparison."""
         if self.evaluation_due:
-            measure = self._measure(self._evaluate())
-            if measure is not None:
+            self._evaluate()
+            if (measure := self.measures[self.step]) is not None:
                 self.checkpoints.add_measure(self.step, measure)
             return
         # Before training, also evaluate a policy whose initial parameters are random, for
@@ -187,7 +196,7 @@ class Loop:
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
             self._evaluate()
 
-    def _evaluate(self) -> Scores:
+    def _evaluate(self) -> None:
         """Computes loss and metrics on the validation data.
 
         Raises:
@@ -199,7 +208,7 @@ class Loop:
         self.evaluation_due = True
         step, average = self.step, evaluated_by_ema(self.state)
         # Also evaluate the moving average of the parameters, if the optimizer keeps one.
-        states = {"": self.state} if average is None else {"": self.state, "ema_": average}
+        states = without_none({"": self.state, "ema_": average})
         with self.stopper.saving_first(f"the evaluation after step {step}"):
             evaluations = {x: self._run_model_on_validation_data(s) for x, s in states.items()}
         evaluation = evaluations[""]
@@ -212,8 +221,8 @@ class Loop:
             for prefix, of_state in evaluations.items()
             for name, x in {**self._scores(of_state), **judged[prefix]}.items()
         }
-        self._measure(validation)  # raises UserError if there is no such metric
-        self.validation, self.validated_step = validation, step
+        # Raises UserError if there is no such metric.
+        self.validation, self.measures = validation, {step: self._measure(validation)}
         if self.log is not None:
             self._check_folder()
             self.log.write(step, "validation", validation)
@@ -235,7 +244,6 @@ class Loop:
         shown += tuple({name.split("/")[0]: name for name in reversed(judged[""])}.values())
         self.progress.evaluated(step, validation, shown)
         self.callbacks(step, lambda callback: callback.on_evaluation(step, validation))
-        return validation
 
     def _run_model_on_validation_data(self, state: TrainState) -> Evaluation:
         examples, (index, count) = self.run.validation.examples, self.trainer.shard
@@ -260,7 +268,7 @@ class Loop:
         if not self._tasks_are_due:
             return {}
         model = create(self.config.model)
-        params = on_one_device(self._merged(model, state))
+        params = on_primary(self._merged(model, state))
         judged = Judged(self.run.folder, loaded=(model, params), log=self.progress.log)
         return from_primary(lambda: flat(judge(self._until_stopped(self.tasks), judged)))
 
@@ -308,15 +316,13 @@ class Loop:
     def _save(self) -> None:
         """Starts writing a checkpoint, with its measure if this step was evaluated."""
         self._check_folder()
-        measured = self.validation if self.validated_step == self.step else None
         position = position_to_save(
             self.position, self.bad_steps.counts, evaluation_due=self.evaluation_due
         )
         state = self.state
         if self.config.lora is not None:  # a resumed run reads the base model from its source
             state = dataclasses.replace(state, frozen=None)
-        measure = None if measured is None else self._measure(measured)
-        self.checkpoints.save(state, position, measure)
+        self.checkpoints.save(state, position, self.measures.get(self.step))
         if self.callbacks:
             self.checkpoints.wait()
             step, folder = self.step, self.run.folder / CHECKPOINTS / str(self.step)

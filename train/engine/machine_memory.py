@@ -83,7 +83,7 @@ def memory_of_each() -> int | None:
 
 
 def available_on_machine() -> int | None:
-    """Returns the free bytes of memory and swap space, at most what the container has left."""
+    """Returns the free bytes of memory and swap space, up to the limit of the container."""
     # On Linux, `MemAvailable` includes caches that can be freed.
     meminfo = PROC / "meminfo"
     if meminfo.is_file():
@@ -99,10 +99,10 @@ def available_on_machine() -> int | None:
 
 def _left_in_control_groups() -> Iterator[int]:
     """Yields the bytes left in each control group of this process, and in its parent groups."""
-    own = PROC / "self" / "cgroup"
-    if not own.is_file():
+    cgroup_file = PROC / "self" / "cgroup"
+    if not cgroup_file.is_file():
         return
-    for line in own.read_text(encoding="utf-8").splitlines():
+    for line in cgroup_file.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):  # version 2 names no controllers
             continue
@@ -112,16 +112,16 @@ def _left_in_control_groups() -> Iterator[int]:
             if folder == CONTROL_GROUPS.parent:
                 break
             for limit_file, (usage_file, reclaimable) in LIMIT_FILES.items():
-                limit = _number(folder / limit_file)
-                usage = _number(folder / usage_file)
+                limit = _read_int(folder / limit_file)
+                usage = _read_int(folder / usage_file)
                 if limit is not None and usage is not None:
                     # Usage includes caches, which the kernel frees under memory pressure.
-                    given_back = _statistics(folder / "memory.stat", reclaimable)
-                    yield limit - max(0, usage - given_back)
+                    reclaimed = _statistics(folder / "memory.stat", reclaimable)
+                    yield limit - max(0, usage - reclaimed)
 
 
-def _number(file: Path) -> int | None:
-    """Returns the number in a file, or None if the file is missing or contains the word `max`."""
+def _read_int(file: Path) -> int | None:
+    """Returns the integer in a file, or None if the file is missing or contains the word `max`."""
     try:
         return int(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import jax
 
@@ -43,9 +43,9 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
         num_shards: The number of devices that share a batch.
         attention: A description of the kernel that computes attention, to include in the line.
     """
-    rows, length = config.batch_size, config.data.length
-    own = rows // num_shards // config.micro_batches
-    at_once = f"{own} at once" if config.micro_batches > 1 else "at once"
+    rows, length = config.batch_size, config.data.lengths[0]
+    rows_per_run = rows // num_shards // config.micro_batches
+    at_once = f"{rows_per_run} at once" if config.micro_batches > 1 else "at once"
     params, optimizer, frozen = map(
         bytes_per_device, (shapes.params, shapes.opt_state, shapes.frozen)
     )
@@ -67,8 +67,13 @@ def bytes_per_device(shapes: PyTree) -> int:
     )
 
 
+def memory_of(program: jax.stages.Compiled) -> MemoryAnalysis:
+    """Returns the compiler's analysis of the memory of a compiled program."""
+    return cast(MemoryAnalysis, program.memory_analysis())
+
+
 def temp_bytes(memory: MemoryAnalysis) -> int:
-    """Returns a compiled program's bytes on each device, except its arguments and its code."""
+    """Returns the bytes of a program's temporaries and new outputs on each device."""
     # Outputs need additional memory, unless they reuse the memory of a donated argument.
     new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return memory.temp_size_in_bytes + new_results
@@ -164,7 +169,7 @@ def check_step_fits(
 
 
 def _require_memory(what: str, needed: int, available: int | None, *, remedy: str) -> str:
-    """Writes both numbers as a clause; raises UserError if `needed` exceeds `available`."""
+    """Returns a clause with both sizes. Raises UserError if `needed` exceeds `available`."""
     if available is None:
         return ""
     figures = f"{what} {in_units(needed)} of memory, and {in_units(available)} are available"
@@ -183,7 +188,7 @@ def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
 
 
 def _remedies(config: TrainConfig, resumed: bool) -> str:
-    """Writes the options that lower the memory of a step as a clause."""
+    """Returns a clause that names the options that lower the memory of a step."""
     remedies = []
     rows = config.batch_size // config.micro_batches
     if rows > 1:

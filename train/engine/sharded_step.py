@@ -37,7 +37,7 @@ class Candidate:
     """One of several equivalent ways to run a step."""
 
     step: jax.stages.Wrapped
-    """`step(state, batch, rng) -> (state, metrics)`, which consumes the given state."""
+    """`step(state, batch, rng) -> (state, metrics)`, which donates the memory of `state`."""
     exchange: str
     """Describes how devices exchange gradients, to show to the user; empty if they exchange
     none."""
@@ -114,7 +114,7 @@ class ShardedStep:
         return program if fits_everywhere else None
 
     def _fits(self, program: jax.stages.Compiled) -> bool:
-        """Returns whether a program fits into memory; for TPUs, the compiler has checked this."""
+        """Returns whether a program fits into memory; on TPUs, the compiler already checked it."""
         memory = program.memory_analysis()
         accepted = self.mesh.devices.flat[0].platform == "tpu"
         assert self.device_memory is not None
@@ -154,7 +154,7 @@ def make_sharded_step(
 
     The parameters and the moments of the optimizer are sharded over the mesh axes `fsdp` and
     `tensor`. The examples of a batch are sharded over `data` and `fsdp`, and their tokens over
-    `context`. The step computes the same on any mesh as the step of `make_train_step` on one
+    `context`. On any mesh, the step gives the same results as `make_train_step` on one
     device.
 
     Example::
@@ -205,9 +205,10 @@ def make_sharded_step(
             state=shapes,
             state_bytes=bytes_per_device(state),
             shardings=shardings,
-            # Additional models have no shardings: the compiler places their parameters.
+            # Auxiliary models have no shardings: the compiler places their parameters.
             whole_batch=objective.whole_batch or bool(objective.models),
-            # How many tokens an expert accepts depends on the other examples of the batch.
+            # With experts, the output of an example depends on the other examples of the batch,
+            # because each expert accepts a limited number of tokens.
             by_rows=not objective.models
             and (not objective.whole_batch or (num_micro_batches > 1 and not has_experts)),
             micro_batches=num_micro_batches,
@@ -244,7 +245,7 @@ def make_sharded_step(
                 ),
                 mesh,
             ),
-            in_shardings=(joined(shardings.params, shardings.further), None, shardings.frozen),
+            in_shardings=(joined(shardings.params, shardings.auxiliary), None, shardings.frozen),
             out_shardings=replicated,  # each process computes metrics from all predictions
         ),
         state=state,
@@ -265,9 +266,9 @@ def make_init(
     adapter, the initial parameters become the frozen base.
 
     Raises:
-        UserError: there is an adapter, and the objective has additional models.
+        UserError: `adapter` is set, but the objective has auxiliary models.
     """
-    problem = f"lora cannot be given with further models ({', '.join(objective.models)})"
+    problem = f"lora does not support auxiliary models ({', '.join(objective.models)})"
     require(adapter is None or not objective.models, problem)
 
     def init(rng: Key[Array, ""]) -> TrainState:
@@ -275,10 +276,10 @@ def make_init(
         if adapter is not None:
             trained, frozen = adapter.init(rng, params, keep_initial=objective.needs_initial)
             return init_state(trained, tx, frozen)
-        # Derive another key, so that additional models start with other random parameters.
-        further, fixed = objective.initial_models(jax.random.fold_in(rng, 1), params)
+        # Derive another key, so that auxiliary models start with different random parameters.
+        auxiliary, fixed = objective.initial_models(jax.random.fold_in(rng, 1), params)
         kept = params if objective.needs_initial else {}
-        return init_state(params, tx, {**kept, **(fixed or {})} or None, further)
+        return init_state(params, tx, {**kept, **(fixed or {})} or None, auxiliary)
 
     return init
 
@@ -295,7 +296,7 @@ def _on_mesh(function: Callable[P, T], mesh: Mesh) -> Callable[P, T]:
 
 
 def with_shardings(shapes: PyTree, shardings: PyTree) -> PyTree:
-    """Returns `jax.ShapeDtypeStruct`s that have both shape and sharding."""
+    """Returns each shape as a `jax.ShapeDtypeStruct` with its sharding."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )

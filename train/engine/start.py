@@ -1,4 +1,4 @@
-"""The start of a run: the checks before its folder is made, and the state that it starts from."""
+"""Starts or resumes a run: checks it, makes its folder, and returns its state."""
 
 import dataclasses
 import functools
@@ -78,7 +78,8 @@ def open_run(
     """Opens the run of a folder, on process 0 before the other processes, and compiles its step.
 
     Raises:
-        DataError, RunError, UserError: the data, the folder or the devices do not fit.
+        DataError, RunError, UserError: the data, the folder or the devices do not fit the
+            configuration.
     """
     opened = primary_first(
         lambda: _open(config, folder, lock=lock, log=log, custom=custom, extend=extend)
@@ -236,11 +237,11 @@ def start_or_resume(
         RunError: the folder has checkpoints, and `resume` is False.
     """
     run, shapes, newest = opened.run, opened.trainer.shapes, checkpoints.newest
-    begins = (run.config.stage or Stage()).start
+    stage_start = (run.config.stage or Stage()).start
     require(
-        begins <= (newest or 0),
-        f"the last stage of {run.folder} begins at step {begins}, and its newest checkpoint is "
-        f"{newest}: restore checkpoint {begins}, or give another --workdir",
+        stage_start <= (newest or 0),
+        f"the last stage of {run.folder} begins at step {stage_start}, and its newest checkpoint "
+        f"is {newest}: restore checkpoint {stage_start}, or give another --workdir",
         error=RunError,
     )
     if newest is None:
@@ -296,12 +297,12 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
     # Each parameter is read directly onto the devices that hold its shards.
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
-    if state.further is not None:
-        started = opened.objective.with_followed(state.further, params)
+    if state.auxiliary is not None:
+        started = opened.objective.with_followed(state.auxiliary, params)
         placed = jax.tree.map(
-            lambda x, old: jax.device_put(x, old.sharding), started, state.further
+            lambda x, old: jax.device_put(x, old.sharding), started, state.auxiliary
         )
-        state = dataclasses.replace(state, further=placed)
+        state = dataclasses.replace(state, auxiliary=placed)
     frozen, opt_state = state.frozen, _started_average(state, params)
     if keep_initial:  # a copy, because a step donates the arrays of `params`
         frozen = {**(frozen or {}), **jax.tree.map(jnp.copy, params)}
@@ -309,17 +310,17 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
 
 
 def _started_average(state: TrainState, params: Params) -> optax.OptState:
-    """Returns the optimizer state; if it has a moving average, the average starts at `params`."""
+    """Returns the optimizer state, with its moving average, if any, set to `params`."""
     if ema_of(state.opt_state) is None:
         return state.opt_state
     # Copy the arrays, because a step donates both the parameters and the optimizer state.
-    return with_ema(state.opt_state, jax.tree.map(jnp.copy, joined(params, state.further)))
+    return with_ema(state.opt_state, jax.tree.map(jnp.copy, joined(params, state.auxiliary)))
 
 
 def _with_base(
     trainer: CompiledTrainer, plan: InitFromPlan, lora: LoRA, *, keep_initial: bool, log: LogFn
 ) -> TrainState:
-    """Returns the initial state of adapters; the base model is read as `plan` says.
+    """Returns the initial state of adapters, with the base model that `plan` describes.
 
     If `keep_initial`, the frozen base also has the initial values of the parameters that are
     trained without adapters.
@@ -334,7 +335,7 @@ def _with_base(
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, initial, jax.tree.map(lambda x: x.sharding, placed), log)
     # Separate the trained parameters from the frozen base again.
-    own, frozen = lora.split(params, keep_initial=keep_initial)
-    trained = join_params(state.params, own)
+    without_adapter, frozen = lora.split(params, keep_initial=keep_initial)
+    trained = join_params(state.params, without_adapter)
     opt_state = _started_average(state, trained)
     return dataclasses.replace(state, params=trained, opt_state=opt_state, frozen=frozen)

@@ -1,7 +1,7 @@
 """Signals that stop a run: SIGTERM, Ctrl-C, and the SIGHUP of a closed terminal.
 
 After the first signal, the run completes the step in progress and saves a checkpoint. It cannot
-abandon the step, because the step has already consumed the state before it. If the run is waiting
+abandon the step, because the step has already overwritten the previous state. If the run is waiting
 for data, the first signal ends the wait. The second signal ends the run at once.
 """
 
@@ -20,13 +20,13 @@ SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """The signals that end a run at once when they arrive a second time. SIGHUP is not among them,
 because a shell may send several."""
-SECONDS_OF_ONE = 1.0
-"""Signals within this number of seconds count as one signal, because a parent process may forward
-the signal that the terminal has already sent."""
+DUPLICATE_SECONDS = 1.0
+"""Signals that arrive within this number of seconds count as one signal, because a parent process
+may forward the signal that the terminal has already sent."""
 
 
 class StopNow(BaseException):
-    """Ends the loop over steps, and interrupts a wait while `StopRequest.cuts_off`.
+    """Ends the loop over steps. Also interrupts a wait if `StopRequest.cuts_off` is set.
 
     `StopNow` does not derive from Exception, because a library might catch an Exception.
     """
@@ -36,39 +36,39 @@ class StopRequest:
     """The first signal that a run receives while it trains."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.signum = 0
         """The number of the signal; 0 if no signal arrived."""
         self.cuts_off = False
-        """Whether the first signal raises StopNow at once, as during a wait that changes no
+        """Whether the first signal raises StopNow at once. It is set during a wait that changes no
         state."""
         self._received = 0.0
         self._before: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def install(self) -> None:
         """Handles the signals until `restore` is called; under nohup, SIGHUP stays ignored."""
-        for number in (*ENDING, *([] if SIGHUP is None else [SIGHUP])):
-            if signal.getsignal(number) is signal.SIG_IGN and number == SIGHUP:
+        for signum in (*ENDING, *([] if SIGHUP is None else [SIGHUP])):
+            if signal.getsignal(signum) is signal.SIG_IGN and signum == SIGHUP:
                 continue
-            self._before[number] = signal.signal(number, self._handle)
+            self._before[signum] = signal.signal(signum, self._handle)
 
     def restore(self) -> None:
         """Restores the handlers that `install` replaced."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
         self._before.clear()
 
-    def _handle(self, number: int, frame: object) -> None:
-        if number == SIGHUP:
+    def _handle(self, signum: int, frame: object) -> None:
+        if signum == SIGHUP:
             _leave_closed_terminal()
         # Only record the first signal: the loop checks for a signal between steps.
-        if not self.number:
-            self.number, self._received = number, time.monotonic()
+        if not self.signum:
+            self.signum, self._received = signum, time.monotonic()
             if self.cuts_off:
                 raise StopNow
         # Restore Python's default handlers, which then handle the second signal.
-        elif number in ENDING and time.monotonic() - self._received > SECONDS_OF_ONE:
+        elif signum in ENDING and time.monotonic() - self._received > DUPLICATE_SECONDS:
             self.restore()
-            signal.raise_signal(number)  # raises KeyboardInterrupt, or ends the process
+            signal.raise_signal(signum)  # raises KeyboardInterrupt, or ends the process
 
 
 @contextmanager
@@ -119,23 +119,23 @@ def ended_by_second_signal() -> Iterator[None]:
 
 
 def _watch(reader: socket.socket) -> None:
-    """Ends the process when `reader` receives the second of the signals in `ENDING`."""
+    """Ends the process when `reader` receives a second signal of `ENDING`."""
     first: float | None = None
     with reader:
         while byte := reader.recv(1):
-            number, now = byte[0], time.monotonic()
-            if number not in ENDING:
+            signum, now = byte[0], time.monotonic()
+            if signum not in ENDING:
                 continue
             if first is None:
                 first = now
-            elif now - first > SECONDS_OF_ONE:
+            elif now - first > DUPLICATE_SECONDS:
                 # Show the cursor, which the progress bar hides.
                 shown = "\x1b[?25h\n" if sys.stderr.isatty() else ""
                 print(
                     f"{shown}flaxzoo: ended at once by a second signal "
-                    f"({signal.Signals(number).name}): the same command resumes from the newest "
+                    f"({signal.Signals(signum).name}): the same command resumes from the newest "
                     "checkpoint",
                     file=sys.stderr,
                     flush=True,
                 )
-                os._exit(128 + number)
+                os._exit(128 + signum)

@@ -17,8 +17,8 @@ from ..runs.custom import Callback
 from ..state import Metrics
 from .stop_signals import StopNow, StopRequest
 
-SECONDS_BETWEEN_LOOKS = 0.001
-"""The number of seconds between two checks whether a step has ended."""
+POLL_SECONDS = 0.001
+"""The seconds between two checks whether a step has ended."""
 
 
 class Stopper:
@@ -37,7 +37,7 @@ class Stopper:
     @property
     def signal(self) -> int:
         """The number of the signal that stopped a process; 0 if no signal stopped it."""
-        return self._signal or self._request.number
+        return self._signal or self._request.signum
 
     @property
     def reason(self) -> str:
@@ -47,13 +47,13 @@ class Stopper:
     def check(self) -> None:
         """Raises StopNow if any process has a reason to stop; a collective call."""
         # Take the maximum over processes, so that all of them stop if one has a reason.
-        failed, self._signal = self._greatest((self.failure is not None, self._request.number))
+        failed, self._signal = self._greatest((self.failure is not None, self._request.signum))
         if failed or self._signal:
             raise StopNow
 
     def check_local(self) -> None:
         """Raises StopNow after a signal if this is the only process of the run."""
-        if self._is_single and self._request.number:
+        if self._is_single and self._request.signum:
             raise StopNow
 
     @contextmanager
@@ -70,7 +70,7 @@ class Stopper:
 
     @contextmanager
     def saving_first(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
-        """Runs a block that changes no state; stores its error, and raises StopNow instead.
+        """Runs a block that changes no state. If it fails, stores its error and raises StopNow.
 
         With several processes, only StepNotTaken is stored, because only this error is raised by
         all processes together. Other errors are raised at once.
@@ -82,7 +82,7 @@ class Stopper:
         try:
             yield
         except errors as error:
-            # StepNotTaken wraps the error of a reward; store the error itself.
+            # StepNotTaken wraps the error of a reward function, so store the wrapped error.
             cause = error.__cause__ if isinstance(error, StepNotTaken) else error
             if cause is error and not self._is_single:
                 raise
@@ -103,19 +103,19 @@ class Stopper:
             self.failure, self._what = error, " ".join(f"{what} failed ({reason})".split())
 
     def wait_for(self, metrics: Metrics) -> None:
-        """Waits until the metrics of a step are computed; logs the first signal meanwhile."""
+        """Waits until the metrics of a step are computed, and logs the first signal."""
         is_logged = False
         # Poll, because Python calls no signal handler during a blocking wait. All jax arrays have
         # `is_ready`, which type checkers do not know.
         while not all(x.is_ready() for x in metrics.values()):  # pyright: ignore
-            if self._request.number and not is_logged:
-                name = signal.Signals(self._request.number).name
+            if self._request.signum and not is_logged:
+                name = signal.Signals(self._request.signum).name
                 self._log(
                     f"{name}: the run ends after the step in progress; a second signal ends the "
                     "run at once"
                 )
                 is_logged = True
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
 
 
 class Callbacks:
@@ -129,7 +129,7 @@ class Callbacks:
         return bool(self._callbacks)
 
     def __call__(self, step: int, call: Callable[[Callback], None]) -> None:
-        """Calls `call(callback)` for each callback, after step number `step`."""
+        """Calls `call(callback)` for each callback, after step `step`."""
         for callback in self._callbacks if is_primary() else ():
             if self._stopper.failure is None:
                 try:

@@ -1,4 +1,4 @@
-"""`train`: open a run, take its steps, and write its report."""
+"""Trains a model: opens a run, takes its steps, and writes its report."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ class Result:
     finished: bool
     """False if a signal stopped the run before its last step."""
     signal: int | None
-    """The number of the signal that stopped the run."""
+    """The number of the signal that stopped the run, or None."""
     validation: Scores | None
     """The metrics of the last evaluation in this call, or None if there was none."""
     sample: str | None = None
@@ -83,18 +83,18 @@ def train(
         workdir: its folder.
         resume: whether to resume from the newest checkpoint. If False, a folder with checkpoints
           raises RunError.
-        extend: whether to add a stage to an existing run, from its newest checkpoint to
-            `config.steps`, if `config` differs from the run's configuration. Steps, batch size,
-            learning rate, schedule and data may differ; parameters, optimizer state and the
-            position in the same data are kept.
+        extend: whether to add a stage to an existing run if `config` differs from the run's
+            configuration. The stage lasts from the newest checkpoint to `config.steps`. Steps,
+            batch size, learning rate, schedule and data may differ; parameters, optimizer state and
+            the position in the same data are kept.
         quiet: whether to hide the progress bar.
         objective: replaces the objective of the data. Evaluations then report only the loss of this
           objective, and the means of its terms and measures.
-        examples: a function from the tokenizer to the training and the validation examples, two
-          `data.ExampleSource`s. `config.model` then sets the head and the labels; of `config.data`
-          only the tokenizer, the source (if a new vocabulary is trained), the sequence length in
-          tokens and the number of workers are used. The last batch of an evaluation is filled up
-          with examples of zeros, which the objective must not count.
+        examples: a function from the tokenizer to the training and the validation examples, each a
+          `data.ExampleSource`. `config.model` then sets the head and the labels. Of
+          `config.data`, the run uses only the tokenizer, the source (if a new vocabulary is
+          trained), the sequence length in tokens and the number of workers. The last batch of an
+          evaluation is padded with examples of zeros, which the objective must not count.
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
         rewards: functions that reward answers in reinforcement learning, in addition to
           `objective.rewards`: `reward(prompts, completions, **fields)` returns a number for each
@@ -105,8 +105,8 @@ def train(
     the same objects again to resume the run.
 
     Raises:
-        DataError, RunError, UserError: the data, the folder or the devices do
-          not fit; raised before any training.
+        DataError, RunError, UserError: the data, the folder or the devices do not fit the
+          configuration; raised before any training.
         NonFiniteLoss: the loss was not finite for more consecutive steps than `skip_bad_steps`; the
           last checkpoint is kept.
     """
@@ -125,7 +125,7 @@ def train(
         tasks = open_all(config.evaluate) if is_primary() else ()
     progress = Progress(quiet or not is_primary())
     custom = Custom(objective, examples, tuple(rewards))
-    # Fix the precision, so that a run resumes under any jax configuration.
+    # Fix the precision, so that a run can be resumed under any jax configuration.
     with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
         memory_of_each()  # a collective call, which `open_run` could not make on process 0 alone
         opened = open_run(
@@ -179,7 +179,7 @@ def _take_steps(
         stopper = Stopper(request, progress.log)
         with (
             _metrics_log(run.folder, start.step, config) as log,
-            progress.bar(config.steps, start.step, config.batch_size * config.data.length),
+            progress.bar(config.steps, start.step, config.batch_size * config.data.lengths[0]),
         ):
             loop = Loop(
                 opened=opened,
@@ -240,7 +240,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     """Writes the report of a finished run; returns the text that the model wrote for the report."""
     config = run.config
     summary = {
-        "steps": f"{config.steps:,} of {config.batch_size} × {config.data.length} tokens",
+        "steps": f"{config.steps:,} of {config.batch_size} × {config.data.lengths[0]} tokens",
         "training data": run.train.summary
         if run.custom.examples is not None
         else f"{config.data.source_name}: {run.train.summary}",

@@ -36,9 +36,9 @@ def make_train_step(
         num_micro_batches: the number of equal parts of a batch, processed sequentially to save
           memory; the gradients are the same as for the whole batch at once. For an objective that
           needs the whole batch, the step runs the model twice (`grad_cache`).
-        adapter: the adapters to train, from `models.make_lora`. In the train state, `params` are
-          then the trained parameters, such as the adapters' parameters, and `frozen` is the base
-          model, as `LoRA.init` returns them; a `reference` is the base model without adapters.
+        adapter: the adapters to train, from `models.make_lora`. The train state then
+          has the results of `LoRA.init`: `params` are the trained parameters, such as the adapters,
+          and `frozen` is the base model. A `reference` is the base model without adapters.
         exchange: wraps the function that sums gradients over the rows of a batch, so that it also
           sums over devices; from `distributed.fsdp`. If None, the compiler sums over devices.
 
@@ -48,15 +48,15 @@ def make_train_step(
         whose loss or gradient is not finite is skipped: it only increments the step number.
 
     Raises:
-        UserError: when the step is traced with several micro-batches, if the objective needs the
-          whole batch and its outputs do not have a row for each example.
+        UserError: raised when the step is traced with several micro-batches. The objective needs
+          the whole batch, but its outputs do not have a row for each example.
     """
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
 
     def step(state: TrainState, batch: Batch, rng: Key[Array, ""]) -> tuple[TrainState, Metrics]:
         num_examples = next(iter(batch.values())).shape[0]
-        trained = joined(state.params, state.further)
+        trained = joined(state.params, state.auxiliary)
         # The dropout key of each example, [B], derived from its index in the global batch.
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
         # Compute the counts before the batch is split, so that the loss does not depend on the
@@ -108,7 +108,7 @@ def make_train_step(
                 lambda outputs: loss_of(outputs, batch, scales),
                 (trained, state.frozen),
                 rows,
-                number=num_micro_batches,
+                num_micro_batches=num_micro_batches,
                 exchange=exchange,
             )
         else:
@@ -120,9 +120,11 @@ def make_train_step(
         trained, opt_state = update_if(
             finite, trained, state.opt_state, gradients, objective=objective, tx=tx
         )
-        params, further = split(trained)
+        params, auxiliary = split(trained)
         metrics = {"loss": loss, **means, "gradient_norm": norm}
-        return TrainState(state.step + 1, params, opt_state, state.frozen, further or None), metrics
+        return TrainState(
+            state.step + 1, params, opt_state, state.frozen, auxiliary or None
+        ), metrics
 
     return step
 
@@ -136,7 +138,7 @@ def update_if(
     objective: Objective,
     tx: optax.GradientTransformation,
 ) -> tuple[Params, optax.OptState]:
-    """Updates parameters and optimizer state; returns them unchanged if not `finite`, bool []."""
+    """Updates parameters and optimizer state, or returns them unchanged if `finite` is false."""
 
     def update(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
         # The optimizer updates the learned differences of shared embeddings, but the moving average

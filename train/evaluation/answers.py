@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...data.chat.policy import PromptRecord, without_answer
+from ...data.chat.policy import PromptRecord
 from ...data.chat.records import Demonstration, Preference, PromptedText
 from ...data.common.progress import LogFn
 from ...data.tokenizers.base import Tokenizer
@@ -29,28 +29,27 @@ def answers_before_and_after(
     Args:
         folders: the step and the folder of each model.
         tokenizer: the tokenizer of the run, whose chat template all models get.
-        records: demonstrations, or preferences, whose chosen texts are used.
+        records: demonstrations or preferences. Of a preference, the chosen text is used.
     """
-    contexts = [without_answer(_better(record)) for record in records[:NUM_PROMPTS]]
+    contexts = [_better(record).without_answer() for record in records[:NUM_PROMPTS]]
     prompts = [PromptRecord(one, {}).encode(tokenizer) for one in contexts]
-    given = [Prompt(prompt.text, ids=prompt.ids) for prompt in prompts]
+    inputs = [Prompt(prompt.text, ids=prompt.ids) for prompt in prompts]
     rows: Rows = []
     for step, folder in folders:
         model, params = load_finite(folder)
         # The initial model may be a reward model, which cannot generate text.
         if model.config.head not in CAUSAL_HEADS:
             continue
-        # The chat template may use tokens that the initial model does not have; leave such a model
-        # out.
+        # Leave out an initial model that lacks tokens of the chat template.
         if max(max(prompt.ids) for prompt in prompts) >= model.config.vocab_size:
             continue
         ends = {"eos_token_id": tokenizer.special_ids.eos}
-        written = TextGenerator(model, params, tokenizer, ends).complete(
-            given, do_sample=False, max_new_tokens=NUM_TOKENS, log=_silent
+        completed = TextGenerator(model, params, tokenizer, ends).complete(
+            inputs, do_sample=False, max_new_tokens=NUM_TOKENS, log=_silent
         )
         rows += [
             {"step": step, "prompt": one.prompt.text, "completion": one.completions[0].text}
-            for one in written
+            for one in completed
         ]
     return rows
 
@@ -58,7 +57,7 @@ def answers_before_and_after(
 def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference]) -> Rows:
     """Returns the rewards of both texts of the first pairs."""
     texts = [text for pair in pairs[:NUM_PROMPTS] for text in (pair.chosen, pair.rejected)]
-    contexts = list(map(without_answer, texts))
+    contexts = [text.without_answer() for text in texts]
     completions = list(map(_answer, texts))
     rewards = RewardModel.of_run(folder)(contexts, completions)
     prompts = [" ".join(one.texts) for one in contexts]

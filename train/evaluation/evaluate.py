@@ -1,4 +1,4 @@
-"""Computes a trained model's loss and metrics, on data of the kind that it learned from."""
+"""Computes a trained model's loss and metrics, on data of the kind that it was trained on."""
 
 import dataclasses
 import functools
@@ -20,12 +20,12 @@ from ...models.hub import local_folder
 from ...models.loading import restore_params
 from ...models.model import Model
 from ...models.nn.typing import Array, Params
-from ...models.run_files import CHECKPOINTS, EMA_FURTHER, newest_step, read_fields
+from ...models.run_files import CHECKPOINTS, EMA_AUXILIARY, newest_step, read_fields
 from ...models.text.folder import beam_search_defaults
 from ...models.text.translate import TextTranslator, note_of_empty
 from ..config import TrainConfig, objective_of
 from ..losses.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
-from ..losses.objective import FURTHER, Batch, Objective, joined
+from ..losses.objective import AUXILIARY, Batch, Objective, joined
 from ..objectives.online import OnlineConfig
 from ..runs.custom import CUSTOM
 from ..runs.load_run import open_run
@@ -63,13 +63,13 @@ def score_run(
 
     Returns:
         `loss` (nats) and the metrics of this kind of data: perplexity and bits per byte, accuracy,
-        F1, exact match, BLEU …. For a model of vectors, these are the scores of a search, nDCG@10
-        …; for a policy, the mean reward.
+        F1, exact match, BLEU …. For an embedding model, these are retrieval scores such as
+        nDCG@10; for a policy, the mean reward.
 
     Raises:
         RunError: `num_beams` is given for a model that does not translate.
-        UserError: `num_beams` is below 1, or the model's table of positions has fewer than
-          `max_length` rows.
+        UserError: `num_beams` is below 1, or the model has fewer than `max_length` learned
+          position embeddings.
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
         DataError: the data cannot be downloaded or read.
     """
@@ -77,52 +77,52 @@ def score_run(
     objective, generation = config.objective, config.objective.generation.get(config.data.kind)
     problem = f"num_beams {num_beams} requires a translation model: leave it out for {folder}"
     require(num_beams is None or generation is not None, problem, RunError)
-    own = beam_search_defaults(folder, tokenizer)
+    beam_defaults = beam_search_defaults(folder, tokenizer)
     model, params, split = _opened(folder, source, step, log, max_length=max_length, ema=ema)
     # A policy is evaluated by the rewards of completions that it samples, not by a loss.
     if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
     # Translate before the loss is computed, so that an error in the source text shows first.
-    written = {}
+    translation_scores = {}
     if generation is not None:
         if missing := generation.missing():
             log(missing)
-        translator = TextTranslator(model, params, tokenizer, own)
+        translator = TextTranslator(model, params, tokenizer, beam_defaults)
         request = translator.request
         if num_beams is not None:
             request = dataclasses.replace(request, num_beams=num_beams)
         texts = _translations(translator, split, request.num_beams, log)
         scores = generation.scores(split.content.targets, texts)
-        written = {**scores, "num_beams": request.num_beams, "sentences": len(texts)}
+        translation_scores = {**scores, "num_beams": request.num_beams, "sentences": len(texts)}
     # If the loss compares the examples of a batch, it needs the same batch size as in training.
-    loss, number = objective_of(config), split.examples.num_examples
+    loss, num_rows = objective_of(config), split.examples.num_examples
     parts = config.micro_batches
-    size = config.batch_size if loss.whole_batch else _rows_at_once(config, number)
+    size = config.batch_size if loss.whole_batch else _rows_at_once(config, num_rows)
     evaluation = evaluate(
         jax.jit(make_evaluate_fn(model.apply, loss, num_micro_batches=parts)),
-        with_further(loss, params, folder, step, part=EMA_FURTHER if ema else FURTHER),
+        with_auxiliary(loss, params, folder, step, part=EMA_AUXILIARY if ema else AUXILIARY),
         evaluation_batches(split.examples, batch_size=size),
         loss,
-        num_rows=number,
+        num_rows=num_rows,
     )
     check_outputs({"loss": evaluation.loss, **evaluation.means})
     check_outputs(evaluation.predictions)
     scores = {
         **objective.score(evaluation, split, config.data),
         **vector_scores(evaluation, split, by_dot=objective.compares_by_dot),
-        **written,
+        **translation_scores,
     }
     check_outputs(scores)
     return scores
 
 
-def with_further(
+def with_auxiliary(
     objective: Objective, params: Params, folder: str | Path, step: int | None, *, part: str
 ) -> Params:
-    """Returns the parameters of a run's model, and of additional models that the run trained.
+    """Returns the parameters of a run's model, and of auxiliary models that the run trained.
 
     Raises:
-        RunError: the folder has no additional models, although the objective needs them.
+        RunError: the folder has no auxiliary models, although the objective needs them.
     """
     shapes = jax.eval_shape(lambda: objective.initial_models(jax.random.key(0))[0])
     if shapes is None:
@@ -142,9 +142,9 @@ def with_further(
     return joined(params, restore_params(run, step, shapes, part))
 
 
-def _rows_at_once(config: TrainConfig, number: int) -> int:
+def _rows_at_once(config: TrainConfig, num_rows: int) -> int:
     part = config.batch_size // config.micro_batches
-    return rows_at_once(config.data.length, part, number)
+    return rows_at_once(config.data.length, part, num_rows)
 
 
 class Opened(NamedTuple):
@@ -156,7 +156,7 @@ class Opened(NamedTuple):
 
 
 def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
-    """Opens a run's configuration; `max_length`, if given, replaces the lengths in it."""
+    """Opens a run's configuration; `max_length`, if not None, replaces its lengths."""
     config, tokenizer = open_run(folder)
     config = dataclasses.replace(config, objective=config.objective.for_evaluation())
     if max_length is None:
@@ -180,20 +180,21 @@ def _opened(
     fields = read_fields(local_folder(folder))
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
-    # The folder of an imported model does not name validation data.
-    require(
-        source is not None or recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
-        f"{folder} does not name its validation data: name the data (--data SOURCE)",
-        error=RunError,
-    )
-    custom = fields.get(CUSTOM)
-    function = custom.get("examples") if isinstance(custom, dict) else None
-    require(
-        source is not None or function is None,
-        f"{folder} was trained on examples of the function {function}, which cannot be called "
-        f"here: read the scores of its evaluations in {folder}/metrics.jsonl",
-        error=RunError,
-    )
+    if source is None:
+        # The folder of an imported model does not name validation data.
+        require(
+            recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
+            f"{folder} does not name its validation data: name the data (--data SOURCE)",
+            error=RunError,
+        )
+        custom = fields.get(CUSTOM)
+        function = custom.get("examples") if isinstance(custom, dict) else None
+        require(
+            function is None,
+            f"{folder} was trained on examples of the function {function}, which cannot be called "
+            f"here: read the scores of its evaluations in {folder}/metrics.jsonl",
+            error=RunError,
+        )
     heads = config.objective.heads(config.data)
     require(
         config.model.head in heads,
@@ -222,7 +223,7 @@ def losses_without_heads(
     step: int | None = None,
     log: LogFn = print,
 ) -> dict[str, np.ndarray]:
-    """Computes the loss of a trained model, each time with another attention head removed.
+    """Computes the loss of a trained model without each of its attention heads in turn.
 
     If the loss without a head equals the loss of the whole model, the model does not need the head.
 
@@ -243,7 +244,7 @@ def losses_without_heads(
     """
     config, _ = open_run(folder)
     model, params, split = _opened(folder, source, step, log)
-    objective, number = objective_of(config), split.examples.num_examples
+    objective, num_rows = objective_of(config), split.examples.num_examples
     sizes, decoder = config.model, config.model.decoder
     shapes = {"head_mask": (sizes.num_layers, sizes.num_heads)}
     if sizes.head == "seq2seq_lm":
@@ -258,9 +259,9 @@ def losses_without_heads(
         return make_evaluate_fn(functools.partial(model.apply, **masks), objective)(params, batch)
 
     def loss(**changed: np.ndarray) -> float:
-        batches = evaluation_batches(split.examples, batch_size=_rows_at_once(config, number))
+        batches = evaluation_batches(split.examples, batch_size=_rows_at_once(config, num_rows))
         state = params, {**masks, **changed}
-        evaluation = evaluate(evaluate_fn, state, batches, objective, num_rows=number)
+        evaluation = evaluate(evaluate_fn, state, batches, objective, num_rows=num_rows)
         check_outputs({"loss": evaluation.loss})
         return evaluation.loss
 

@@ -73,12 +73,12 @@ class Predictor:
 
         @jax.jit
         def predictions(params: PyTree, batch: PyTree) -> PyTree:
-            found = objective.predictions(objective.outputs(model.apply, params, batch))
+            outputs = objective.predictions(objective.outputs(model.apply, params, batch))
             # Apply the activation of a cross-encoder only to a single score; several logits become
             # probabilities later.
             if scoring is not None and config.data.label_target == "regression":
-                return {"logits": scoring(found["logits"])}
-            return found
+                return {"logits": scoring(outputs["logits"])}
+            return outputs
 
         return cls(config, tokenizer, functools.partial(predictions, params))
 
@@ -95,8 +95,8 @@ class Predictor:
         """Returns a dummy example with `length` tokens, to compile programs with."""
         spec = self.config.data.batch_spec(len(self.config.model.labels), 2)
         row = {name: np.zeros(spec[name].shape, np.int32) for name in token_specs()}
-        # Only the mask matters, which determines the length: the predictions for this row are not
-        # used.
+        # Only the mask matters, because it determines the length. The predictions for this row are
+        # not used.
         row["attention_mask"][..., :length] = 1
         return row
 
@@ -115,9 +115,9 @@ class Predictor:
         Raises:
             RunError: an output is NaN or infinite.
         """
-        found = by_length(self._compute, example, lengths)
-        check_outputs(found)
-        return found
+        outputs = by_length(self._compute, example, lengths)
+        check_outputs(outputs)
+        return outputs
 
 
 def token_length(row: Batch) -> int:
@@ -152,7 +152,7 @@ def predict(
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
         RunError: the model has no head, or its parameters or outputs are NaN or infinite.
-        DataError: the file cannot be read, or this kind of run does not predict.
+        DataError: the file cannot be read, or the run's kind of data has no labels.
     """
     config, tokenizer, scoring = _opened(folder)
     note = vocabulary_note(folder, config.model, tokenizer)
@@ -167,7 +167,7 @@ def predict(
 
 
 def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | None]:
-    """Returns the configuration, the tokenizer, and how a cross-encoder computes scores.
+    """Returns the configuration, the tokenizer, and the scoring of a cross-encoder, if any.
 
     Raises:
         RunError, DataError: the model does not predict labels.
@@ -180,7 +180,8 @@ def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | N
         config = _of_pairs(config, scoring)
     problem = f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
     require(config.model.head != "none", problem, RunError)
-    # Data without labels define no format for inputs. The error names the command to use instead.
+    # Only data with labels define a format for inputs. For other data, the error names the
+    # command to use instead.
     command = config.objective.next_command.format(run=folder)
     problem = f"{config.data.kind} data has no labels to predict: use flaxzoo {command}"
     require(type(config.data).input_split is not DataConfig.input_split, problem, RunError)
@@ -202,7 +203,8 @@ def predict_yes_no(
         folder: a run folder of a language model, a folder in the Hugging Face format, or a name on
           the hub.
         path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of pairs.
-        instruction: the instruction of the prompt. Defaults to that of `models.YesNoPrompt`.
+        instruction: the instruction of the prompt. Defaults to the instruction of
+          `models.YesNoPrompt`.
         step: the checkpoint. Defaults to the newest checkpoint.
         ema: whether to use the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.

@@ -73,10 +73,10 @@ class RewardModel:
             RunError: the model does not have a head with a single label.
         """
         config, tokenizer = open_run(folder)
-        head, number = config.model.head, len(config.model.labels)
+        head, num_labels = config.model.head, len(config.model.labels)
         require(
-            (head, number) == ("sequence_classification", 1),
-            f"{folder} has the head {head} of {number} labels, but a reward model has "
+            (head, num_labels) == ("sequence_classification", 1),
+            f"{folder} has the head {head} of {num_labels} labels, but a reward model has "
             "sequence_classification of one label: train a reward model with flaxzoo train reward",
             error=RunError,
         )
@@ -100,10 +100,10 @@ class RewardModel:
                 as_classified(self._encoded(one, completion), self._tokenizer)
                 for one, completion in zip(contexts, completions, strict=True)
             ]
-        longest, number = max(map(len, rows)), len(rows)
+        longest, num_rows = max(map(len, rows)), len(rows)
         # All processes run the model together, so their arrays must have equal shapes.
         if self._mesh is not None:
-            longest, number = greatest_everywhere(longest), greatest_everywhere(number)
+            longest, num_rows = greatest_everywhere(longest), greatest_everywhere(num_rows)
         require(
             longest <= self._length,
             f"a prompt and its completion have {longest} tokens, more than the "
@@ -113,21 +113,21 @@ class RewardModel:
         )
         shards = 1 if self._mesh is None else num_batch_shards(self._mesh)
         if jax.process_count() > 1:
-            # All processes must run the same number of batches, so each scores its rows in a single
-            # batch.
-            size, length = round_up(power_of_two(number), shards), self._length
-            given = pad_rows(rows, num_rows=size, length=padded_length(longest, length))
-            found = self._of_batch(*given)[: len(rows)]
+            # All processes must run the same number of batches, so each process scores its rows in
+            # one batch.
+            size, length = round_up(power_of_two(num_rows), shards), self._length
+            padded = pad_rows(rows, num_rows=size, length=padded_length(longest, length))
+            rewards = self._of_batch(*padded)[: len(rows)]
         else:
-            found = np.zeros(len(rows), np.float32)
+            rewards = np.zeros(len(rows), np.float32)
             # A single process may use several batches, each with rows of similar length.
-            for batch, number in padded_batches(list(map(len, rows)), self._length):
+            for batch, size in padded_batches(list(map(len, rows)), self._length):
                 chosen = [rows[i] for i in batch]
-                given = pad_batch(chosen, round_up(number, shards), self._length)
-                found[batch] = self._of_batch(*given)[: len(batch)]
+                padded = pad_batch(chosen, round_up(size, shards), self._length)
+                rewards[batch] = self._of_batch(*padded)[: len(batch)]
         with together():
-            check_outputs({"reward": found})
-        return found.tolist()
+            check_outputs({"reward": rewards})
+        return rewards.tolist()
 
     def _of_batch(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Returns the scores of this process's rows."""
@@ -135,8 +135,8 @@ class RewardModel:
         if self._mesh is not None:
             batch = shard_batch(batch, self._mesh)
         scores = self._scores(self._params, batch["input_ids"], batch["attention_mask"])
-        # Several devices may hold copies of a shard, so keep one shard for each first row, in
-        # order.
+        # Several devices may hold copies of a shard. Keep one copy of each shard, in the order of
+        # their rows.
         parts = sorted(
             {part.index[0].start or 0: part.data for part in scores.addressable_shards}.items()
         )

@@ -26,9 +26,8 @@ from ..rewards.functions import rewards_of, weighted
 from .reward_model import RewardModel
 
 _EVALUATION = 0x5EED
-"""A number that is folded into the key of evaluations, so that evaluations and training steps use
-different random numbers.
-"""
+"""This value is folded into the key of evaluations, so that evaluations and training steps use
+different random numbers."""
 
 
 def evaluation_key(seed: int) -> Key[Array, ""]:
@@ -37,7 +36,7 @@ def evaluation_key(seed: int) -> Key[Array, ""]:
 
 
 def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int, ...]:
-    """Returns the tokens that end a completion: the end of text and, in dialogues, of a turn.
+    """Returns the ids of the end-of-text token and, in dialogues, of the ends of a turn.
 
     Raises:
         RunError: the tokenizer has no end-of-text token.
@@ -84,13 +83,13 @@ def score_policy(
     # Open the reward models first, so that a missing model raises an error before texts are
     # sampled.
     rewards = rewards_of(objective, open_model=RewardModel.of_run)
-    number = examples.num_examples
+    num_prompts = examples.num_examples
     texts, lengths, ended = _completions(
         model, params, examples, config=config, tokenizer=tokenizer
     )
-    prompts = [examples.prompts.prompt(0, index) for index in range(number)]
-    each = rewards(prompts, texts)  # [number, F]
-    total = weighted(each, rewards.weights) - objective.missing_end_penalty * ~np.asarray(ended)
+    prompts = [examples.prompts.prompt(0, index) for index in range(num_prompts)]
+    values = rewards(prompts, texts)  # [num_prompts, F]
+    total = weighted(values, rewards.weights) - objective.missing_end_penalty * ~np.asarray(ended)
     # The reward of a completion is NaN if no function rewards it; the means leave such completions
     # out.
     reward = float(np.nanmean(total))
@@ -98,12 +97,12 @@ def score_policy(
         "loss": -reward,
         "reward": reward,
         **{
-            f"rewards/{name}/mean": float(np.nanmean(each[:, column]))
+            f"rewards/{name}/mean": float(np.nanmean(values[:, column]))
             for column, name in enumerate(rewards.functions)
         },
         "completions/mean_length": float(np.mean(lengths)),
         "completions/clipped_ratio": 1 - float(np.mean(ended)),
-        "prompts": number,
+        "prompts": num_prompts,
     }
 
 
@@ -118,14 +117,14 @@ def _completions(
     """Samples a completion for each prompt.
 
     Returns:
-        Three lists: the texts of the completions, their numbers of tokens, and whether each has an
+        Three lists: the texts of the completions, their lengths in tokens, and whether each has an
         end token.
     """
     objective, data = cast(OnlineConfig, config.objective), cast(PolicyData, config.data)
-    ends, number = ends_of_answers(tokenizer, examples), examples.num_examples
+    ends, num_prompts = ends_of_answers(tokenizer, examples), examples.num_examples
     part = config.batch_size // config.micro_batches
-    size = rows_at_once(data.length, part, number)
-    # Unstack the layers, because decoding is faster then.
+    size = rows_at_once(data.length, part, num_prompts)
+    # Unstack the layers, because this makes decoding faster.
     model, params = unstack_layers(model, params)
 
     @jax.jit
@@ -148,14 +147,14 @@ def _completions(
     lengths: list[int] = []
     ended: list[bool] = []
     for start, batch in zip(
-        range(0, number, size), evaluation_batches(examples, batch_size=size), strict=True
+        range(0, num_prompts, size), evaluation_batches(examples, batch_size=size), strict=True
     ):
         ids, mask = (jnp.asarray(batch[name]) for name in ("prompt_ids", "prompt_mask"))
-        found = jax.device_get(sampled(params, ids, mask, jnp.int32(start)))
-        for tokens, written in zip(found.tokens, found.mask, strict=True):
-            answer = tokens[written != 0].tolist()
+        answers = jax.device_get(sampled(params, ids, mask, jnp.int32(start)))
+        for tokens, real in zip(answers.tokens, answers.mask, strict=True):
+            answer = tokens[real != 0].tolist()
             texts.append(tokenizer.decode([token for token in answer if token not in ends]))
             lengths.append(len(answer))
             ended.append(any(end in answer for end in ends))
     # Drop the filler rows of the last batch.
-    return texts[:number], lengths[:number], ended[:number]
+    return texts[:num_prompts], lengths[:num_prompts], ended[:num_prompts]

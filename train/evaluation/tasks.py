@@ -1,8 +1,8 @@
 """Tasks that measure a model, in `flaxzoo evaluate` and in the evaluations of a run.
 
 A task is a task of lm-evaluation-harness, a search in a collection of texts, or a file of prompts
-with answers. All tasks open the model from its folder. During training, they get the run's current
-parameters in addition.
+with answers. All tasks open the model from its folder. During training, they use the run's current
+parameters.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Judged:
 
     Attributes:
         folder: The folder of a run or a model.
-        step: The checkpoint. If None, the newest checkpoint.
+        step: The checkpoint. Defaults to the newest checkpoint.
         loaded: The model and its parameters, if they are newer than the checkpoints in the folder.
         log: Called with lines about how many texts were truncated.
     """
@@ -67,7 +67,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The tasks' names, which prefix metrics; groups of the harness have more prefixes."""
+        """The names of the tasks, which prefix metrics; groups of the harness add prefixes."""
 
     @abstractmethod
     def check(self, model: TransformerConfig) -> None:
@@ -136,15 +136,15 @@ class Search(Task):
 
     def __call__(self, judged: Judged) -> Results:
         """See `Task`."""
-        found = model_scores(
+        scores = model_scores(
             judged.folder,
             self.collection,
             step=judged.step,
             loaded=judged.loaded,
             log=judged.log,
         )
-        main = {"ndcg@10": found["ndcg@10"]}
-        return {self.name: {**main, **found, **self._lexical}}
+        main = {"ndcg@10": scores["ndcg@10"]}
+        return {self.name: {**main, **scores, **self._lexical}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +171,8 @@ class Answers(Task):
                 records.append(prompt_record(row, location))
                 references.append(_reference(row, location))
         require(records, f"{task!r} is empty: give at least one record", error=DataError)
-        number = settings.limit
-        return cls(Path(glob).stem, records[:number], references[:number], settings)
+        limit = settings.limit
+        return cls(Path(glob).stem, records[:limit], references[:limit], settings)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class Answers(Task):
         )
         prompts = [record.context.opening for record in self.records]
         # Decode greedily, as for a causal language model.
-        found = translator(
+        outputs = translator(
             prompts,
             truncate=True,
             log=judged.log,
@@ -231,7 +231,7 @@ class Answers(Task):
             num_return_sequences=1,
             max_new_tokens=self.settings.max_new_tokens,
         )
-        return [translations[0].text for translations in found]
+        return [translations[0].text for translations in outputs]
 
 
 KINDS: tuple[type[Search] | type[Answers], ...] = (Search, Answers)
@@ -262,15 +262,15 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
 
 def judge(tasks: Iterable[Task], judged: Judged) -> Results:
     """Measures a model in all tasks; returns `{"hellaswag": {"acc": 0.3, …}, …}`."""
-    return {name: own for task in tasks for name, own in task(judged).items()}
+    return {name: metrics for task in tasks for name, metrics in task(judged).items()}
 
 
 def flat(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Flattens the metrics of tasks to `{"hellaswag/acc": 0.3, …}`, the names in evaluations."""
+    """Flattens the metrics of tasks to `{"hellaswag/acc": 0.3, …}`, as evaluations name them."""
     return {
         f"{name}/{metric}": float(value)
-        for name, own in results.items()
-        for metric, value in own.items()
+        for name, metrics in results.items()
+        for metric, value in metrics.items()
     }
 
 
@@ -290,12 +290,15 @@ def _require_writer(model: TransformerConfig, name: str) -> None:
 
 def _reference(row: JsonObject, location: str) -> str:
     """Returns the answer of a record: its field `answer`, or the text that follows the prompt."""
-    messages = row.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    # The last message is an answer only if it is the assistant's; it may be a question of the user.
-    answer = last if isinstance(last, dict) and last.get("role") == "assistant" else {}
-    written = answer.get("content")
-    for given in (row.get("answer"), row.get("completion"), written):
-        if isinstance(given, str | int | float):
-            return str(given)
-    raise DataError(f"{location} has no answer: give a field answer, with a text or a number")
+    match row:
+        case {"answer": str() | int() | float() as answer}:
+            return str(answer)
+        case {"completion": str() | int() | float() as answer}:
+            return str(answer)
+        # The last message is an answer only if it is the assistant's.
+        case {"messages": [*_, {"role": "assistant", "content": str(answer)}]}:
+            return answer
+        case _:
+            raise DataError(
+                f"{location} has no answer: give a field answer, with a text or a number"
+            )

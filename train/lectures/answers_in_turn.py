@@ -28,7 +28,7 @@ def answer_in_turn(
         answer: returns the model's answer to a prompt.
         pattern: the template of the text of an example, with fields.
         examples: the fields of the examples before the first query.
-        queries: the fields of each query, without the field of the answer.
+        queries: the fields of each query, without the answer field.
 
     Returns:
         The fields of each query with its answer, in the order of `queries`.

@@ -86,7 +86,7 @@ class Ensemble:
     ) -> str:
         """Continues a text; draws each token from the mean of the models' probabilities.
 
-        For each token, every model processes the whole text again, because it has no cache.
+        For each token, every model processes the whole text again, without a KV cache.
 
         Args:
             prompt: the text, at least one token.
@@ -158,7 +158,7 @@ def _tokens(
 
     params, key = [params for _, params in members], jax.random.key(seed)
     while True:
-        # The last tokens of the text, as many as every model can read, and padding after them.
+        # Keep the last tokens of the text, as many as every model supports, and pad them.
         row = ids[-longest:]
         padded = np.pad(np.asarray(row, np.int32), (0, longest - len(row)))
         scores = jnp.log(following(params, padded, len(row) - 1))

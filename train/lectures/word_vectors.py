@@ -35,9 +35,9 @@ def read_word_vectors(
     """
     vectors: dict[str, np.ndarray] = {}
     width = None
-    for file, number, line in file_lines(Path(path).expanduser()):
+    for file, line_number, line in file_lines(Path(path).expanduser()):
         parts = line.rstrip().split(" ")
-        if number == 1 and len(parts) == 2:
+        if line_number == 1 and len(parts) == 2:
             width = int(parts[1]) if parts[1].isdecimal() else None
             continue
         width = width or len(parts) - 1
@@ -51,8 +51,8 @@ def read_word_vectors(
             row = np.empty(0)
         require(
             word and row.shape == (width,) and np.isfinite(row).all(),
-            f"{file} line {number} must be a word and {width} numbers, got {line[:40]!r}: correct "
-            "the line",
+            f"{file} line {line_number} must be a word and {width} numbers, got {line[:40]!r}: "
+            "correct the line",
             error=DataError,
         )
         vectors[word] = row
@@ -77,7 +77,7 @@ def with_word_vectors(
     `--optimizer.frozen token_embedding` keeps the vectors.
 
     Args:
-        params: the parameters of a model, which is as wide as the vectors.
+        params: the parameters of a model, whose embeddings have the width of the vectors.
         tokenizer: its tokenizer. A character that marks a space before a token does not belong to
           the word.
         vectors: the vector of each word, from `read_word_vectors`.
@@ -97,8 +97,8 @@ def with_word_vectors(
         for id in range(min(tokenizer.vocab_size, len(table)))
         if (word := tokenizer.token(id).lstrip(MARKS)) in vectors
     }
-    places = np.fromiter(of_token, np.int32, len(of_token))
+    ids = np.fromiter(of_token, np.int32, len(of_token))
     rows = np.stack([*of_token.values()]) if of_token else np.zeros((0, width), np.float32)
-    changed = jnp.asarray(table).at[places].set(rows)
+    changed = jnp.asarray(table).at[ids].set(rows)
     embedding = {**params["token_embedding"], "embedding": changed}
     return WithVectors({**params, "token_embedding": embedding}, len(of_token))

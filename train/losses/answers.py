@@ -18,7 +18,7 @@ CLIPPED = tuple(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))
 
 def answer_mask(batch: Batch) -> Bool[Array, "B *T"]:
     """Returns the mask of labels that belong to an answer, `[B, T]`, or `[B, 2, T]` for pairs."""
-    # The loss mask of filler rows may have any values, so the attention mask hides these rows.
+    # The loss mask of filler rows may have any values, but their attention mask is 0.
     return (batch["loss_mask"] != 0) & (batch["attention_mask"] != 0)
 
 

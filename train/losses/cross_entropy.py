@@ -1,8 +1,8 @@
 """Losses as sums over weighted items, and the number of correct items, in float32.
 
 `cross_entropy` computes logits over a vocabulary and their gradient for one chunk of positions at a
-time (`models/token_log_probs.py`). The other functions are for heads with few logits, and take all
-of them at once.
+time (`models/token_log_probs.py`). The other functions are for heads with few logits, and compute
+all logits at once.
 """
 
 import functools
@@ -21,7 +21,7 @@ class CrossEntropy(NamedTuple):
     """Sums over items."""
 
     loss: Float[Array, ""]
-    """Σ weight · -log softmax(logits)[label], in nats; the KL form with label smoothing."""
+    """Σ weight · -log softmax(logits)[label], in nats; with label smoothing, the KL divergence."""
     correct: Float[Array, ""]
     """The sum of the weights of the items whose label has the highest logit. No gradient."""
     nll: Float[Array, ""]
@@ -54,7 +54,7 @@ def sigmoid_cross_entropy(
         labels: 1 for labels that apply, else 0.
         weights: the weight of each sequence; 0 for sequences to ignore.
     """
-    # -log σ(x) for a label and -log σ(-x) otherwise, in one stable form.
+    # A stable formula for -log σ(x) if the label is 1, and -log σ(-x) if it is 0.
     x = logits.astype(jnp.float32)
     losses = jax.nn.softplus(x) - labels * x
     return jnp.sum(jnp.where(weights != 0, weights * jnp.mean(losses, axis=-1), 0))

@@ -127,12 +127,12 @@ def evaluated_at_once(objective: Objective, batch_size: int, micro_batches: int)
 
 
 def rows_at_once(length: int, *limits: int) -> int:
-    """Returns how many rows of `length` tokens a device gets per batch; `limits` are maxima."""
+    """Returns how many rows of `length` tokens a device gets per batch, at most any limit."""
     return min(*limits, max(1, TOKENS_AT_ONCE // length))
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Returns the entropy of single tokens in nats: the minimal loss of a model without context.
+    """Returns the unigram entropy in nats: the minimal loss of a model without context.
 
     Args:
         counts: how often each token occurs, int [tokens]; some may be 0.

@@ -37,7 +37,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
         labels: `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
 
     Raises:
-        UserError: no example is given, or a prediction is missing.
+        UserError: there are no examples, or a prediction is missing.
     """
     from sklearn.metrics import matthews_corrcoef
 
@@ -81,7 +81,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
         `pearson` and `spearman`; 0 if either series is constant.
 
     Raises:
-        UserError: no example is given, or a prediction is missing or not finite.
+        UserError: there are no examples, or a prediction is missing or not finite.
     """
     from scipy import stats
 
@@ -114,7 +114,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         or `predicted`, and `token_accuracy`.
 
     Raises:
-        UserError: no example is given, a word has no predicted tag, or a tag is not BIO.
+        UserError: there are no examples, a word has no predicted tag, or a tag is not BIO.
     """
     from seqeval.metrics.v1 import precision_recall_fscore_support
     from seqeval.scheme import IOB2, Entities
@@ -122,7 +122,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     _check_tags(gold, predicted)
     tags, predicted_tags = list(map(list, gold)), list(map(list, predicted))
     # Find the entities once, and use them for both averages.
-    entities, found = (Entities(side, IOB2, False) for side in (tags, predicted_tags))
+    entities, predicted_entities = (Entities(side, IOB2, False) for side in (tags, predicted_tags))
 
     def score(average: str | None) -> tuple:
         return precision_recall_fscore_support(
@@ -132,11 +132,11 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
             zero_division=0,  # pyright: ignore[reportArgumentType]
             scheme=IOB2,
             entities_true=entities,
-            entities_pred=found,
+            entities_pred=predicted_entities,
         )
 
     precision, recall, f1, _ = score("micro")
-    types = sorted(entities.unique_tags | found.unique_tags)
+    types = sorted(entities.unique_tags | predicted_entities.unique_tags)
     of_types = np.atleast_1d(score(None)[2])[: len(types)]
     words, predicted_words = (np.array([*itertools.chain(*side)]) for side in (gold, predicted))
     return {
@@ -165,7 +165,7 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
         `exact_match` and `f1`, fractions where the scripts print percent.
 
     Raises:
-        UserError: no example is given, or a question has no prediction.
+        UserError: there are no examples, or a question has no prediction.
     """
     missing = [question for question in gold if question not in predicted]
     require(
@@ -180,7 +180,7 @@ def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str
 
 def _answer_score(gold: Sequence[str], predicted: str) -> tuple[float, float]:
     answer = normalize_answer(predicted)
-    # A question without an answer is right only if the prediction is empty as well.
+    # For a question without an answer, only an empty prediction is correct.
     answers = [normalize_answer(text) for text in gold if text]
     if not answers:
         return float(not answer), float(not answer)
@@ -244,7 +244,7 @@ def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, fl
         installed.
 
     Raises:
-        UserError: no example is given, or the numbers of texts and references differ.
+        UserError: there are no examples, or the numbers of texts and references differ.
     """
     scores = translation_scores(references, texts)
     return scores if missing_rouge() else {**scores, **rouge_scores(references, texts)}
@@ -272,7 +272,7 @@ def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
         longest common subsequence; fractions.
 
     Raises:
-        UserError: the package is not installed, no text is given, or the numbers of texts
+        UserError: the package is not installed, there are no texts, or the numbers of texts
           and references differ.
     """
     missing = missing_rouge()
@@ -299,7 +299,7 @@ def translation_scores(
         fraction of translations that equal their reference.
 
     Raises:
-        UserError: no example is given, or the numbers of translations and references differ.
+        UserError: there are no examples, or the numbers of translations and references differ.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF

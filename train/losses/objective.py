@@ -1,9 +1,9 @@
 """Training objectives, each a record of pure functions.
 
 The loss of an objective is Σ coefficient · sum / count over its terms, where each term has a count.
-Counts are computed from the whole batch, before it is split into micro-batches or over devices, so
-whole, accumulated and sharded steps give the same loss. The mean of the means of micro-batches
-would be another number.
+Counts are computed from the whole batch, before it is split into micro-batches or over devices. The
+loss therefore does not depend on the number of micro-batches or devices. A mean of the means of
+micro-batches would depend on it.
 """
 
 import dataclasses
@@ -33,13 +33,16 @@ Inputs = dict[str, Array]
 """A model's keyword arguments, arrays `[B, …]`."""
 
 
-FURTHER = "further"
-"""The key of the additional models' parameters in the tree that `joined` returns."""
+AUXILIARY = "auxiliary"
+"""The key of the auxiliary models' parameters in the tree that `joined` returns."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FurtherModel:
-    """An additional model of an objective, such as a discriminator's generator or a teacher."""
+class AuxiliaryModel:
+    """A model that an objective runs in addition to the run's model.
+
+    Examples are the generator that a discriminator learns from, and a teacher.
+    """
 
     apply_fn: ApplyFn
     init: Callable[[Array], Params]
@@ -66,7 +69,7 @@ class Objective:
     """The functions that define the loss of a batch."""
 
     coefficients: Mapping[str, float]
-    """The weight, in the loss, of each term that is trained."""
+    """The weight of each trained term in the loss."""
     inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
     """Returns the model's keyword arguments for a batch. If it returns a tuple, the model runs once
     for each entry, each time with different dropout, and the outputs are a tuple. An example may
@@ -86,18 +89,18 @@ class Objective:
     """Whether `terms` also gets the outputs of the model with frozen parameters, such as a
     reference policy. These outputs are computed without dropout and without gradient."""
     keeps_initial: bool = False
-    """Whether the state has a frozen copy of the initial parameters although `terms` does not use
-    it: a rollout computes the log-probabilities under this reference policy once for all
-    updates."""
+    """Whether the state has a frozen copy of the initial parameters even if `reference` is false.
+    A rollout computes log-probabilities under this reference policy once for all updates of a
+    step."""
     regularizers: tuple[str, ...] = ()
     """The terms that are part of the training loss, but not of the loss of an evaluation."""
-    models: Mapping[str, FurtherModel] = dataclasses.field(default_factory=dict)
-    """Additional models by name. In the train state, `further` has the parameters of trained
-    additional models, and `frozen` has the parameters of frozen ones. Only `params`, the model of
+    models: Mapping[str, AuxiliaryModel] = dataclasses.field(default_factory=dict)
+    """Auxiliary models by name. In the train state, `auxiliary` has the parameters of trained
+    auxiliary models, and `frozen` has the parameters of frozen ones. Only `params`, the model of
     the run, is loaded and exported."""
     forward: Callable[..., Outputs] | None = None
     """`forward(run, batch)` computes the outputs: `run["model"](**inputs)` runs the model, and
-    `run[name](**inputs)` runs an additional model. Each call has different dropout. If None, the
+    `run[name](**inputs)` runs an auxiliary model. Each call has different dropout. If None, the
     model alone runs on `inputs`."""
     samples: bool = False
     """Whether `forward` samples from a model, and is called as `forward(run, batch, keys)` with
@@ -110,8 +113,8 @@ class Objective:
     def weights(self, step: Array) -> Terms:
         """Returns the weight of each term in the loss of a training step."""
         weights = {name: jnp.float32(x) for name, x in self.coefficients.items()}
-        for name, number in self.ramps.items():
-            weights[name] *= jnp.square(jnp.minimum(1.0, step / number))
+        for name, num_steps in self.ramps.items():
+            weights[name] *= jnp.square(jnp.minimum(1.0, step / num_steps))
         return weights
 
     @property
@@ -120,7 +123,7 @@ class Objective:
         return self.reference or self.keeps_initial
 
     def differences(self, params: Params) -> Params:
-        """Returns the parameters; differences replace the parameters that follow another model.
+        """Returns the parameters, with differences in place of the `followed` parameters.
 
         Weight decay applies to the differences.
         """
@@ -131,43 +134,43 @@ class Objective:
         return self._add_followed(updates, 1)
 
     def _add_followed(self, tree: Params, sign: int) -> Params:
-        own, further = split(tree)
+        main, auxiliary = split(tree)
         for name, model in self.models.items():
             for part in model.followed:
-                other = further[name][part]
-                own[part] = jax.tree.map(lambda x, y: x + sign * y, own[part], other)
-        return joined(own, further or None)
+                other = auxiliary[name][part]
+                main[part] = jax.tree.map(lambda x, y: x + sign * y, main[part], other)
+        return joined(main, auxiliary or None)
 
     def initial_models(
         self, rng: Array, params: Params | None = None
     ) -> tuple[Params | None, Params | None]:
-        """Returns the initial parameters of the trained and of the frozen additional models.
+        """Returns the initial parameters of the trained and of the frozen auxiliary models.
 
-        A result is None if the objective has no such models. Pass the results on as the train
-        state's `further`, and as a part of its `frozen`: `init_state(params, tx, frozen, further)`.
+        A result is None if the objective has no such models. Pass the results to
+        `init_state(params, tx, frozen, auxiliary)`.
 
         Args:
             rng: the key.
-            params: the initial parameters of the model of the run. `followed` parameters are set to
-              these.
+            params: the initial parameters of the model of the run. `followed` parameters get
+              their initial values from these.
         """
         trained, frozen = {}, {}
-        for number, (name, model) in enumerate(self.models.items()):
-            made = trained if model.trained else frozen
-            made[name] = model.init(jax.random.fold_in(rng, number))
+        for index, (name, model) in enumerate(self.models.items()):
+            initial = trained if model.trained else frozen
+            initial[name] = model.init(jax.random.fold_in(rng, index))
         if params is not None:
             # `followed` parameters start equal in both models, so that the learned difference
             # starts at 0.
             trained = self.with_followed(trained, params)
-        return trained or None, {FURTHER: frozen} if frozen else None
+        return trained or None, {AUXILIARY: frozen} if frozen else None
 
-    def with_followed(self, further: Params, params: Params) -> Params:
-        """Sets the `followed` parameters of the trained additional models to those in `params`."""
-        found = {}
-        for name, own in further.items():
+    def with_followed(self, auxiliary: Params, params: Params) -> Params:
+        """Sets the `followed` parameters of the trained auxiliary models to those in `params`."""
+        updated = {}
+        for name, tree in auxiliary.items():
             followed = {part: params[part] for part in self.models[name].followed}
-            found[name] = {**own, **jax.tree.map(jnp.copy, followed)}
-        return found
+            updated[name] = {**tree, **jax.tree.map(jnp.copy, followed)}
+        return updated
 
     def outputs(
         self,
@@ -182,32 +185,32 @@ class Objective:
 
         Args:
             apply_fn: the `apply` of the model.
-            params: the parameters of the model and of trained additional models; see `joined`.
+            params: the parameters of the model and of trained auxiliary models; see `joined`.
             batch: a batch or a micro-batch.
             frozen: the frozen parameters of the train state, including the parameters of frozen
-              additional models.
+              auxiliary models.
             rng: keys `[B]` for dropout, or None.
         """
-        own, trained = split(params)
+        main, trained = split(params)
         if self.forward is None:
-            return self._model_outputs(apply_fn, own, batch, rng)
+            return self._model_outputs(apply_fn, main, batch, rng)
         # `forward` decides the order and the inputs of the models.
-        run = {"model": _bound_each(apply_fn, own, rng)}
+        run = {"model": _bound_each(apply_fn, main, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for name, model in self.models.items():
-            # Dropout differs between the models. The model of the run derives its keys with small
-            # numbers, so use a checksum of the name.
-            number = zlib.crc32(name.encode())
-            keys = fold_in(rng, number) if model.trained and rng is not None else None
+            # Dropout differs between the models. The model of the run folds small integers into its
+            # keys, so fold a checksum of the name into the keys of this model.
+            checksum = zlib.crc32(name.encode())
+            keys = fold_in(rng, checksum) if model.trained and rng is not None else None
             chosen = trained if model.trained else fixed
-            shared = {part: own[part] for part in model.shared}
+            shared = {part: main[part] for part in model.shared}
             run[name] = _bound(model.apply_fn, {**chosen[name], **shared}, keys)
         if not self.samples:
             return self.forward(run, batch)
         # Without keys, as in an evaluation, every batch gets the same keys.
-        number = next(iter(batch.values())).shape[0]
-        given = row_keys(jax.random.key(0), number) if rng is None else rng
-        return self.forward(run, batch, fold_in(given, zlib.crc32(b"samples")))
+        num_examples = next(iter(batch.values())).shape[0]
+        keys = row_keys(jax.random.key(0), num_examples) if rng is None else rng
+        return self.forward(run, batch, fold_in(keys, zlib.crc32(b"samples")))
 
     def _model_outputs(
         self, apply_fn: ApplyFn, params: Params, batch: Batch, rng: Array | None
@@ -216,8 +219,8 @@ class Objective:
         # Each run of the model has different dropout keys.
         if isinstance(inputs, tuple):
             return tuple(
-                _bound(apply_fn, params, fold_in(rng, number))(**arguments)
-                for number, arguments in enumerate(inputs)
+                _bound(apply_fn, params, fold_in(rng, index))(**arguments)
+                for index, arguments in enumerate(inputs)
             )
         return _bound(apply_fn, params, rng)(**inputs)
 
@@ -267,15 +270,15 @@ class Objective:
                 "the objective has a reference, but the state has no frozen parameters: give these "
                 "parameters to init_state(params, tx, frozen=…)"
             )
-        # `frozen` may also have the parameters of additional models; leave these out.
-        first = jax.lax.stop_gradient(split(frozen)[0])
-        reference = self._model_outputs(apply_fn, first, batch, None)
+        # `frozen` may also have the parameters of auxiliary models; leave these out.
+        reference_params = jax.lax.stop_gradient(split(frozen)[0])
+        reference = self._model_outputs(apply_fn, reference_params, batch, None)
         return outputs, jax.lax.stop_gradient(reference)
 
     def sums(self, outputs: tuple[Outputs, ...], batch: Batch) -> Terms:
         """Computes the terms from the results of `all_outputs`."""
-        own, *reference = outputs
-        return self.checked(self.terms(own, batch, *reference), "terms")
+        main, *reference = outputs
+        return self.checked(self.terms(main, batch, *reference), "terms")
 
     def checked(self, values: Any, function: str) -> Terms:
         """Returns the results of `terms` or `counts` after checking them against `coefficients`.
@@ -292,13 +295,13 @@ class Objective:
             f"{function} of the objective returned {type(values).__name__}: return a dict of a "
             "scalar for each term",
         )
-        # The shape of None or of a string is () as well, so check the type first.
+        # None and strings also have the shape (), so check the type first.
         for name, value in values.items():
             is_number = isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
-            found = f"shape {np.shape(value)}" if is_number else f"type {type(value).__name__}"
+            actual = f"shape {np.shape(value)}" if is_number else f"type {type(value).__name__}"
             require(
-                found == "shape ()",
-                f"{function}[{name!r}] of the objective has the {found}: return a scalar, such as "
+                actual == "shape ()",
+                f"{function}[{name!r}] of the objective has the {actual}: return a scalar, such as "
                 "the sum over the examples",
             )
         missing = [name for name in self.coefficients if name not in values]
@@ -324,14 +327,14 @@ class Objective:
         )
 
 
-def joined(params: Params, further: Params | None) -> Params:
-    """Joins the parameters of the model and of the trained additional models into one tree."""
-    return params if further is None else {**params, FURTHER: further}
+def joined(params: Params, auxiliary: Params | None) -> Params:
+    """Joins the parameters of the model and of the trained auxiliary models into one tree."""
+    return params if auxiliary is None else {**params, AUXILIARY: auxiliary}
 
 
 def split(params: Params) -> tuple[Params, Params]:
-    """Splits the model's from the additional models' parameters; the inverse of `joined`."""
-    return {name: x for name, x in params.items() if name != FURTHER}, params.get(FURTHER, {})
+    """Splits a tree from `joined` into the parameters of the model and of auxiliary models."""
+    return {name: x for name, x in params.items() if name != AUXILIARY}, params.get(AUXILIARY, {})
 
 
 def _bound(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunModel:
@@ -349,9 +352,9 @@ def _bound_each(apply_fn: ApplyFn, params: Params, rng: Array | None) -> RunMode
     runs = itertools.count()
 
     def run(**inputs: Array) -> Outputs:
-        number = next(runs)
-        # The first run derives its keys with small numbers, so use a checksum for the other runs.
-        keys = fold_in(rng, zlib.crc32(f"run {number}".encode())) if number else rng
+        index = next(runs)
+        # The first run folds small integers into its keys, so fold a checksum for later runs.
+        keys = fold_in(rng, zlib.crc32(f"run {index}".encode())) if index else rng
         return _bound(apply_fn, params, keys)(**inputs)
 
     return run
@@ -363,7 +366,7 @@ def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
     if rows == keys.shape[0]:
         return keys
     # Each example has several consecutive rows, which get different keys.
-    of_each = [fold_in(keys, number) for number in range(rows // keys.shape[0])]
+    of_each = [fold_in(keys, index) for index in range(rows // keys.shape[0])]
     # [B, rows of an example] to [B · rows of an example].
     return jnp.stack(of_each, axis=1).reshape(rows)
 

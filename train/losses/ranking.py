@@ -27,8 +27,8 @@ def contrast(
     """Returns the cross-entropy of the first document among all, with logits scale · σ(score).
 
     Args:
-        scores: the scores of the documents: first of the positive, then of the negatives.
-        real: a mask of the real documents; only these are candidates.
+        scores: the scores of the documents: first the positive, then the negatives.
+        real: a mask of the real documents; only real documents are candidates.
         scale: the factor that multiplies σ(score), because σ(score) lies between 0 and 1.
     """
     logits = scale * jax.nn.sigmoid(scores)
@@ -40,9 +40,9 @@ def list_net(
 ) -> Float[Array, " B"]:
     """Returns -Σ softmax(labels) log softmax(scores) (Cao et al. 2007, "ListNet", equation 6)."""
     # A missing document has the probability 0 in both distributions.
-    wanted = jax.nn.softmax(jnp.where(real, labels, MASKED), axis=1)
+    target_probs = jax.nn.softmax(jnp.where(real, labels, MASKED), axis=1)
     log_probs = jax.nn.log_softmax(jnp.where(real, scores, MASKED), axis=1)
-    return -jnp.sum(jnp.where(real, wanted * log_probs, 0.0), axis=1)
+    return -jnp.sum(jnp.where(real, target_probs * log_probs, 0.0), axis=1)
 
 
 def ordered_pairs(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, "B C C"]:
@@ -59,7 +59,7 @@ def lambda_loss(
     weighting: Weighting = "ndcg_loss_2pp",
     sigma: float = 1.0,
 ) -> Float[Array, " B"]:
-    """Returns -Σ w_ij log₂ σ(sigma · (s_i - s_j)) over the pairs with a larger label of i.
+    """Returns -Σ w_ij log₂ σ(sigma · (s_i - s_j)) over the pairs with label_i > label_j.
 
     The documents are sorted by their scores. G_i is the gain (2^label - 1) divided by the ideal
     DCG, and D_i = log₂(1 + i) is the discount of rank i. The weights w_ij are
@@ -80,12 +80,12 @@ def lambda_loss(
     Returns:
         For each query, the sum over its pairs. `ordered_pairs` returns a mask of these pairs.
     """
-    number = scores.shape[1]
+    num_documents = scores.shape[1]
     # Sort the documents by their scores, with missing documents last.
     order = jnp.argsort(jnp.where(real, -scores, -MASKED), axis=1, stable=True)
     s, y, is_real = (jnp.take_along_axis(x, order, axis=1) for x in (scores, labels, real))
     # Gains, divided by the gains of the ideal order, [B, C].
-    inverse_discount = 1 / jnp.log2(2.0 + jnp.arange(number))
+    inverse_discount = 1 / jnp.log2(2.0 + jnp.arange(num_documents))
     gains = jnp.where(is_real, 2 ** jnp.maximum(y, 0) - 1, 0)
     ideal = jnp.sum(-jnp.sort(-gains, axis=1) * inverse_discount, axis=1, keepdims=True)
     gains = gains / jnp.maximum(ideal, 1e-10)
@@ -101,8 +101,8 @@ def _differences(x: Array) -> Array:
 
 
 def _ndcg_loss_2(gains: Array, inverse_discount: Array) -> Array:
-    number = len(inverse_discount)
-    between = jnp.abs(jnp.arange(number)[:, None] - jnp.arange(number))  # |i - j|
+    ranks = jnp.arange(len(inverse_discount))
+    between = jnp.abs(ranks[:, None] - ranks)  # |i - j|
     # Index k has the discount of rank k + 1. The index -1, on the diagonal, is replaced below.
     steps = jnp.abs(inverse_discount[between - 1] - inverse_discount[between])
     return jnp.where(between == 0, 0.0, steps) * _differences(gains)
@@ -136,7 +136,7 @@ def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Fl
 
 
 def can_be_ranked(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, " B"]:
-    """Returns whether each query has both a document with a label above 0 and one without."""
+    """Returns whether each query has a relevant (label above 0) and an irrelevant document."""
     relevant = (labels > 0) & real
     return jnp.any(relevant, axis=1) & jnp.any(real & ~relevant, axis=1)
 
@@ -159,10 +159,10 @@ def ranking_measures(
     # The ideal order has all relevant documents first.
     ideal = jnp.sum(-jnp.sort(-hits.astype(jnp.float32), axis=1) * discounts, axis=1)
     # The rank of the first relevant document, or 1 for a query without such documents, which
-    # `found` excludes.
+    # `has_hit` excludes.
     first = jnp.argmax(hits, axis=1) + 1
-    found = jnp.any(hits, axis=1) & (first <= CUTOFF)
+    has_hit = jnp.any(hits, axis=1) & (first <= CUTOFF)
     return {
         "ndcg@10": jnp.sum(hits * discounts, axis=1) / jnp.maximum(ideal, 1e-10),
-        "mrr@10": jnp.where(found, 1 / first, 0.0),
+        "mrr@10": jnp.where(has_hit, 1 / first, 0.0),
     }

@@ -40,7 +40,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
           batch, and does not support micro-batches.
 
     Raises:
-        UserError: the model has experts, and the objective runs additional models (`forward`).
+        UserError: the model has experts, and the objective runs auxiliary models (`forward`).
     """
     if not model.num_experts:
         return objective
@@ -52,8 +52,8 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     over_batch = model.router_balance_over == "batch"
 
     def counts(batch: Batch) -> Terms:
-        given = objective.inputs(batch)
-        inputs = given if isinstance(given, tuple) else (given,)
+        model_inputs = objective.inputs(batch)
+        inputs = model_inputs if isinstance(model_inputs, tuple) else (model_inputs,)
         rows = sum(map(_num_sequences, inputs), jnp.float32(0))
         # The balance over a batch gives one value per run of the model; the balance over sequences
         # gives one value per sequence.

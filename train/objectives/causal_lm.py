@@ -39,7 +39,7 @@ class CausalLMConfig(ObjectiveConfig[CausalLMData]):
         }
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float]:
-        """Returns the entropy of single tokens as the baseline of the loss."""
+        """Returns the unigram entropy as the baseline of the loss."""
         return entropy_baseline("loss", split)
 
 

@@ -84,13 +84,13 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
     if target == "multi_label":
         present = [[name in p["labels"] for name in names] for p in predicted]
         return classification_scores(gold, present, names)
-    found = [names.index(p["label"]) for p in predicted]
-    scores = classification_scores(gold, found, names)
+    indices = [names.index(p["label"]) for p in predicted]
+    scores = classification_scores(gold, indices, names)
     # Some test sets have several parts, such as matched and mismatched: compute the accuracy of
     # each.
     parts = [example.part for example in split.content]
     for part in sorted(set(filter(None, parts))):
-        right = [a == b for a, b, of in zip(gold, found, parts, strict=True) if of == part]
+        right = [a == b for a, b, of in zip(gold, indices, parts, strict=True) if of == part]
         scores[f"accuracy_{part}"] = sum(right) / len(right)
     return scores
 
@@ -133,4 +133,4 @@ REGRESSION = dataclasses.replace(
         "squared_error": squared_error(outputs.logits[..., 0], batch["labels"], row_weights(batch))
     },
 )
-"""A number for a sequence, with squared error."""
+"""A number for each sequence, learned with squared error."""

@@ -33,7 +33,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
     needs_init_from = True
 
     beta: Positive = 0.1
-    """Strength of the penalty for leaving the reference, the model's initial parameters."""
+    """Strength of the penalty for diverging from the reference, the initial model."""
     loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
     """The loss of a pair; see `train.dpo`."""
     label_smoothing: Annotated[float, Range(least=0, below=0.5)] = 0.0

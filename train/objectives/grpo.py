@@ -1,7 +1,7 @@
 """Group relative policy optimization (GRPO): compares the answers to each prompt.
 
 A batch consists of answers sampled by an earlier state of the model, the old policy. The advantage
-of an answer is the difference of its reward from the mean reward for its prompt.
+of an answer is its reward minus the mean reward for its prompt.
 """
 
 import dataclasses
@@ -45,17 +45,17 @@ class GRPOConfig(OnlineConfig):
     """Largest relative increase of a probability before the loss is clipped; defaults to
     `epsilon`."""
     loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
-    """How the losses of tokens are averaged. dapo and bnpo: over all tokens of the batch.
+    """How the token losses are averaged. dapo and bnpo: over all tokens of the batch.
     grpo: over the tokens of each answer, then over answers. dr_grpo: their sum is divided by the
     number of answers times max_new_tokens."""
     scale_rewards: Scale = "group"
-    """Which standard deviation divides the centered rewards: that of the group or of the batch, or
+    """The divisor of the centered rewards: the standard deviation of the group or of the batch, or
     none."""
     importance: Literal["token", "sequence"] = "token"
     """Whether a probability ratio is computed for each token or for each whole answer (GSPO)."""
     correct_kl: bool = True
-    """Whether to weigh the estimate of the divergence by the probability ratio, so that it is an
-    expectation under the model instead of under the sampling policy."""
+    """Whether to weight the divergence estimate by the probability ratio, so that it is an
+    expectation under the model instead of the sampling policy."""
 
     def loss(self, data: PolicyData) -> Objective:
         """Returns `grpo`, with `max_new_tokens` set to the maximum length of answers."""
@@ -69,15 +69,15 @@ class GRPOConfig(OnlineConfig):
     ) -> dict[str, Array]:
         """Returns the advantages, and the log-probabilities that the loss needs."""
         del loss_mask
-        found = {
+        targets = {
             "advantages": group_advantages(rewards, self.num_generations, scale=self.scale_rewards)
         }
-        # If a step has a single update, the policy that sampled is the model itself.
+        # If a step has a single update, the sampling policy is the model itself.
         if self.updates_several:
-            found["old_log_probs"] = scored["log_probs"]
+            targets["old_log_probs"] = scored["log_probs"]
         if self.beta:
-            found["reference_log_probs"] = scored["reference_log_probs"]
-        return found
+            targets["reference_log_probs"] = scored["reference_log_probs"]
+        return targets
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Describes the arrays of a sampled answer."""
@@ -143,14 +143,14 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         tokens = jnp.sum(answer_mask(batch)).astype(jnp.float32)
         rows = jnp.sum(real_rows(batch))
         # The count that divides the policy term depends on `loss_type`.
-        number = {"grpo": rows, "dr_grpo": rows * (longest or 1)}.get(loss_type, tokens)
-        return {"policy": number, **dict.fromkeys(measures, tokens)}
+        divisor = {"grpo": rows, "dr_grpo": rows * (longest or 1)}.get(loss_type, tokens)
+        return {"policy": divisor, **dict.fromkeys(measures, tokens)}
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         mask = answer_mask(batch)  # [B, T]
         lengths = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)  # [B, 1]
-        found = label_log_probs(outputs, batch, settings.temperature)
-        log_probs = found.log_prob
+        scores = label_log_probs(outputs, batch, settings.temperature)
+        log_probs = scores.log_prob
         # Without old log-probabilities, ρ has the value 1, but it still has a gradient.
         old = batch.get("old_log_probs", jax.lax.stop_gradient(log_probs))
         log_ratio = jnp.where(mask, log_probs - old, 0.0)
@@ -161,7 +161,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         advantages = batch["advantages"][:, None]
         # One ratio per token [B, T], or per answer [B, 1].
         values = clipped_loss(ratio, advantages, low, low if high is None else high)
-        values["entropy"] = found.entropy
+        values["entropy"] = scores.entropy
         if beta:
             # The k3 estimate of the divergence, which is never negative.
             towards = jnp.where(mask, batch["reference_log_probs"] - log_probs, 0.0)

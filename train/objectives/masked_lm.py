@@ -15,7 +15,7 @@ from ..objective_config import ObjectiveConfig, Scores, entropy_baseline, perple
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
-    """Masked tokens; for pairs of segments also the next sentence or the order of the segments."""
+    """Predicts masked tokens, and for pairs the next sentence or the order of the segments."""
 
     kind = "masked_lm"
     data_kinds = (PretrainingData,)
@@ -42,7 +42,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return {**means, "perplexity": perplexity(means["masked_token"]), **counted}
 
     def heads(self, data: PretrainingData) -> tuple[str, ...]:
-        """Returns the name of a head, with a classifier of pairs if the data have pairs."""
+        """Returns the name of the head, which also classifies pairs if the data have pairs."""
         return ("pretraining" if data.next_sentence else "masked_lm",)
 
     def loss_note(self, data: PretrainingData) -> str | None:
@@ -56,7 +56,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         )
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float]:
-        """Returns the entropy of single tokens as the baseline of `masked_token`."""
+        """Returns the unigram entropy as the baseline of `masked_token`."""
         return entropy_baseline("masked_token", split)
 
 
@@ -75,8 +75,8 @@ def masked_terms(outputs: Outputs, batch: Batch) -> Terms:
 
 
 def _pair_counts(batch: Batch, *, term: str) -> Terms:
-    number = jnp.sum(row_weights(batch))
-    return {**masked_counts(batch), term: number, f"{term}_accuracy": number}
+    num_pairs = jnp.sum(row_weights(batch))
+    return {**masked_counts(batch), term: num_pairs, f"{term}_accuracy": num_pairs}
 
 
 def _pair_terms(outputs: Outputs, batch: Batch, *, term: str) -> Terms:
@@ -98,8 +98,8 @@ MASKED = Objective(
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
 PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
-"""The question that the label of a pair of segments answers (is the second segment the next one,
-or are they in order) → the name of the loss term of pairs."""
+"""The meaning of the label of a pair of segments → the name of its loss term. next: whether the
+second segment follows the first in the text. order: whether the segments are in order."""
 
 
 def _of_pairs(term: str) -> Objective:

@@ -45,9 +45,9 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     num_iterations: PositiveInt = 1
     """Number of passes over the answers that a step has sampled."""
     num_mini_batches: PositiveInt = 1
-    """Number of updates in each of these passes."""
+    """Number of updates in each pass over the answers."""
     beta: NonNegative
-    """Weight of the divergence from the initial model. If above 0, checkpoints also contain the
+    """Weight of the KL divergence from the initial model. If above 0, checkpoints also contain the
     initial model."""
     epsilon: NonNegative = 0.2
     """Largest relative change of a probability before the loss is clipped."""
@@ -64,8 +64,8 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 
     def answer_length(self, data: PolicyData) -> int:
         """Returns the maximum length of an answer in tokens, N."""
-        given = self.max_new_tokens
-        return max(data.length // 2, 1) if given is None else given
+        longest = self.max_new_tokens
+        return max(data.length // 2, 1) if longest is None else longest
 
     @abstractmethod
     def loss(self, data: PolicyData) -> Objective:
@@ -147,7 +147,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return arrays | {"advantages": ArraySpec((), Values.LABEL, "float32")}
 
     def prepare(self, data: PolicyData, open_reference: OpenReference) -> PolicyData:
-        """Returns the data, with prompts limited to the room that the longest answer leaves."""
+        """Returns the data, with prompts limited to the tokens that the longest answer leaves."""
         del open_reference
         return data.with_answer_length(self.answer_length(data))
 

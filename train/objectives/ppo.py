@@ -40,16 +40,16 @@ class PPOConfig(OnlineConfig):
     num_iterations: PositiveInt = 4
     beta: NonNegative = 0.05
     value_coefficient: NonNegative = 0.1
-    """Weight, in the loss, of the squared error of predicted values."""
+    """Weight of the squared error of predicted values in the loss."""
     epsilon_value: NonNegative = 0.2
     """Clipping range of the value loss: the largest change of a predicted value before the loss is
     clipped."""
     gamma: Fraction = 1.0
-    """Discount of later rewards."""
+    """Discount factor of later rewards, γ."""
     gae_lambda: Fraction = 0.95
     """λ of generalized advantage estimation, which weighs the errors of later values."""
     whiten_rewards: bool = False
-    """Whether the rewards of tokens are scaled to variance 1 first."""
+    """Whether the rewards of tokens are scaled to variance 1 before advantages are computed."""
 
     @property
     def needs_log_probs(self) -> bool:
@@ -85,7 +85,7 @@ class PPOConfig(OnlineConfig):
         *,
         ended: Bool[Array, " R"],
     ) -> dict[str, Array]:
-        """Returns PPO's own metrics of a rollout, mostly means over answers, under TRL's names."""
+        """Returns the metrics that only PPO reports, mostly means over answers."""
         scores, log_probs = jnp.nanmean(rewards), scored["log_probs"]
         metrics = {
             "objective/scores": scores,
@@ -128,7 +128,8 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     The arrays of a batch:
 
     - `input_ids`, `labels`, `attention_mask`, `loss_mask` int32 `[B, T]`: as in `grpo`;
-    - `value_mask` int32 or bool `[B, T]`: 1 for values to learn; see `ppo_targets`;
+    - `value_mask` int32 or bool `[B, T]`: 1 for tokens whose value is learned; see
+      `ppo_targets`;
     - `advantages`, `returns` float32 `[B, T]`: from `ppo_targets`;
     - `old_log_probs` float32 `[B, T]`: log-probabilities of the labels under the old policy, in
       nats, at the same temperature;
@@ -157,8 +158,8 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         mask, value_mask = _masks(batch)
         # The clipped policy loss of each token.
-        found = label_log_probs(outputs, batch, settings.temperature)
-        log_ratio = jnp.where(mask, found.log_prob - batch["old_log_probs"], 0.0)
+        scores = label_log_probs(outputs, batch, settings.temperature)
+        log_ratio = jnp.where(mask, scores.log_prob - batch["old_log_probs"], 0.0)
         ratio, advantages = jnp.exp(log_ratio), batch["advantages"]
         plain = -advantages * ratio
         clipped = -advantages * jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
@@ -173,7 +174,7 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
             _POLICY: jnp.maximum(plain, clipped),
             "policy/approxkl_avg": 0.5 * jnp.square(log_ratio),
             "policy/clipfrac_avg": clipped > plain,
-            "policy/entropy_avg": found.entropy,
+            "policy/entropy_avg": scores.entropy,
             "val/ratio": ratio,
         }
         of_values = {
@@ -224,8 +225,8 @@ def ppo_targets(
     value_mask = mask | after
     positions = jnp.arange(mask.shape[1])
     last = jnp.max(jnp.where(value_mask, positions, -1), axis=1, keepdims=True)  # [B, 1]
-    # Token rewards: the score at the last position that has a value, and minus the divergence at
-    # each token.
+    # Token rewards: the score at the last position that has a value, minus the divergence at each
+    # token.
     rewards = jnp.where(positions == last, scores[:, None], 0.0)
     if reference_log_probs is not None:
         rewards -= settings.beta * jnp.where(mask, log_probs - reference_log_probs, 0.0)
@@ -268,15 +269,15 @@ def whitened(
     values: Float[Array, "B T"], mask: Bool[Array, "B T"], *, shift_mean: bool = True
 ) -> Float[Array, "B T"]:
     """Scales values to variance 1 over a mask, and to mean 0 if `shift_mean`."""
-    number = jnp.sum(mask)
-    mean = jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(number, 1)
+    count = jnp.sum(mask)
+    mean = jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(count, 1)
     squares = jnp.sum(jnp.where(mask, jnp.square(values - mean), 0.0))
     # Divide by n - 1, for the unbiased variance.
-    scaled = (values - mean) * jax.lax.rsqrt(squares / jnp.maximum(number - 1, 1) + 1e-8)
+    scaled = (values - mean) * jax.lax.rsqrt(squares / jnp.maximum(count - 1, 1) + 1e-8)
     return scaled if shift_mean else scaled + mean
 
 
 def _masks(batch: Batch) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
-    """Returns two masks: the labels of answers, and the values to learn."""
+    """Returns two masks: the labels of answers, and the tokens whose value is learned."""
     real = batch["attention_mask"] != 0
     return answer_mask(batch), (batch["value_mask"] != 0) & real

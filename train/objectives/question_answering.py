@@ -17,7 +17,7 @@ from ..objective_config import ObjectiveConfig, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringConfig(ObjectiveConfig[QuestionAnsweringData]):
-    """The prediction of the span of an answer; it has no hyperparameters."""
+    """The prediction of an answer span; it has no hyperparameters."""
 
     kind = "question_answering"
     data_kinds = (QuestionAnsweringData,)
@@ -48,11 +48,11 @@ def _span_weights(batch: Batch) -> Float[Array, " B"]:
 
 def _span_terms(outputs: Outputs, batch: Batch) -> Terms:
     weights = _span_weights(batch)
-    seen = batch["attention_mask"] != 0
+    real = batch["attention_mask"] != 0
     terms = {}
     for name in ("start", "end"):
         # Padding cannot begin or end an answer.
-        logits = jnp.where(seen, getattr(outputs, f"{name}_logits"), -1e30)
+        logits = jnp.where(real, getattr(outputs, f"{name}_logits"), -1e30)
         result = softmax_cross_entropy(logits, batch[f"{name}_positions"], weights)
         terms |= {name: result.loss, f"{name}_accuracy": result.correct}
     return terms

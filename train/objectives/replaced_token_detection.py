@@ -1,12 +1,12 @@
-"""Replaced-token detection: a generator replaces masked tokens, and the model finds them.
+"""Replaced-token detection: a generator replaces masked tokens, and the model detects them.
 
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
 section 2. The generator learns to predict masked tokens. The generator's samples replace the masked
-tokens, and the model of the run, the discriminator, learns which tokens differ from the text. A
+tokens, and the model of the run, the discriminator, learns which tokens are replaced. A
 sample that equals the original token counts as original, not as replaced. No gradient flows through
 the samples.
 
-The embeddings may also be shared in the way of He et al. 2021, "DeBERTaV3", section 3.2.
+The two models may also share embeddings as in He et al. 2021, "DeBERTaV3", section 3.2.
 
 As in the paper, the loss is the loss of masked tokens plus 50 times the binary cross-entropy,
 averaged over all real tokens. Difference from the authors' code: the generator reads BERT's masks
@@ -31,8 +31,8 @@ from ...models.nn.typing import Array, Float, Int, Params
 from ...models.registry import create
 from ..losses.eval_step import Evaluation
 from ..losses.objective import (
+    AuxiliaryModel,
     Batch,
-    FurtherModel,
     Objective,
     Outputs,
     RunModel,
@@ -59,9 +59,9 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
     next_command = "train bert-classify --init-from {run} --data.source tsv:train.tsv"
 
     generator_size: Annotated[float, Range(above=0, most=1)] = 0.25
-    """The number of the generator's heads, its width and its feed-forward width, relative to the
-    model's. Both models have the same number of layers. (Clark et al., section 3.2, recommend 1/4
-    to 1/2.)"""
+    """The number of heads, the width and the feed-forward width of the generator, relative to the
+    discriminator. Both models have the same number of layers. (Clark et al., section 3.2, recommend
+    1/4 to 1/2.)"""
     detection_weight: Positive = 50.0
     """The weight of the detection loss, λ."""
     embeddings: Literal["shared", "disentangled", "separate"] = "shared"
@@ -71,7 +71,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
     own tables."""
 
     def build(self, data: PretrainingData) -> Objective:
-        """Returns the functions of the loss; `with_models` adds the generator."""
+        """Returns the objective without its generator, which `with_models` adds."""
         del data
         return Objective(
             coefficients={"masked_token": 1.0, "replaced_token": self.detection_weight},
@@ -95,12 +95,12 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
             params = init_params(generator, rng)
             return {name: x for name, x in params.items() if name not in shared}
 
-        further = FurtherModel(
+        auxiliary = AuxiliaryModel(
             generator.apply, init, trained=True, shared=shared, followed=followed
         )
         return dataclasses.replace(
             objective,
-            models={GENERATOR: further},
+            models={GENERATOR: auxiliary},
             forward=_forward_with_types(model.num_token_types > 1),
             samples=True,
         )
@@ -130,7 +130,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         )
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float]:
-        """Returns the entropy of single tokens, as a baseline."""
+        """Returns the unigram entropy as the baseline of `masked_token`."""
         return entropy_baseline("masked_token", split)
 
 
@@ -139,7 +139,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
 
     Args:
         model: the discriminator.
-        size: the number of heads and the widths of the generator, relative to the model's.
+        size: the number of heads and the widths of the generator, relative to the discriminator.
 
     Raises:
         UserError: the embeddings of the family must be as wide as its layers.
@@ -151,8 +151,9 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
     narrow = "d_embedding" in field_names(model)
     require(
         narrow or width == embedded,
-        f"objective.generator_size {size} needs embeddings of {embedded} for layers of {width}, "
-        f"but {type(model).__name__} has no d_embedding: choose 1, or an ELECTRA or a DeBERTa",
+        f"objective.generator_size {size} needs embeddings of width {embedded} for layers of "
+        f"width {width}, but {type(model).__name__} has no d_embedding: choose 1, or an ELECTRA or "
+        "a DeBERTa",
     )
     changes: dict[str, Any] = {
         "num_heads": heads,
@@ -174,7 +175,7 @@ class DetectionOutputs:
     logits: Float[Array, "B T"]
     """The discriminator's logits, above 0 for tokens that are probably replaced."""
     replaced: Float[Array, "B T"]
-    """1 for the tokens that differ from the text."""
+    """1 for the tokens that differ from the original text."""
 
 
 def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
@@ -182,13 +183,13 @@ def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
 
     def forward(run: Mapping[str, RunModel], batch: Batch, keys: Array) -> DetectionOutputs:
         # The generator reads the masked text and predicts the masked tokens.
-        given = {name: x for name, x in batch.items() if types or name != "token_type_ids"}
-        projection = run[GENERATOR](**MASKED.inputs(given)).projection  # pyright: ignore[reportCallIssue]
+        arrays = {name: x for name, x in batch.items() if types or name != "token_type_ids"}
+        projection = run[GENERATOR](**MASKED.inputs(arrays)).projection  # pyright: ignore[reportCallIssue]
         samples = sampled_tokens(jax.lax.stop_gradient(projection), keys)
         # Restore the masked tokens, then replace them with the samples.
         original = _at_masked(batch, batch["masked_labels"])
         ids = _at_masked({**batch, "input_ids": original}, samples)
-        inputs = {**INPUTS(given), "input_ids": ids}
+        inputs = {**INPUTS(arrays), "input_ids": ids}
         logits = run["model"](**inputs).logits
         return DetectionOutputs(projection, logits, (ids != original).astype(jnp.float32))
 
@@ -205,15 +206,15 @@ def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
         keys: one key per row, `[B]`.
     """
 
-    def one(number: Array, hidden: Float[Array, "B W"]) -> Int[Array, " B"]:
+    def one(index: Array, hidden: Float[Array, "B W"]) -> Int[Array, " B"]:
         logits = dataclasses.replace(projection, hidden=hidden[:, None]).logits()[:, 0]  # [B, V]
-        drawn = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        drawn = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
         return jax.vmap(jax.random.categorical)(drawn, logits).astype(jnp.int32)
 
     hidden = jnp.moveaxis(projection.hidden, 1, 0)  # [M, B, W]
-    found = jax.lax.map(lambda each: one(*each), (jnp.arange(hidden.shape[0]), hidden))
+    samples = jax.lax.map(lambda each: one(*each), (jnp.arange(hidden.shape[0]), hidden))
     # [M, B] to [B, M].
-    return jnp.moveaxis(found, 0, 1)
+    return jnp.moveaxis(samples, 0, 1)
 
 
 def _at_masked(batch: Batch, tokens: Int[Array, "B M"]) -> Int[Array, "B T"]:

@@ -1,4 +1,4 @@
-"""Reward models: score a text with a number, learned from preferences.
+"""Reward models: a model learns from preferences to score texts.
 
 A preference is a pair of texts, a chosen and a rejected text, for the same prompt.
 """
@@ -80,17 +80,17 @@ def reward(settings: RewardConfig = RewardConfig()) -> Objective:
     names = ("preference", *(("centering",) if centering else ()))
 
     def counts(batch: Batch) -> Terms:
-        number = jnp.sum(pair_weights(batch))
-        return dict.fromkeys((*names, "accuracy", "margin", "mean_reward"), number)
+        total = jnp.sum(pair_weights(batch))
+        return dict.fromkeys((*names, "accuracy", "margin", "mean_reward"), total)
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         # Rows 2i and 2i + 1 are the chosen and the rejected text of pair i.
         rewards = outputs.logits[:, 0].reshape(-1, 2)  # [B, 2]
         difference = rewards[:, 0] - rewards[:, 1]
         # The setting `margin` is the same for all pairs; the array adds a margin to each pair.
-        wanted = margin + batch["margin"] if "margin" in batch else margin
+        margins = margin + batch["margin"] if "margin" in batch else margin
         values = {
-            "preference": -jax.nn.log_sigmoid(difference - wanted),
+            "preference": -jax.nn.log_sigmoid(difference - margins),
             "accuracy": (difference > 0).astype(jnp.float32),
             "margin": difference,
             "mean_reward": jnp.mean(rewards, axis=1),

@@ -51,8 +51,8 @@ class RLOOConfig(OnlineConfig):
             divergence = scored["log_probs"] - scored["reference_log_probs"]
             rewards = rewards - self.beta * sum_over_answers(divergence, loss_mask)
         # The baseline of an answer is the mean reward of the other answers to its prompt.
-        found = {"advantages": leave_one_out_advantages(rewards, self.num_generations)}
-        return found | ({"old_log_probs": scored["log_probs"]} if self.updates_several else {})
+        targets = {"advantages": leave_one_out_advantages(rewards, self.num_generations)}
+        return targets | ({"old_log_probs": scored["log_probs"]} if self.updates_several else {})
 
     def batch_spec(self, data: PolicyData, num_labels: int, num_choices: int) -> BatchSpec:
         """Describes the arrays of a sampled answer."""
@@ -86,12 +86,12 @@ def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         mask = answer_mask(batch)
-        found = label_log_probs(outputs, batch, settings.temperature)
-        old = batch.get("old_log_probs", jax.lax.stop_gradient(found.log_prob))
+        scores = label_log_probs(outputs, batch, settings.temperature)
+        old = batch.get("old_log_probs", jax.lax.stop_gradient(scores.log_prob))
         # The log-ratio of an answer is the sum over its tokens.
-        ratio = jnp.exp(sum_over_answers(found.log_prob - old, mask))  # [B]
+        ratio = jnp.exp(sum_over_answers(scores.log_prob - old, mask))  # [B]
         values = clipped_loss(ratio, batch["advantages"], epsilon, epsilon)
-        entropy = masked_sums({"entropy": found.entropy}, mask)
+        entropy = masked_sums({"entropy": scores.entropy}, mask)
         return {**masked_sums(values, real_rows(batch) != 0), **entropy}
 
     return Objective(

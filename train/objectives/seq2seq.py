@@ -79,8 +79,8 @@ def seq2seq(settings: Seq2SeqConfig = Seq2SeqConfig()) -> Objective:
 
     def counts(batch: Batch) -> Terms:
         # Padding of the target has segment 0, which no term counts.
-        number = jnp.sum(packed_weights(batch["decoder_segment_ids"]))
-        return {"target_token": number, "nll": number, "accuracy": number}
+        num_tokens = jnp.sum(packed_weights(batch["decoder_segment_ids"]))
+        return {"target_token": num_tokens, "nll": num_tokens, "accuracy": num_tokens}
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         weights = packed_weights(batch["decoder_segment_ids"])

@@ -48,7 +48,7 @@ def supervised() -> Objective:
     `loss_mask`:
 
     - `input_ids` int32 `[B, T]`, and `labels` int32 `[B, T]`, the token after each input token;
-    - `segment_ids` int32 `[B, T]`: the number of the example in a packed row, 0 for padding;
+    - `segment_ids` int32 `[B, T]`: the id of the example in a packed row, 0 for padding;
       `position_ids` int32 `[B, T]` (optional);
     - `loss_mask` int32 or bool `[B, T]`: 1 for labels to learn, such as the tokens of an answer and
       its end; 0 for prompts, padding, and the first token of a packed example.
@@ -69,8 +69,8 @@ def _weights(batch: Batch) -> Float[Array, "B T"]:
 
 
 def _counts(batch: Batch) -> Terms:
-    number = jnp.sum(_weights(batch))
-    return {"next_token": number, "mean_token_accuracy": number}
+    num_labels = jnp.sum(_weights(batch))
+    return {"next_token": num_labels, "mean_token_accuracy": num_labels}
 
 
 def _terms(outputs: Outputs, batch: Batch) -> Terms:

@@ -80,7 +80,7 @@ def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
     """Returns the first objective in the table that learns from the data.
 
     The objective is marked as a default, so that `dataclasses.replace(config, data=…)` chooses
-    again for other data.
+    another objective for other data.
 
     Raises:
         UserError: No objective learns from the data.
@@ -120,6 +120,6 @@ def check_learns_from(objective: ObjectiveConfig[Any], data: DataConfig) -> None
     require(
         data.kind in kinds,
         f"objective {objective.kind} learns from {' or '.join(kinds)} data, not from {data.kind} "
-        "data: give an objective of these data, or None for the default",
+        "data: choose an objective for these data, or None for the default",
     )
     objective.check(data)

@@ -54,15 +54,14 @@ def ema_of(opt_state: optax.OptState) -> Params | None:
 
 def with_ema(opt_state: optax.OptState, ema: PyTree) -> optax.OptState:
     """Replaces the average in the state of an optimizer, if it has one."""
-    return jax.tree.map(
-        lambda x: ParameterEma(ema) if _is_ema(x) else x, opt_state, is_leaf=_is_ema
-    )
+    return map_ema(lambda _: ema, opt_state)
 
 
 def map_ema(function: Callable[[Params], Params], opt_state: optax.OptState) -> optax.OptState:
     """Applies `function` to the average in the state of an optimizer, if it has one."""
-    ema = ema_of(opt_state)
-    return opt_state if ema is None else with_ema(opt_state, function(ema))
+    return jax.tree.map(
+        lambda x: ParameterEma(function(x.ema)) if _is_ema(x) else x, opt_state, is_leaf=_is_ema
+    )
 
 
 def evaluated_by_ema(state: TrainState) -> TrainState | None:
@@ -70,10 +69,10 @@ def evaluated_by_ema(state: TrainState) -> TrainState | None:
     ema = ema_of(state.opt_state)
     if ema is None:
         return None
-    # The average is a single tree for all trained models, so separate the additional models again.
-    further = ema.get("further")
-    params = {name: x for name, x in ema.items() if name != "further"}
-    return dataclasses.replace(state, params=params, further=further)
+    # The average is a single tree for all trained models, so separate the auxiliary models again.
+    params = dict(ema)
+    auxiliary = params.pop("auxiliary", None)
+    return dataclasses.replace(state, params=params, auxiliary=auxiliary)
 
 
 def _is_ema(x: object) -> bool:

@@ -22,6 +22,7 @@ number, so they are the same on any number of devices and in a resumed run.
 
 import functools
 import zlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -83,31 +84,24 @@ def store_moments(
                 return round_stochastically(x, bits)
             return quantize(x, bits, signed=kind != SECOND_MOMENT) if is_quantized(name, x) else x
 
-        moments = {
-            kind: map_named(functools.partial(moment, kind=kind), getattr(state, kind))
-            for kind in MOMENTS
-            if hasattr(state, kind)
-        }
-        return state._replace(**moments)
+        return _with_moments(
+            state, lambda kind, tree: map_named(functools.partial(moment, kind=kind), tree)
+        )
 
     def read(state: PyTree) -> PyTree:
         def moment(x: Array | Blocks) -> Array:
             return dequantize(x) if isinstance(x, Blocks) else x.astype(jnp.float32)
 
-        moments = {
-            kind: jax.tree.map(
-                moment, getattr(state, kind), is_leaf=lambda x: isinstance(x, Blocks)
-            )
-            for kind in MOMENTS
-            if hasattr(state, kind)
-        }
-        return state._replace(**moments)
+        return _with_moments(
+            state,
+            lambda _, tree: jax.tree.map(moment, tree, is_leaf=lambda x: isinstance(x, Blocks)),
+        )
 
     def init(params: PyTree) -> PyTree:
         state: PyTree = tx.init(params)
         # Make the zeros from shapes: quantizing constant zeros would take long to compile.
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(store, state))
-        return zeros._replace(**{k: x for k, x in state._asdict().items() if k not in MOMENTS})
+        return _with_moments(state, lambda kind, _: getattr(zeros, kind))
 
     def update(
         updates: PyTree, state: PyTree, params: PyTree | None = None
@@ -116,6 +110,12 @@ def store_moments(
         return updates, store(state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _with_moments(state: PyTree, convert: Callable[[str, PyTree], PyTree]) -> PyTree:
+    """Replaces each moment in the state of an optimizer by `convert(kind, moment)`."""
+    own = state._asdict()
+    return state._replace(**{kind: convert(kind, own[kind]) for kind in MOMENTS if kind in own})
 
 
 def is_quantized(name: str, param: Leaf) -> bool:

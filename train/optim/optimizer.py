@@ -19,7 +19,7 @@ from ...data.common.errors import UserError, suggest
 from ...data.common.fields import require
 from ...models.config import TransformerConfig
 from ...models.nn.typing import PyTree
-from ...models.registry import Family, families, family_of
+from ...models.registry import Family, families_of
 from ..optimizer_config import OptimizerConfig
 from . import adafactor, muon
 from .ema import parameter_ema
@@ -218,7 +218,7 @@ def rate_factors(
     Raises:
         UserError: as in `trained_factors`, or the depth of a parameter is unknown.
     """
-    known = list(families().values()) if model is None else [family_of(model)]
+    known = families_of(model)
     layers = max((x.shape[0] for name, x in named(params) if is_stacked(name)), default=0)
 
     def factor(name: str, param: Leaf, trained: np.ndarray) -> np.ndarray:

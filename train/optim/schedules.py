@@ -61,8 +61,6 @@ def _stable_decay(config: OptimizerConfig, steps: int, decay: int) -> optax.Sche
     """Returns the peak for `steps - decay` steps, followed by a linear decay of `decay` steps."""
     peak, decay = config.peak_learning_rate, min(decay, steps)
     stable = optax.constant_schedule(peak)
-    if decay == 0:
-        return stable
     falls = optax.linear_schedule(peak, peak * config.final_fraction, decay)
     return optax.join_schedules([stable, falls], [steps - decay])
 

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import jax
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ..compilation_cache import cache_hits
 from ..config import TrainConfig, objective_of
 from ..engine.compile import CompiledTrainer, NumpyBatch, compile_trainer
 from ..engine.machine_memory import memory_stats
-from ..engine.memory_summary import peak_bytes
+from ..engine.memory_summary import memory_of, peak_bytes
 from ..state import TrainState, count_parameters
 from .batch_specs import model_flops, synthetic_batch
-from .chips import PEAK_FLOPS, Device
+from .chip import Device
+from .chips import PEAK_FLOPS
 from .report import format_bytes, format_seconds
 
 WARMUP_STEPS = 3
@@ -75,10 +76,10 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         UserError: Mesh, batch and parameters cannot be divided over the devices, or there are
           several processes.
     """
-    if jax.process_count() > 1:
-        raise UserError(
-            f"bench requires a single process, got {jax.process_count()}: start a single process"
-        )
+    require(
+        jax.process_count() == 1,
+        f"bench requires a single process, got {jax.process_count()}: start a single process",
+    )
     trainer = compile_trainer(config, objective_of(config))
     devices = jax.local_devices()
     batch = synthetic_batch(config)
@@ -101,7 +102,7 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
             _take_steps(trainer, state, batch, PROFILED_STEPS)
     return Bench(
         num_parameters=count_parameters(trainer.shapes.params),
-        tokens=config.batch_size * config.data.length,
+        tokens=config.batch_size * config.data.lengths[0],
         dtype=config.execution.dtype,
         devices=trainer.description,
         memory_summary=trainer.memory_summary + (f"; changed: {changed}" if changed else ""),
@@ -145,9 +146,7 @@ def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> 
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"
     # Without statistics of the devices, as on a CPU, use the compiler's analysis.
-    memory = executable.memory_analysis()
-    assert memory is not None
-    return peak_bytes(memory), "by the compiler's analysis"
+    return peak_bytes(memory_of(executable)), "by the compiler's analysis"
 
 
 def report(b: Bench) -> Iterator[str]:

@@ -7,6 +7,7 @@ less. A transformer's operations that are not matmuls would add a few thousandth
 """
 
 import math
+from typing import Any, cast
 
 from jax.core import ShapedArray
 from jax.extend import core
@@ -23,22 +24,22 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
     params = equation.params
     if equation.primitive.name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        left, result = equation.invars[0].aval, equation.outvars[0].aval
-        assert isinstance(left, ShapedArray)
-        assert isinstance(result, ShapedArray)
+        left, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
         # `depth` is k of the matmul. The result has m · n elements for each index of the batch
         # axes.
-        depth = math.prod(left.shape[axis] for axis in contracted)
-        return 2 * depth * math.prod(result.shape)
+        depth = math.prod(left[axis] for axis in contracted)
+        return 2 * depth * math.prod(result)
     # Multiplies each row by the matrix of its group, as in a mixture of experts.
     if equation.primitive.name == "ragged_dot_general":
-        left, result = equation.invars[0].aval, equation.outvars[0].aval
-        assert isinstance(left, ShapedArray)
-        assert isinstance(result, ShapedArray)
+        left, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
         # [M, K] times a matrix [K, N] for each row: 2 · M · K · N.
-        return 2 * math.prod(left.shape) * result.shape[-1]
+        return 2 * math.prod(left) * result[-1]
     inner = list(map(matmul_flops, core.jaxprs_in_params(params)))
     if equation.primitive.name == "cond":
         return max(inner)
     # Only a scan has a `length`.
     return sum(inner) * params.get("length", 1)
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return cast(ShapedArray, variable.aval).shape

@@ -58,7 +58,7 @@ def least_memory(config: TrainConfig, num_devices: int) -> LeastMemory:
     sizes, layers = config.model, config.model.num_layers
     # The input of each layer is kept. The parameters of a layer, or of the vocabulary, and their
     # gradients are whole while they are used.
-    kept = config.data.length * sizes.d_model * layers * ACTIVATION
+    kept = config.data.lengths[0] * sizes.d_model * layers * ACTIVATION
     whole = max(_numbers(shapes.get("layers", shapes)) // layers, sizes.vocab_size * sizes.d_model)
     gathered = whole * (ACTIVATION + (0 if config.lora else GRADIENT))
     return LeastMemory(_numbers(shapes), math.ceil(held / num_devices), kept + gathered)

@@ -7,13 +7,15 @@ TPU compiler ends its process on some impossible requests.
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import time
 
-from ...data.common.errors import RunError, UserError
+from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ..config import TrainConfig, to_dict
 from .topology import Topology
 
@@ -27,8 +29,8 @@ class Collective:
     """How many such operations a step runs, counting every iteration of a loop."""
     bytes_sent: int
     """Bytes that each device sends in all these operations."""
-    seconds: float | None
-    """Time at the peak rate of the interconnect, or None for virtual devices."""
+    seconds: float
+    """Time at the peak rate of the interconnect; 0 for virtual devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +57,8 @@ class Plan:
     frozen_bytes: int = 0
     cache_bytes: int = 0
     """Bytes of the keys and values of a rollout, in reinforcement learning."""
-    rollout_bytes: int | None = None
-    """Peak bytes of a rollout in addition to the state, including its cache. None without
-    rollouts."""
+    rollout_bytes: int = 0
+    """Peak bytes of a rollout in addition to the state, including its cache; 0 without rollouts."""
     reward_bytes: int = 0
     """Bytes of the parameters of reward models."""
     attention: str = ""
@@ -67,8 +68,8 @@ class Plan:
     """
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
-    temp_bytes: int | None = None
-    """Bytes of temp buffers at the peak, or None if the step does not fit."""
+    temp_bytes: int | float = math.inf
+    """Bytes of temp buffers at the peak; infinite if the step does not fit."""
     code_bytes: int = 0
     """Bytes of the compiled program."""
     out_of_memory: str | None = None
@@ -96,19 +97,14 @@ class Plan:
         because the sum of all parts may be slightly too large for a program that the compiler
         accepts.
         """
-        if self.out_of_memory is not None or topology.chip is None:
-            return self.out_of_memory is None
-        peak = self.peak_bytes
-        return topology.chip.rejects or peak is None or peak <= topology.chip.usable_memory
+        limit = sys.maxsize if topology.chip.rejects else topology.chip.usable_memory
+        return self.peak_bytes <= limit
 
     @property
-    def peak_bytes(self) -> int | None:
-        """Bytes at the peak, or None if the step does not fit."""
-        if self.temp_bytes is None:
-            return None
+    def peak_bytes(self) -> int | float:
+        """Bytes at the peak; infinite if the step does not fit."""
         # Rollouts and updates take turns, so the larger of the two determines the peak.
-        needed = max(self.temp_bytes + self.code_bytes, self.rollout_bytes or 0)
-        return self.argument_bytes + needed
+        return self.argument_bytes + max(self.temp_bytes + self.code_bytes, self.rollout_bytes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,11 +119,10 @@ class Estimate:
     def from_plan(cls, plan: Plan, topology: Topology) -> "Estimate":
         """Computes the estimate for real chips; virtual devices have no peak rates."""
         chip = topology.chip
-        assert chip is not None
         return cls(
             matmuls=plan.device_flops / chip.flops,
             hbm=plan.hbm_bytes / chip.memory_bandwidth,
-            interconnect=sum((x.seconds or 0.0 for x in plan.collectives), 0.0),
+            interconnect=sum(x.seconds for x in plan.collectives),
         )
 
     @property
@@ -142,20 +137,16 @@ class Estimate:
 
     def utilization(self, plan: Plan, topology: Topology) -> tuple[float, float]:
         """Returns the model FLOPs utilization without overlap, and with full overlap."""
-        assert topology.chip is not None
         ideal = plan.model_flops / plan.num_devices / topology.chip.flops
         return ideal / self.sequential, ideal / self.overlapped
 
 
 def used_bytes(message: str) -> int | None:
     """Returns the memory that a step would use, from the compiler's out-of-memory message."""
-    # Compilers word the message in one of two ways.
+    # Compilers write `Used 20.5G of …` or `(20.5G) exceeds …`.
     sizes = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-    found = re.search(r"Used ([\d.]+)([KMGT]?) of|\(([\d.]+)([KMGT]?)\) exceeds", message)
-    if found is None:
-        return None
-    number, unit = found[1] or found[3], found[2] or found[4] or ""
-    return int(float(number) * sizes[unit])
+    found = re.search(r"(?:Used |\()([\d.]+)([KMGT]?)(?: of|\) exceeds)", message)
+    return None if found is None else int(float(found[1]) * sizes[found[2]])
 
 
 def make_plan(config: TrainConfig, topology: Topology) -> Plan:
@@ -174,18 +165,19 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     """
     chip = topology.chip
     # Look for the compiler here, because without it the worker would end with a traceback.
-    if chip is not None and importlib.util.find_spec(chip.package) is None:
-        raise RunError(
-            f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', "
-            f"or compute only FLOPs and bytes with --topology cpu:{topology.num_devices}"
-        )
+    require(
+        importlib.util.find_spec(chip.package) is not None,
+        f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', or "
+        f"compute only FLOPs and bytes with --topology cpu:{topology.num_devices}",
+        RunError,
+    )
     # The worker reads the request from standard input, and prints one JSON object.
     request = {"topology": topology.name, "config": to_dict(config)}
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", f"{__package__}.worker"],
         input=json.dumps(request),
-        env={**os.environ, **topology.environment()},
+        env={**os.environ, **chip.environment()},
         capture_output=True,
         text=True,
         check=False,
@@ -193,14 +185,14 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     seconds = time.monotonic() - started
     # Libraries may also print to standard output. The worker's line is a JSON object.
     replies = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if len(replies) != 1:
-        lines = list(filter(str.strip, done.stderr.splitlines())) or ["nothing"]
-        raise RunError(
-            f"the compiler for {topology.name} ended with status {done.returncode} and printed: "
-            f"{lines[-1][:500]}"
-        )
+    last_line = done.stderr.strip().rpartition("\n")[2]
+    require(
+        len(replies) == 1,
+        f"the compiler for {topology.name} ended with status {done.returncode} and printed: "
+        f"{last_line[:500] or 'nothing'}",
+        RunError,
+    )
     [reply] = replies
-    if "error" in reply:
-        raise UserError(reply["error"])
+    require("error" not in reply, reply.get("error", ""))
     collectives = tuple(Collective(**fields) for fields in reply.pop("collectives"))
     return Plan(**{**reply, "collectives": collectives, "seconds": seconds})

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from ...data.common.errors import counted
 from ..config import TrainConfig
-from .chips import DEFAULT_MEMORY_FRACTION, GIB, MEMORY_FRACTION, Gpu, memory_fraction
+from .chip import DEFAULT_MEMORY_FRACTION, GIB, MEMORY_FRACTION, Gpu, memory_fraction
 from .plan import Estimate, Plan, used_bytes
 from .topology import Topology
 
 
-def format_bytes(number: int) -> str:
+def format_bytes(number: int | float) -> str:
     """Formats bytes as `61.20 GiB` or `3.40 MiB`."""
     for unit, factor in (("TiB", GIB << 10), ("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= factor:
@@ -50,16 +50,15 @@ def report(
     """
     yield f"{plan.topology}: {counted(plan.num_devices, 'device')}, {format_mesh(plan.mesh)}"
     yield (
-        f"a step: {config.batch_size:,} sequences of {config.data.length:,} tokens, micro-batches "
-        f"{config.micro_batches}, {config.execution.dtype}, remat {config.execution.remat}"
+        f"a step: {config.batch_size:,} sequences of {config.data.lengths[0]:,} tokens, "
+        f"micro-batches {config.micro_batches}, {config.execution.dtype}, "
+        f"remat {config.execution.remat}"
     )
     yield (
         f"the model: {plan.model_parameters:,} parameters, a vocabulary of "
         f"{config.model.vocab_size:,}"
     )
-    yield plan.attention
-    if plan.exchange:
-        yield plan.exchange
+    yield from filter(None, (plan.attention, plan.exchange))
     # First say whether the step fits, then give the figures that explain the answer.
     yield verdict(plan, topology)
     yield from _advice(plan, config, topology)
@@ -67,7 +66,7 @@ def report(
     yield from _memory(plan, topology)
     yield ""
     yield from _work(plan)
-    if topology.chip is not None and plan.out_of_memory is None:
+    if not topology.is_virtual and plan.out_of_memory is None:
         yield ""
         yield from _estimate(plan, topology)
     yield ""
@@ -78,7 +77,7 @@ def report(
 
 def verdict(plan: Plan, topology: Topology) -> str:
     """Formats whether the step fits into the memory of each device."""
-    if topology.chip is None:
+    if topology.is_virtual:
         return "fits: unknown, because virtual devices have no separate memory"
     limit = topology.chip.usable_memory
     if plan.out_of_memory is not None:
@@ -86,7 +85,6 @@ def verdict(plan: Plan, topology: Topology) -> str:
         if used is None:
             return f"does not fit: the compiler says: {plan.out_of_memory.strip()[:300]}"
         return _excess(used, limit)
-    assert plan.peak_bytes is not None
     if not plan.fits(topology):
         return _excess(plan.peak_bytes, limit)
     if plan.peak_bytes > limit:
@@ -99,7 +97,7 @@ def verdict(plan: Plan, topology: Topology) -> str:
     )
 
 
-def _excess(used: int, limit: int) -> str:
+def _excess(used: int | float, limit: int) -> str:
     return (
         f"does not fit: {format_bytes(used)} on a device of {format_bytes(limit)}, "
         f"{format_bytes(used - limit)} too much"
@@ -109,7 +107,7 @@ def _excess(used: int, limit: int) -> str:
 def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str]:
     """Yields options that lower the peak if the step does not fit or may not fit."""
     chip = topology.chip
-    if chip is None or (plan.peak_bytes is not None and plan.peak_bytes <= chip.usable_memory):
+    if topology.is_virtual or plan.peak_bytes <= chip.usable_memory:
         return
     if isinstance(chip, Gpu) and memory_fraction() <= DEFAULT_MEMORY_FRACTION:
         yield (
@@ -142,9 +140,8 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
     yield from (f"would help: {option}" for option in filter(options.get, options))
 
 
-def _uncompiled(plan: Plan) -> str:
+def _uncompiled(plan: Plan, message: str) -> str:
     """Formats the size of temporary buffers from the compiler's error message."""
-    message = plan.out_of_memory or ""
     used = used_bytes(message)
     if used is None:
         return "unknown"
@@ -156,27 +153,27 @@ def _uncompiled(plan: Plan) -> str:
 
 def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     yield "bytes on each device"
-    trained = f"{plan.num_parameters:,} are trained"
+    trained, size = f"{plan.num_parameters:,}", format_bytes(plan.param_bytes)
     # Without frozen parameters, all parameters of the model are trained.
     if not plan.frozen_parameters:
-        trained = f"the model has {plan.num_parameters:,}"
-    yield f"  parameters    {format_bytes(plan.param_bytes)} ({trained})"
-    if plan.frozen_parameters:
+        yield f"  parameters    {size} (the model has {trained})"
+    else:
+        yield f"  parameters    {size} ({trained} are trained)"
         frozen = f"{plan.frozen_parameters:,} that no step changes"
         yield f"  frozen        {format_bytes(plan.frozen_bytes)} ({frozen})"
     yield f"  optimizer     {format_bytes(plan.optimizer_bytes)}"
     if plan.reward_bytes:
         yield f"  reward models {format_bytes(plan.reward_bytes)}"
     yield f"  batch         {format_bytes(plan.batch_bytes)}"
-    if plan.rollout_bytes is not None:
+    if plan.rollout_bytes:
         cache = f"{format_bytes(plan.cache_bytes)} of keys and values"
         size = format_bytes(plan.rollout_bytes)
         yield f"  a rollout     {size} in addition to the state, with {cache}"
-    if plan.temp_bytes is None:
-        yield f"  temp buffers  {_uncompiled(plan)}: the step was not compiled"
+    if plan.out_of_memory is not None:
+        yield f"  temp buffers  {_uncompiled(plan, plan.out_of_memory)}: the step was not compiled"
     else:
-        source = f"by {topology.chip.compiler}" if topology.chip else "as compiled for a CPU"
-        yield f"  temp buffers  {format_bytes(plan.temp_bytes)} at the peak, {source}"
+        compiler = topology.chip.compiler
+        yield f"  temp buffers  {format_bytes(plan.temp_bytes)} at the peak, by {compiler}"
         if plan.code_bytes:
             yield f"  program       {format_bytes(plan.code_bytes)}"
 
@@ -233,7 +230,8 @@ def _run(
     bytes_per_token: float,
 ) -> Iterator[str]:
     """Yields the totals of all steps: tokens, text, FLOPs, time and cost."""
-    steps, tokens = config.steps or 0, plan.tokens * (config.steps or 0)
+    steps = config.steps
+    tokens = plan.tokens * steps
     yield f"the run of {steps:,} steps"
     size = tokens * bytes_per_token / 1e9
     yield f"  tokens       {tokens:.3g}, {size:.3g} GB of text at {bytes_per_token:g} bytes each"
@@ -245,7 +243,7 @@ def _run(
         f"{by_bytes:,.0f}"
     )
     yield f"  model        {plan.model_flops * steps:.3g} FLOPs"
-    if topology.chip is None or plan.out_of_memory is not None:
+    if topology.is_virtual or plan.out_of_memory is not None:
         return
     estimate = Estimate.from_plan(plan, topology)
     hours = [steps * each / 3600 for each in (estimate.overlapped, estimate.sequential)]

@@ -2,15 +2,12 @@
 
 import dataclasses
 import math
-import os
 import re
-
-import jax
-from jax.experimental import topologies
 
 from ...data.common.errors import UserError
 from ...data.common.fields import require, require_one_of
-from .chips import CHIPS, Chip, Device, Gpu, Tpu
+from .chip import Chip, Device, Virtual
+from .chips import CHIPS
 
 MAX_UNITS = 64
 MAX_CPU_DEVICES = 4096
@@ -21,8 +18,7 @@ class Topology:
     """The devices described by a name such as `4*v6e:16x16`."""
 
     name: str
-    chip: Chip | None
-    """None if the devices are virtual devices of a CPU."""
+    chip: Chip
     units: int
     """Number of slices of TPUs, or of hosts with GPUs."""
     shape: tuple[int, ...]
@@ -36,44 +32,16 @@ class Topology:
     @property
     def data_multiple(self) -> int:
         """A number that must divide `mesh.data`, to keep parameters off the slow network."""
-        crossed = self.chip is None or self.chip.parameters_cross_units
-        return 1 if crossed else self.units
+        return 1 if self.chip.parameters_cross_units else self.units
 
-    def environment(self) -> dict[str, str]:
-        """Returns the environment variables that a process needs to compile for these devices."""
-        if self.chip is not None:
-            return self.chip.environment()
-        flags = os.environ.get("XLA_FLAGS", "")
-        flags = f"{flags} --xla_force_host_platform_device_count={self.num_devices}"
-        return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    @property
+    def is_virtual(self) -> bool:
+        """Whether the devices are virtual devices of a CPU."""
+        return isinstance(self.chip, Virtual)
 
     def devices(self) -> list[Device]:
-        """Returns the devices to compile for, unit by unit.
-
-        The process must have started with the variables of `environment`.
-        """
-        if isinstance(self.chip, Gpu):
-            options = {"target_config": self.chip.target()}
-            # XLA's form: partitions, hosts per partition, devices per host.
-            sizes = f"1x{self.units}x{self.shape[0]}"
-            described = topologies.get_topology_desc("", "cuda", topology=sizes, **options)
-            return list(described.devices)
-        if isinstance(self.chip, Tpu):
-            return self._tpus(self.chip)
-        return jax.devices("cpu")
-
-    def _tpus(self, chip: Tpu) -> list[Device]:
-        # libtpu takes the name of one slice. A separate option has the number of slices.
-        name = self.name.rsplit("*", 1)[-1]
-        options: dict[str, str | int | tuple[int, ...]] = {}
-        if chip.megacore:
-            options["chip_config_name"] = "megacore"
-        # Set the number of chips, because jax otherwise expects four chips per host.
-        if self.num_devices == self.units:
-            options["chips_per_host_bounds"] = (1, 1, 1)
-        if self.units > 1:
-            options["num_slices"] = self.units
-        return list(topologies.get_topology_desc(name, "tpu", **options).devices)
+        """Returns the devices to compile for; see `Chip.devices`."""
+        return self.chip.devices(self.name, self.units, self.shape)
 
 
 def parse_topology(name: str) -> Topology:
@@ -84,8 +52,8 @@ def parse_topology(name: str) -> Topology:
     Raises:
         UserError: The chip or the shape is unknown.
     """
-    found = re.fullmatch(r"(?:(\d+)\*)?([\w-]+):([\dx]+)", name)
-    if found is None or found[2] not in (*CHIPS, "cpu"):
+    found = re.fullmatch(rf"(?:(\d+)\*)?({'|'.join(CHIPS)}|cpu):([\dx]+)", name)
+    if found is None:
         raise UserError(
             f"topology {name!r} is unknown: give a chip ({', '.join(CHIPS)}) and a shape or a "
             "number of chips, as v5p:8x8x8 or h100:8, several slices or hosts as 4*v6e:16x16 or "
@@ -95,11 +63,11 @@ def parse_topology(name: str) -> Topology:
     units, kind, shape = int(found[1] or 1), found[2], found[3]
     if kind == "cpu":
         require(
-            not found[1] and shape.isdecimal() and 1 <= int(shape) <= MAX_CPU_DEVICES,
+            not found[1] and shape in map(str, range(1, MAX_CPU_DEVICES + 1)),
             f"topology {name!r}: give a number of virtual devices from 1 to {MAX_CPU_DEVICES}, as "
             "cpu:512",
         )
-        return Topology(name, None, 1, (int(shape),))
+        return Topology(name, Virtual.of(int(shape)), 1, (int(shape),))
     chip = CHIPS[kind]
     require_one_of(f"topology {name!r}: shape", shape, chip.shapes)
     require(1 <= units <= MAX_UNITS, f"topology {name!r}: give from 1 to {MAX_UNITS} {chip.unit}s")

@@ -25,14 +25,14 @@ from ..distributed.sharding import (
     parameter_shardings,
 )
 from ..engine.compile import configured_step
-from ..engine.memory_summary import bytes_per_device, is_out_of_memory, temp_bytes
+from ..engine.memory_summary import bytes_per_device, is_out_of_memory, memory_of, temp_bytes
 from ..engine.policy.rollout import RolloutPrograms, samples_stacked
 from ..engine.sharded_step import ShardedStep, with_shardings
 from ..objectives.online import OnlineConfig
 from ..runs.config_json import from_dict
 from ..state import count_parameters
 from .batch_specs import batch_shapes, model_flops
-from .chips import Device
+from .chip import Device
 from .hlo.collectives import CollectiveOp, collective_ops
 from .hlo.cost import hbm_bytes, matmul_flops
 from .hlo.parser import parse_hlo
@@ -67,19 +67,18 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
         f"sharded over the slow network between slices, got {mesh.shape['data']}: give a "
         "multiple",
     )
-    memory = None if topology.chip is None else topology.chip.usable_memory
-    step = configured_step(config, objective_of(config), mesh, memory)
+    step = configured_step(config, objective_of(config), mesh, topology.chip.usable_memory)
     batch = batch_shapes(config, step)
     # These sizes are known without compiling.
     plan = Plan(
         topology=topology.name,
         num_devices=len(devices),
         mesh=dict(mesh.shape),
-        tokens=config.batch_size * config.data.length,
+        tokens=config.batch_size * config.data.lengths[0],
         num_parameters=count_parameters(step.state.params),
         model_parameters=count_parameters(parameter_shapes(create(config.model))),
         param_bytes=bytes_per_device(step.state.params),
-        frozen_parameters=count_parameters(step.state.frozen or {}),
+        frozen_parameters=count_parameters(step.state.frozen),
         frozen_bytes=bytes_per_device(step.state.frozen),
         optimizer_bytes=bytes_per_device((step.state.opt_state, step.state.step)),
         batch_bytes=bytes_per_device(batch),
@@ -139,8 +138,7 @@ def _with_rollout(
         key,
         group_size=group,
     ).compile()
-    memory = program.memory_analysis()
-    assert memory is not None
+    memory = memory_of(program)
     taken = temp_bytes(memory) + memory.generated_code_size_in_bytes
     return dataclasses.replace(plan, rollout_bytes=taken)
 
@@ -170,9 +168,8 @@ def _with_compiled_step(
         # memory.
         smallest = step.candidates[-1]
         return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
-    memory = executable.memory_analysis()
-    assert memory is not None
-    program = parse_hlo(executable.as_text() or "")
+    memory = memory_of(executable)
+    program = parse_hlo(cast(str, executable.as_text()))
     devices = mesh.devices.flatten().tolist()
     return dataclasses.replace(
         plan,
@@ -198,20 +195,17 @@ def sum_by_kind(
     chip = topology.chip
     sums: dict[str, Collective] = {}
     for op in ops:
-        group = [devices[index] for index in op.group]
         bytes_sent = op.count * op.bytes_sent
-        kind, seconds = op.kind, None
+        group = [devices[index] for index in op.group]
         # Collectives between units use the slower network, so they are listed separately.
-        if chip is not None:
-            seconds = bytes_sent / chip.bandwidth(group, topology.shape)
-            if chip.crosses(group):
-                kind = f"{op.kind} between {chip.unit}s"
-        sum_ = sums.get(kind, Collective(kind, 0, 0, None if chip is None else 0.0))
+        kind = f"{op.kind} between {chip.unit}s" if chip.crosses(group) else op.kind
+        seconds = bytes_sent / chip.bandwidth(group, topology.shape)
+        sum_ = sums.get(kind, Collective(kind, 0, 0, 0.0))
         sums[kind] = Collective(
             kind=kind,
             count=sum_.count + op.count,
             bytes_sent=sum_.bytes_sent + bytes_sent,
-            seconds=None if seconds is None else (sum_.seconds or 0.0) + seconds,
+            seconds=sum_.seconds + seconds,
         )
     return tuple(sums[kind] for kind in sorted(sums))
 

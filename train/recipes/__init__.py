@@ -74,8 +74,8 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
         return RECIPES[name].config
     # Look in the family first: `presets` imports all families.
     if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
-        own = list(families()[name].presets)
-        raise UserError(f"no preset named {preset!r}: {suggest(preset, own)}")
+        family_presets = list(families()[name].presets)
+        raise UserError(f"no preset named {preset!r}: {suggest(preset, family_presets)}")
     # Recipes of post-training take a model of any family.
     if (of_model := RECIPES[name].of_model) is not None:
         return of_model(registry.preset(preset))

@@ -33,7 +33,7 @@ def _of_size(preset: str) -> TrainConfig:
 
 RECIPES: dict[str, Recipe] = {
     "bart-denoising": Recipe(
-        summary="A small BART restores the English prose that every Python ships.",
+        summary="A small BART restores the English prose in Python's documentation.",
         details=(
             "Run: flaxzoo train bart-denoising\n"
             "Expect a validation loss of about 3.54 nats per token. The text, and therefore the "

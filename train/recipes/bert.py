@@ -45,7 +45,7 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
     The text is only Wikipedia, because BooksCorpus is not published. AdamW follows Devlin et al.
     2019, appendix A.2: 900,000 and 100,000 steps of 256 sequences. LAMB (You et al. 2020) has the
     steps, batch sizes, learning rates and warm-up of NVIDIA's DeepLearningExamples. The learning
-    rate decays linearly here; theirs is the square root of such a decay.
+    rate decays linearly here; theirs decays as the square root of a linear decay.
     """
     first = length == 128
     if lamb:
@@ -98,7 +98,7 @@ def _one_phase() -> TrainConfig:
 
 
 def _fine_tuning(data: DataConfig) -> TrainConfig:
-    """Returns the settings of Devlin et al. 2019, appendix A.3, with a rate for small models."""
+    """Returns the settings of Devlin et al. 2019, appendix A.3, with a higher learning rate."""
     return TrainConfig(
         model=_small(dropout_rate=0.1),
         data=data,

@@ -16,7 +16,7 @@ def of_size(preset: str) -> TrainConfig:
     model = registry.preset(preset)
     require(
         model.causal,
-        f"preset {preset!r} sees later tokens and cannot learn to predict them: "
+        f"preset {preset!r} attends to later tokens and cannot learn to predict them: "
         f"flaxzoo train embed --preset {preset}",
     )
     # The vocabulary grows to the size of the tokenizer.

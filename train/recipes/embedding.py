@@ -1,4 +1,4 @@
-"""Recipes of models for search: vectors of texts, and rerankers."""
+"""Recipes of embedding models and rerankers, for search."""
 
 import dataclasses
 
@@ -84,12 +84,12 @@ SPLADE = dataclasses.replace(
 
 
 def splade_of_model(model: TransformerConfig) -> TrainConfig:
-    """Returns the settings of a sparse encoder that begins with a masked language model."""
+    """Returns the settings of a sparse encoder, initialized from a masked language model."""
     return dataclasses.replace(of_model(model), objective=SpladeConfig(), batch_size=32)
 
 
 def rerank_of_model(model: TransformerConfig) -> TrainConfig:
-    """Returns the settings of a reranker that begins with a published model."""
+    """Returns the settings of a reranker, initialized from a published model."""
     return dataclasses.replace(
         RERANK,
         model=dataclasses.replace(model, dropout_rate=0.1),
@@ -98,7 +98,7 @@ def rerank_of_model(model: TransformerConfig) -> TrainConfig:
         data=dataclasses.replace(
             RERANK.data, length=min(model.max_length, 256), sampled_from="bm25"
         ),
-        # The body learns from a new head. MiniLM (width 384) was trained for 150 steps of 8
+        # A new head needs a larger learning rate. MiniLM (width 384) was trained for 150 steps of 8
         # questions of SQuAD, each with a negative that BM25 finds. It learned nothing at 4e-5, a
         # little at 1e-4, and most at 2e-4. For a width of 768 the rate is the usual 5e-5. So for
         # narrower models, the rate is inversely proportional to the square of the width.
@@ -106,7 +106,7 @@ def rerank_of_model(model: TransformerConfig) -> TrainConfig:
             RERANK.optimizer, peak_learning_rate=_rate(5e-5 * max(768 / model.d_model, 1), model)
         ),
         epochs=1.0,
-        # A small collection has few questions, and every batch is one step.
+        # A small collection has few questions, so small batches are needed for enough steps.
         batch_size=16,
     )
 
@@ -132,11 +132,10 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train splade --init-from google-bert/bert-base-uncased --data.source "
             "jsonl:pairs.jsonl\n"
             "The data have the same format as in the recipe embed. The last lines compare "
-            "nDCG@10 and the "
-            "numbers of weights above 0 before and after. Without options, the recipe trains a "
-            "small model from scratch on Python's documentation, in a few minutes on two cores. "
-            "flaxzoo embed and flaxzoo evaluate use the run, and flaxzoo export writes it for "
-            "SparseEncoder."
+            "nDCG@10 and the numbers of weights above 0 before and after training. Without "
+            "options, the recipe trains a small model from scratch on Python's documentation, in "
+            "a few minutes on two cores. flaxzoo embed and flaxzoo evaluate use the run, and "
+            "flaxzoo export writes it for SparseEncoder."
         ),
         config=SPLADE,
         of_model=splade_of_model,

@@ -10,7 +10,7 @@ from .decoders import of_size
 
 RECIPES: dict[str, Recipe] = {
     "llama-quickstart": Recipe(
-        summary="A small Llama on the English prose that every Python ships.",
+        summary="A small Llama on the English prose in Python's documentation.",
         details=(
             "Run: flaxzoo train llama-quickstart\n"
             "Expect a validation loss of 3.9 nats per token, 1.5 bits per byte. The text, and "

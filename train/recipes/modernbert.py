@@ -12,7 +12,7 @@ RECIPES: dict[str, Recipe] = {
         summary="A small ModernBERT on Python's documentation: packed rows, 30 % masked tokens.",
         details=(
             "Run: flaxzoo train modernbert-quickstart\n"
-            "Rows contain several documents without padding, which do not attend to each other "
+            "Rows contain several documents without padding. Documents do not attend to each other "
             "(Warner et al. 2024, section 2.1.3)."
         ),
         config=TrainConfig(

@@ -75,7 +75,7 @@ def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfi
     return of_size
 
 
-# A run that starts from random parameters, whose model learns to call a tool.
+# This run starts from random parameters. Its model learns to call a tool.
 CALCULATIONS = TrainConfig(
     model=LectureGPTConfig(
         vocab_size=1,
@@ -108,7 +108,7 @@ RECIPES: dict[str, Recipe] = {
             "Run: flaxzoo train sft --data.source jsonl:alpaca.train.jsonl.gz\n"
             "The recipe starts from the run runs/quickstart, which flaxzoo train quickstart makes; "
             "--init-from names another model, of any size. flaxzoo chat runs/sft talks to the "
-            "result. The records are distinguished by their keys: messages, prompt and completion, "
+            "result. The keys of a record determine its format: messages, prompt and completion, "
             "instruction and output …"
         ),
         config=SFT,

@@ -107,7 +107,7 @@ RECIPES: dict[str, Recipe] = {
         of_model=_of_any_size(RLOO),
     ),
     "ppo": Recipe(
-        summary="Proximal policy optimization: a learned value predicts the reward.",
+        summary="Proximal policy optimization: a learned value function predicts the reward.",
         details=f"Run: flaxzoo train ppo\n{_BEGINS}",
         config=PPO,
         of_model=_of_any_size(PPO),

@@ -87,7 +87,7 @@ def _of_size(preset: str) -> TrainConfig:
 
 RECIPES: dict[str, Recipe] = {
     "t5-quickstart": Recipe(
-        summary="A small T5 1.1 fills gaps in the English prose that every Python ships.",
+        summary="A small T5 1.1 fills gaps in the English prose in Python's documentation.",
         details=(
             "Run: flaxzoo train t5-quickstart\n"
             "Expect a validation loss of about 3.71 nats per token of the targets. The text, and "
@@ -133,7 +133,7 @@ RECIPES: dict[str, Recipe] = {
         summary="A T5 of any published size on your own text.",
         details=(
             "Run: flaxzoo train t5 --preset t5-v1.1-small --data.source 'text:books/*.txt#block'\n"
-            "The vocabulary is trained on the text, gets 100 sentinels, and the size of the "
+            "The vocabulary is trained on the text and gets 100 sentinels. The size of the "
             "embedding follows from it. 15 % of the tokens are dropped in spans of 3 on average, "
             "and sequences have 512 tokens, as in Raffel et al. 2020, sections 3.1.2 and 3.1.4."
         ),

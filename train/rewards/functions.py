@@ -101,7 +101,7 @@ def of_length(target: str) -> RewardFunction:
         UserError: the target is not a number above 0.
     """
     problem = f"the reward length:{target} must have a number of characters above 0, as length:40"
-    require(target.isdecimal() and int(target) > 0, problem)
+    require(re.fullmatch(r"0*[1-9][0-9]*", target), problem)
     number = int(target)
     return _each(lambda completion: max(0.0, 1 - abs(len(completion) - number) / number))
 
@@ -161,8 +161,8 @@ def named_reward(name: str) -> RewardFunction:
     return BUILT_IN[name]
 
 
-def reward_name(function: RewardFunction) -> str:
-    """Returns the name of a custom reward, as in metrics and run folders: its function's name."""
+def function_name(function: Callable[..., object]) -> str:
+    """Returns the name of a custom function, as in metrics and run folders."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -170,7 +170,7 @@ def rewards_of(
     settings: OnlineConfig,
     own: Sequence[RewardFunction] = (),
     *,
-    open_model: Callable[[str], RewardFunction] | None = None,
+    open_model: Callable[[str], RewardFunction],
 ) -> "Rewards":
     """Returns the rewards of a run: first those in its settings, then the caller's functions.
 
@@ -188,12 +188,12 @@ def rewards_of(
     models: list[RewardFunction] = []
     for name in settings.rewards:
         path = Path(name).expanduser()
-        if open_model is not None and name not in BUILT_IN and path.is_dir():
+        if name not in BUILT_IN and path.is_dir():
             models.append(open_model(name))
             pairs.append((path.name, models[-1]))
         else:
             pairs.append((name.partition(":")[0], named_reward(name)))
-    pairs += [(reward_name(function), function) for function in own]
+    pairs += [(function_name(function), function) for function in own]
     require(
         pairs,
         "objective.rewards is empty: name a reward, such as exact_match, or give functions "
@@ -292,4 +292,5 @@ def _checked(name: str, values: object, number: int) -> NDArray[np.float32]:
             f"the reward {name} returned {value!r}: return a finite number, or None for a "
             "completion without a reward",
         )
-    return np.asarray([math.nan if value is None else value for value in listed], np.float32)
+    # numpy converts None to NaN.
+    return np.asarray(listed, np.float32)

@@ -32,10 +32,6 @@ def _of_kind(fields: Mapping[str, Any], name: str, class_of: Callable[[str], typ
     """Makes the record of a section; the section's field `kind` determines the class."""
     section = dict(_section(fields, name))
     kind = str(section.pop("kind", None))
-    if kind == "replaced_token_detection" and "share_embeddings" in section:
-        # Older runs do not have the field `embeddings`.
-        shared = section.pop("share_embeddings")
-        section["embeddings"] = "shared" if shared else "separate"
     try:
         cls = class_of(kind)
     except KeyError:

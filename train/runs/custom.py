@@ -15,7 +15,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
 from ...models.nn.typing import Params
 from ..losses.objective import Objective
-from ..rewards.functions import RewardFunction, reward_name
+from ..rewards.functions import RewardFunction, function_name
 
 MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]
 """Makes the training and the validation examples, in this order, given the run's tokenizer."""
@@ -54,15 +54,9 @@ class RunningModel:
             after this next step.
 
         Raises:
-            UserError: The parameters are sharded over several processes, or the run keeps no moving
-              average.
+            UserError: The run has several processes, or keeps no moving average.
         """
         step, params = self.read(ema)
-        require(
-            all(x.is_fully_addressable for x in jax.tree.leaves(params)),
-            "the parameters are sharded over several processes, but callbacks run in one process: "
-            "read the checkpoint in on_checkpoint",
-        )
         return step, jax.device_get(params)
 
 
@@ -117,11 +111,11 @@ class Custom:
         names: dict[str, str] = {}
         if self.objective is not None:
             factors = ", ".join(f"{term} {x}" for term, x in self.objective.coefficients.items())
-            names["objective"] = f"{_name(self.objective.terms)} ({factors})"
+            names["objective"] = f"{function_name(self.objective.terms)} ({factors})"
         if self.examples is not None:
-            names["examples"] = _name(self.examples)
+            names["examples"] = function_name(self.examples)
         if self.rewards:
-            names["rewards"] = ", ".join(map(reward_name, self.rewards))
+            names["rewards"] = ", ".join(map(function_name, self.rewards))
         return names
 
     def check_same(self, stored: object, folder: Path) -> None:
@@ -156,10 +150,6 @@ class Custom:
         training, validation = self.examples(tokenizer)
         name = self.names["examples"]
         return _split(training, f"{name}, training"), _split(validation, f"{name}, validation")
-
-
-def _name(function: Callable[..., object]) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _split(examples: ExampleSource, name: str) -> DataSplit:

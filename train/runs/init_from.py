@@ -1,12 +1,13 @@
 """Initializes a run from another run's parameters: the body, and head layers that both have."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jax
 
 from ...data.common.errors import RunError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...models.config import TransformerConfig
 from ...models.heads.specs import HEADS
@@ -20,7 +21,7 @@ HEAD = "head/"
 """Prefix of the parameters of the head. All other parameters belong to the body."""
 
 SHOWN = 3
-"""The number of parameters that an error message lists by name. The message only counts the
+"""The number of parameters or fields that an error message lists. The message only counts the
 others."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
 """The configuration fields that most often explain why the shapes of two bodies differ."""
@@ -75,20 +76,25 @@ def plan_init_from(
         # Head parameters with another shape stay random, but the shapes of the body must match.
         elif not name.startswith(HEAD):
             other.append(f"{name} {x.shape}, but this run has {wanted[name].shape}")
-    if other:
-        more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
-        raise RunError(
-            f"{folder} has {', '.join(other[:SHOWN])}{more}: both models need the same sizes and "
-            f"vocabulary{_other_sizes(source, model)}"
-        )
+    require(
+        not other,
+        f"{folder} has {first_few(other)}: both models need the same sizes and "
+        f"vocabulary{_other_sizes(source, model)}",
+        RunError,
+    )
     return InitFromPlan(folder, step, source, source_shapes, frozenset(copied))
 
 
 def head_parameters(model: TransformerConfig) -> list[str]:
     """Returns the names of the head's parameters that fit only the same head and labels."""
     own = tuple(f"{HEAD}{part}/" for part in HEADS[model.head].own_params)
-    shapes = parameter_shapes(create(model)) if own else {}
-    return [name for name, _ in named(shapes) if name.startswith(own)]
+    return [name for name, _ in named(parameter_shapes(create(model))) if name.startswith(own)]
+
+
+def first_few(items: Sequence[str]) -> str:
+    """Lists the first `SHOWN` items for an error message, and counts the others."""
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return f"{', '.join(items[:SHOWN])}{more}"
 
 
 def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
@@ -97,7 +103,7 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
     wrong = [
         f"model.{field} is {theirs[field]} in its configuration and {ours[field]} in this run"
         for field in SIZES
-        if field in theirs and field in ours and theirs[field] != ours[field]
+        if theirs[field] != ours[field]
     ]
     return f" ({', '.join(wrong)})" if wrong else ""
 
@@ -132,8 +138,8 @@ def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn
         if names:
             log(f"{what}: {_summary(names, params)}")
     # Keep the order of `initial`, so that the result has its structure.
-    merged = [source[name] if name in plan.copied else x for name, x in own.items()]
-    return jax.tree.unflatten(jax.tree.structure(initial), merged)
+    merged = own | {name: source[name] for name in plan.copied}
+    return jax.tree.unflatten(jax.tree.structure(initial), merged.values())
 
 
 def _summary(names: Iterable[str], params: Params) -> str:

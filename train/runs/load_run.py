@@ -1,8 +1,9 @@
 """Reads the configuration of a run folder, or derives a configuration for a published model."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 from ...data.common.errors import RunError
 from ...data.common.fields import require
@@ -103,9 +104,9 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
     Raises:
         UserError: The `config.json` is broken, or its model is not supported.
     """
-    config, of_model = RECIPES[name].config, RECIPES[name].of_model
-    fields = read_fields(folder)
-    if of_model is not None and (is_foreign(fields) or IMPORTED_FROM in fields):
+    config, fields = RECIPES[name].config, read_fields(folder)
+    if is_foreign(fields) or IMPORTED_FROM in fields:
+        of_model = cast(Callable[[TransformerConfig], TrainConfig], RECIPES[name].of_model)
         config = dataclasses.replace(of_model(model_config(folder)), init_from=config.init_from)
         return _with_stated_length(config, folder)
     made = config_of_run(folder).execution

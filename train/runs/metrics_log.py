@@ -151,17 +151,21 @@ class _Board:
 
 def read_metrics(run: Path, group: str) -> list[dict[str, Any]]:
     """Returns the logged lines of a group ("train" or "validation"), in order."""
-    file = run / METRICS_FILE
-    lines = file.read_text().split("\n") if file.is_file() else []
-    return [row for row in map(json.loads, filter(None, lines)) if row["split"] == group]
+    return [row for row in read_rows(run / METRICS_FILE) if row["split"] == group]
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file of JSON lines in a run folder, which need not exist."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return list(map(json.loads, filter(None, text.split("\n"))))
 
 
 def _forget_after(file: Path, step: int) -> None:
     if not file.is_file():
         return
     # A process that was killed while writing leaves an incomplete last line.
-    lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [x for x in lines if x.endswith("\n") and json.loads(x)["step"] <= step]
     write_file(file, "".join(kept).encode())
 
 

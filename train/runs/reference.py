@@ -3,6 +3,7 @@
 import hashlib
 import io
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import numpy as np
@@ -125,27 +126,27 @@ def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
     )
 
     def open_reference() -> ReferenceModel:
-        assert source is not None
         require(
             lora is None or lora.frozen_dtype != "bfloat16",
             "lora.frozen_dtype bfloat16 rounds the model, but objective.reference precomputed does "
             "not: give objective.reference frozen, which is the same model without adapters",
             error=RunError,
         )
-        return ReferenceModel(source, config.init_step, log)
+        return ReferenceModel(cast(str, source), config.init_step, log)
 
     return config.objective.prepare(config.data, open_reference)
 
 
-def check_second_model(folder: str | None, tokenizer: Tokenizer) -> None:
-    """Checks that the frozen additional model of an objective has the tokenizer of the run.
+def check_guide(folder: str | None, tokenizer: Tokenizer) -> None:
+    """Checks that the frozen auxiliary model of an objective has the tokenizer of the run.
 
     Raises:
         RunError: The tokenizers differ.
     """
-    other = None if folder is None else open_run(folder)[1]
+    if folder is None:
+        return
     require(
-        other is None or other.fingerprint == tokenizer.fingerprint,
+        open_run(folder)[1].fingerprint == tokenizer.fingerprint,
         f"{folder} has another tokenizer than the run, so it cannot read the same tokens: "
         f"choose a model with the same tokenizer",
         error=RunError,

@@ -6,12 +6,14 @@ A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metri
 
 import dataclasses
 import importlib.metadata
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar, cast
 
 from ...data.common.atomic_io import build_folder
 from ...data.common.errors import RunError
 from ...data.common.fields import require
-from ...data.common.json_text import JsonObject, to_json
+from ...data.common.json_text import to_json
 from ...data.common.progress import LogFn
 from ...data.dataset import DataSplit
 from ...data.tokenizers.base import Tokenizer
@@ -34,20 +36,18 @@ from ...models.run_files import (
     CONFIG_FILE,
     TOKENIZER,
     chosen_step,
-    object_field,
     read_config,
     steps,
 )
 from ..config import TrainConfig, check_length, differences, in_steps, to_dict
 from .custom import CUSTOM, Custom
-from .init_from import InitFromPlan, head_parameters, plan_init_from
+from .init_from import InitFromPlan, first_few, head_parameters, plan_init_from
 from .load_run import check_sample_prompt, open_run
 from .params_only_run import check_trainable
-from .reference import check_second_model, prepared_data
+from .reference import check_guide, prepared_data
 from .stages import add_stage, check_extension, last_trained, next_stage
 
-SHOWN_CHANGES = 3
-"""The number of differences that an error message lists. The message only counts the others."""
+T = TypeVar("T")
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
 """The fields that change the fingerprint of the data whenever they change the training texts."""
 
@@ -72,9 +72,10 @@ class Run:
     @property
     def base(self) -> Base | None:
         """The base model of the run's adapters, or None without adapters."""
-        if self.stated.lora is None or self.stated.init_from is None:
+        if self.stated.lora is None:
             return None
-        return Base.describe(self.stated.init_from, self.stated.init_step, self.folder)
+        source = cast(str, self.stated.init_from)  # `prepare_run` has checked it
+        return Base.describe(source, self.stated.init_step, self.folder)
 
     @property
     def config(self) -> TrainConfig:
@@ -122,23 +123,25 @@ def prepare_run(
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
     # First make all checks that do not need the data, because reading the data may take long.
     check_length(config)
-    check_second_model(config.objective.second_model, tokenizer)
+    check_guide(config.objective.guide_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
     # Do not put these data into `config`: the folder stores `config`, and the data may hold an open
     # model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
-    own = custom.splits(tokenizer)
-    # Make the validation split, which is smaller, first: an error in the data then shows before a
-    # reference model scores the training split.
-    validation = data.validation_split(tokenizer, labels) if own is None else own[1]
-    train = data.train_split(tokenizer, labels, config.seed) if own is None else own[0]
+    if (own := custom.splits(tokenizer)) is not None:
+        train, validation = own
+    else:
+        # Make the validation split, which is smaller, first: an error in the data then shows before
+        # a reference model scores the training split.
+        validation = data.validation_split(tokenizer, labels)
+        train = data.train_split(tokenizer, labels, config.seed)
     _log_split("training data", train, log)
     _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
     # Only a new stage may have other data; otherwise the run must continue with the same data.
-    if existing:
-        run = _with_stage(run) if extend else run
+    if extend:
+        run = _with_stage(run)
     if existing and not run.extends:
         _check_same_data(run)
     warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
@@ -239,9 +242,7 @@ def _existing_run(
     if changed and extend:
         check_extension(old, changed, folder, config.steps)
     elif changed:
-        shown = [f"{name} {a!r} → {b!r}" for name, (a, b) in list(changed.items())[:SHOWN_CHANGES]]
-        more = len(changed) - len(shown)
-        listed = ", ".join(shown) + (f" and {more} more" if more else "")
+        listed = first_few([f"{name} {a!r} → {b!r}" for name, (a, b) in changed.items()])
         longer = changed.keys() & {"steps", "epochs"}
         remedy = f" (to train longer: flaxzoo train {folder} --extend-to STEPS)" if longer else ""
         raise RunError(
@@ -272,13 +273,18 @@ def _initialized_from(
     config: TrainConfig, folder: str | Path | None, *, own_examples: bool
 ) -> TrainConfig:
     """Completes the settings of vectors by those in the run folder, or of the initial model."""
-    found = None if folder is None else read_vector_settings(local_folder(folder))
+    found = _read_from(folder, read_vector_settings)
     is_default = config.objective.is_default
     objective, data = config.objective.initialized_from(config.data, found or EmbeddingSettings())
     if not own_examples:
         objective = objective.of_data(data, is_default=is_default)
     # Replace objective and data together, because a default objective is chosen by the data.
     return dataclasses.replace(config, objective=objective, data=data)
+
+
+def _read_from(folder: str | Path | None, read: Callable[[Path], T]) -> T | None:
+    """Reads settings of an initial model, if there is one."""
+    return None if folder is None else read(local_folder(folder))
 
 
 def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
@@ -344,7 +350,7 @@ def fit_model(
 
 def _check_empty(folder: Path) -> None:
     require(
-        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        not folder.is_file() and not any(folder.glob("*")),
         f"{folder} exists and is not a run folder: give another --workdir, or empty it",
         error=RunError,
     )
@@ -352,10 +358,6 @@ def _check_empty(folder: Path) -> None:
 
 def _fingerprints(run: Run) -> dict[str, str]:
     return {"train": run.train.fingerprint, "validation": run.validation.fingerprint}
-
-
-def _stored_fingerprints(folder: Path) -> JsonObject:
-    return object_field(read_config(folder), "data_fingerprints", folder)
 
 
 def create_folder(run: Run) -> None:
@@ -380,7 +382,7 @@ def create_folder(run: Run) -> None:
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
         model, source = run.stated.model, run.stated.init_from
-        found = None if source is None else read_vector_settings(local_folder(source))
+        found = _read_from(source, read_vector_settings)
         vectors = run.stated.objective.vector_settings(run.stated.data, found)
         # Sparse vectors need the head of a masked language model; with another head, drop their
         # settings.
@@ -390,7 +392,7 @@ def create_folder(run: Run) -> None:
                 folder / IN_RUN, vectors, d_model=model.d_model, max_length=model.max_length
             )
         if run.stated.objective.scores_pairs:
-            known = None if source is None else read_pair_scoring(local_folder(source))
+            known = _read_from(source, read_pair_scoring)
             # In training nothing but the tokenizer lowercases texts, so a cross-encoder must not do
             # it either.
             scoring = dataclasses.replace(known or PairScoring(), lowercase=False)

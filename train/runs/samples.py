@@ -1,6 +1,5 @@
 """`samples.jsonl`: some completions of each evaluation of a policy, with their rewards."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from ...data.chat.policy import PolicyExamples
 from ...data.common.atomic_io import write_file
 from ...data.common.json_text import to_json
 from ...data.tokenizers.base import Tokenizer
+from .metrics_log import read_rows
 
 SAMPLES_FILE = "samples.jsonl"
 NUM_SAMPLES = 8
@@ -58,6 +58,4 @@ def write_samples(
 
 def read_samples(folder: Path) -> list[dict[str, Any]]:
     """Returns all samples of a run, in order: `step`, `prompt`, `completion`, `reward`."""
-    file = folder / SAMPLES_FILE
-    lines = file.read_text(encoding="utf-8").split("\n") if file.is_file() else []
-    return [json.loads(line) for line in lines if line]
+    return read_rows(folder / SAMPLES_FILE)

@@ -4,6 +4,7 @@ The file `config.json` has the configuration of the last stage. The entry `stage
 lists all earlier stages, each with its steps, its configuration and the fingerprints of its data.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from ...data.common.errors import RunError
 from ...data.common.fields import require
 from ...data.common.json_text import to_json
 from ...models.run_files import CONFIG_FILE, read_config, steps
-from ..config import Stage, TrainConfig, flatten, in_steps, to_dict, warmup_of
+from ..config import Stage, TrainConfig, flatten, in_steps, is_below, to_dict, warmup_of
 from .config_json import from_dict
 
 STAGES = "stages"
@@ -25,12 +26,12 @@ SCHEDULE = (
 ENDLESS = ("constant", "inverse_sqrt")
 """The schedules that do not depend on the length of the run."""
 CHANGEABLE = (
-    *("steps", "epochs", "batch_size", "data.", "execution.dtype"),
+    *("steps", "epochs", "batch_size", "data", "execution.dtype"),
     *(f"optimizer.{name}" for name in SCHEDULE),
     *("optimizer.weight_decay", "optimizer.max_gradient_norm"),
 )
-"""The fields that a stage may change. A name that ends in a dot covers all nested fields."""
-FIXED = ("data.kind", "data.tokenizer.")
+"""The fields that a stage may change, with all fields nested in them."""
+FIXED = ("data.kind", "data.tokenizer")
 """Exceptions to `CHANGEABLE`."""
 
 
@@ -51,7 +52,7 @@ def check_extension(
     """
     for name, (before, after) in changed.items():
         require(
-            _covered(name, CHANGEABLE) and not _covered(name, FIXED),
+            is_below(name, CHANGEABLE) and not is_below(name, FIXED),
             f"{name} cannot change in an extension, got {before!r} → {after!r}: leave it out, or "
             f"begin a new run with --init-from {folder}",
             error=RunError,
@@ -108,7 +109,7 @@ def earlier_stages(folder: Path) -> list[dict[str, Any]]:
     return cast(list[dict[str, Any]], read_config(folder).get(STAGES, []))
 
 
-def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mapping[str, Any]]:
+def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mapping[str, object]]:
     """Returns the configuration of the last stage that has a checkpoint, and its fingerprints.
 
     Args:
@@ -118,7 +119,7 @@ def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mappin
     fields, earlier = read_config(folder), earlier_stages(folder)
     kept = steps(folder)
     if stored.stage is None or not earlier or (kept and stored.stage.start < kept[-1]):
-        return stored, cast(Mapping[str, Any], fields["data_fingerprints"])
+        return stored, cast(Mapping[str, object], fields["data_fingerprints"])
     last = earlier[-1]
     return from_dict({**last["train"], "model": fields["model"]}), last["data_fingerprints"]
 
@@ -129,8 +130,7 @@ def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]
     Raises:
         DataError: The file cannot be written.
     """
-    fields, stage = read_config(folder), config.stage
-    assert stage is not None
+    fields, stage = read_config(folder), cast(Stage, config.stage)
     old = {"train": fields["train"], "data_fingerprints": fields["data_fingerprints"]}
     finished = earlier_stages(folder)
     start = finished[-1]["end"] if finished else 0
@@ -146,26 +146,22 @@ def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]
 def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
     """Returns a row of the report for each stage, or no rows if the run has a single stage."""
     finished = earlier_stages(folder)
+    if not finished:
+        return {}
     last = to_dict(config)
     del last["model"]
-    settings = [flatten(stage["train"]) for stage in finished] + [flatten(last)]
-    ends = [int(stage["end"]) for stage in finished] + [config.steps]
-    rows = {}
-    for number, (end, now) in enumerate(zip(ends, settings, strict=True), 1):
-        before = settings[number - 2] if number > 1 else {}
-        start = ends[number - 2] if number > 1 else 0
-        changes = ", ".join(_changes(before, now)) if before else "the initial settings"
-        rows[f"stage {number}"] = f"steps {start + 1:,} to {end:,}: {changes or 'no changes'}"
-    return rows if finished else {}
+    stages = [*finished, {"start": finished[-1]["end"], "end": config.steps, "train": last}]
+    changes = ["the initial settings"]
+    for before, now in itertools.pairwise(flatten(stage["train"]) for stage in stages):
+        changes.append(", ".join(_changes(before, now)) or "no changes")
+    return {
+        f"stage {number}": f"steps {stage['start'] + 1:,} to {stage['end']:,}: {change}"
+        for number, (stage, change) in enumerate(zip(stages, changes, strict=True), 1)
+    }
 
 
 def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
     """Yields the settings that a stage changes, except those about its length and its position."""
     for name in now:
-        hidden = name in ("steps", "epochs") or name.startswith("stage")
-        if not hidden and before.get(name) != now[name]:
+        if not is_below(name, ("steps", "epochs", "stage")) and before.get(name) != now[name]:
             yield f"{name} {before.get(name)} → {now[name]}"
-
-
-def _covered(name: str, entries: tuple[str, ...]) -> bool:
-    return any(name == x or (x.endswith(".") and name.startswith(x)) for x in entries)

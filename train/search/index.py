@@ -23,10 +23,10 @@ FORM = "flaxzoo search index"
 PROBE = "The quick brown fox jumps over the lazy dog."
 """A text whose vector serves as the fingerprint of a model, its tokenizer, pooling and prompts."""
 SAME = 0.999
-"""Two fingerprints whose cosine is at least this belong to the same model; fingerprints that were
-computed on different devices are not quite equal."""
+"""Two fingerprints with at least this cosine belong to the same model. Fingerprints from different
+devices are not quite equal."""
 CANDIDATES = 50
-"""By default, the number of documents per query that a reranker scores again."""
+"""The default number of documents per query that a reranker scores again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +67,17 @@ class SearchIndex:
             self._starts: np.ndarray = np.load(folder / STARTS, mmap_mode="r")
         except (OSError, ValueError) as error:
             raise RunError(f"{folder} is damaged ({error}): build the index again") from None
-        number, size = len(self.vectors), self._texts.stat().st_size
-        is_complete = len(self._starts) == number + 1 and self._starts[-1] == size
-        problem = f"{folder} is damaged ({TEXTS} does not have {number:,} texts)"
+        num_texts, size = len(self.vectors), self._texts.stat().st_size
+        is_complete = len(self._starts) == num_texts + 1 and self._starts[-1] == size
+        problem = f"{folder} is damaged ({TEXTS} does not have {num_texts:,} texts)"
         require(is_complete, f"{problem}: build the index again", RunError)
         self._check_model(folder, config)
 
     def _check_model(self, folder: Path, config: JsonObject) -> None:
         stored = np.array(config["fingerprint"], np.float32)
-        found = _fingerprint(self._embedder)
+        fingerprint = _fingerprint(self._embedder)
         # Both vectors have length 1, so that their dot product is the cosine.
-        is_same = stored.shape == found.shape and float(stored @ found) >= SAME
+        is_same = stored.shape == fingerprint.shape and float(stored @ fingerprint) >= SAME
         require(
             is_same,
             f"{folder} was built with another model, {config['model']}: name its "
@@ -93,51 +93,55 @@ class SearchIndex:
         run: str | Path,
         *,
         step: int | None = None,
+        ema: bool = False,
         log: LogFn = print,
     ) -> "SearchIndex":
         """Embeds documents and writes an index.
 
         Args:
             documents: a dict of texts by identifier, or a list of texts, whose identifiers are
-              their indices. A text that is longer than the model reads is truncated.
+              their indices. Texts longer than the model's maximum length are truncated.
             folder: the folder of the index, which does not exist or is empty.
             run: a run folder, a folder of sentence-transformers, or a name on the hub.
             step: the checkpoint. Defaults to the newest checkpoint.
+            ema: whether to use the moving average of the parameters, which a run with
+              `optimizer.ema_decay` keeps.
             log: called with a line about how many texts were truncated.
 
         Raises:
             FileNotFoundError: `run` is not a model, or does not have the checkpoint.
-            UserError: `documents` is empty, the model does not embed texts, or `folder` is not
-              empty.
+            UserError: `documents` is empty, the model does not embed texts, the run keeps no moving
+              average, or `folder` is not empty.
         """
         named = documents if isinstance(documents, Mapping) else _numbered(documents)
         require(named, "documents must not be empty: give at least one text")
         folder, ids, texts = Path(folder), [*named.keys()], [*named.values()]
         # Store the step of the checkpoint, because a search must use this checkpoint even if the
-        # run has a newer checkpoint by then.
+        # run later gets a newer checkpoint.
         stored = steps(local_folder(run))
         step = stored[-1] if step is None and stored else step
-        embedder = TextEmbedder.of_run(run, step=step, log=log)
+        embedder = TextEmbedder.of_run(run, step=step, log=log, ema=ema)
         # Store the absolute path of a local folder, because searches may start in another folder.
         name = str(Path(run).expanduser().resolve()) if Path(run).expanduser().exists() else run
         config: JsonObject = {
             "form": FORM,
             "model": str(name),
             "step": step,
+            "ema": ema,
             "fingerprint": _fingerprint(embedder).tolist(),
         }
         rows = (to_json({"_id": id, "text": text}).encode() + b"\n" for id, text in named.items())
 
-        def fill(made: Path) -> None:
+        def fill(path: Path) -> None:
             blocks = embedded(embedder, texts, log)
-            _write_blocks(made / VECTORS, blocks, len(ids))
+            _write_blocks(path / VECTORS, blocks, len(ids))
             # The offset of a document's first byte is the sum of the sizes of the documents before
             # it.
             sizes = [0]
-            with (made / TEXTS).open("wb") as file:
+            with (path / TEXTS).open("wb") as file:
                 sizes += map(file.write, rows)
-            np.save(made / STARTS, np.cumsum(sizes, dtype=np.int64))
-            (made / CONFIG).write_text(to_json(config), encoding="utf-8")
+            np.save(path / STARTS, np.cumsum(sizes, dtype=np.int64))
+            (path / CONFIG).write_text(to_json(config), encoding="utf-8")
 
         new_folder(folder, fill)
         index = cls(folder, config, embedder)
@@ -151,6 +155,7 @@ class SearchIndex:
         *,
         run: str | Path | None = None,
         step: int | None = None,
+        ema: bool | None = None,
         log: LogFn = print,
     ) -> "SearchIndex":
         """Opens an index and its model.
@@ -160,6 +165,8 @@ class SearchIndex:
             run: the current location of the model, if it was moved. Defaults to the location that
                 the index stores.
             step: the checkpoint. Defaults to the checkpoint that the index was built with.
+            ema: whether to use the moving average of the parameters. Defaults to the setting that
+                the index was built with.
             log: called with a line if the tokenizer may belong to another model.
 
         Raises:
@@ -174,13 +181,15 @@ class SearchIndex:
         is_index = config.get("form") == FORM and {"model", "step", "fingerprint"} <= config.keys()
         problem = f"{folder} is not an index ({CONFIG} is not the configuration of an index)"
         require(is_index, f"{problem}: build it with flaxzoo index", RunError)
-        # The stored step applies only to the stored model; of another model, take the newest
+        # The stored step applies only to the stored model. For another model, use the newest
         # checkpoint.
         stored = config["step"] if run is None and step is None else step
         step = stored if isinstance(stored, int) else None
+        # A model that was moved still has its moving average, so the stored setting applies to it.
+        ema = bool(config.get("ema")) if ema is None else ema
         name = config["model"] if run is None else run
         try:
-            embedder = TextEmbedder.of_run(str(name), step=step, log=log)
+            embedder = TextEmbedder.of_run(str(name), step=step, log=log, ema=ema)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"the model of {folder} is missing ({error}): name its folder with --run, or build "
@@ -227,11 +236,11 @@ class SearchIndex:
         query_vectors = self._embedder(
             queries, log, prompt_name=self._embedder.settings.query_prompt
         )
-        number = top_k if reranker is None else max(top_k, candidates)
-        found = nearest(self._embedder.comparable(query_vectors), self.vectors, number)
+        num_hits = top_k if reranker is None else max(top_k, candidates)
+        ranked_documents = nearest(self._embedder.comparable(query_vectors), self.vectors, num_hits)
         hits = [
             [Hit(score=score, **self._row(i)) for score, i in zip(*lists, strict=True)]
-            for lists in zip(*map(np.ndarray.tolist, found), strict=True)
+            for lists in zip(*map(np.ndarray.tolist, ranked_documents), strict=True)
         ]
         if reranker is None:
             return hits
@@ -262,13 +271,15 @@ def _numbered(texts: Sequence[str]) -> dict[str, str]:
 
 def _fingerprint(embedder: TextEmbedder) -> np.ndarray:
     """Returns the vector of `PROBE` as a document, scaled to length 1: float32 `[D]`."""
-    return normalized(embedder([PROBE], prompt_name=embedder.settings.document_prompt))[0]
+    # Discard the line that says that a model with short inputs truncates the probe.
+    vector = embedder([PROBE], lambda _: None, prompt_name=embedder.settings.document_prompt)
+    return normalized(vector)[0]
 
 
-def _write_blocks(file: Path, blocks: Iterator[np.ndarray], number: int) -> None:
-    """Writes arrays `[n, D]`, `number` rows in total, into one file in numpy's format."""
+def _write_blocks(file: Path, blocks: Iterator[np.ndarray], num_rows: int) -> None:
+    """Writes arrays `[n, D]`, `num_rows` rows in total, into one file in numpy's format."""
     first = next(blocks)
-    shape = number, first.shape[1]
+    shape = num_rows, first.shape[1]
     array = np.lib.format.open_memmap(file, "w+", first.dtype, shape)
     end = len(first)
     array[:end] = first

@@ -1,4 +1,4 @@
-"""The ASGI application: endpoints from a table, with OpenAI's form of errors."""
+"""The ASGI application: endpoints from a table, and errors in OpenAI's format."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from ...data.common.errors import UserError
 from ...data.common.fields import Positive, PositiveInt
 from ...data.common.json_text import JsonValue
 from .engine import AnyWorker, Engine, report_fault
-from .fields import ApiError, read_fields, read_json
+from .fields import ApiError, read_fields, read_json, require_valid
 from .metrics import Metrics
 
 STREAM_HEADERS = [
@@ -31,7 +31,7 @@ STREAM_HEADERS = [
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """The names of this machine. A server that listens only on these names needs no key."""
 _LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
-"""The header Host of a request to one of these names."""
+"""Matches the Host header of a request to one of these names."""
 Answer: TypeAlias = "JsonValue | Response | AsyncIterator[bytes]"
 """The answer of an endpoint: JSON, a response, or the parts of a stream of server-sent events."""
 QUICK_BODY = 1 << 16
@@ -57,7 +57,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """The key of clients, and the limits of the bodies of requests."""
+    """The API key of clients, and the limits of request bodies."""
 
     key: str | None = None
     """The key of clients (`Authorization: Bearer KEY`). If None, the server answers only clients on
@@ -67,7 +67,7 @@ class Access:
     body_time: Positive = 30.0
     """Seconds within which a client must send the body."""
     read_time: Positive = 10.0
-    """Seconds beyond the time limit of a request within which a client must read the answer."""
+    """Seconds that a client has to read the answer after the time limit of its request."""
 
     def check(self, request: Request) -> None:
         """Checks the key of a request, or the name of the host if the server has no key.
@@ -79,15 +79,14 @@ class Access:
             # A page of another site may reach this server by DNS rebinding. Such a page sends the
             # name of the site's host.
             host = request.headers.get("host", "")
-            if _LOOPBACK_HOST.fullmatch(host) is None:
-                message = f"the host {host[:100]!r} requires a key: give --api-key-file"
-                raise ApiError(403, message)
+            message = f"the host {host[:100]!r} requires a key: give --api-key-file"
+            require_valid(_LOOPBACK_HOST.fullmatch(host), message, code=None, status=403)
             return
         # Compare in constant time, so that the time of a refusal reveals no part of the key.
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
-            message = "the API key is missing or wrong: send Authorization: Bearer KEY"
-            raise ApiError(401, message, code="invalid_api_key")
+        authorization = request.headers.get("authorization", "")
+        is_right = hmac.compare_digest(authorization.encode(), f"Bearer {self.key}".encode())
+        message = "the API key is missing or wrong: send Authorization: Bearer KEY"
+        require_valid(is_right, message, code="invalid_api_key", status=401)
 
 
 @dataclasses.dataclass
@@ -104,7 +103,7 @@ class Service:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """Counts a request with a body, because the body takes memory before the engine admits it.
+        """Counts an open request, whose body takes memory even before the engine admits it.
 
         Raises:
             ApiError: twice as many requests as the engine admits are open.
@@ -123,14 +122,13 @@ class Service:
         Raises:
             ApiError: the model does not exist.
         """
-        if name is None and len(self.models) == 1:
-            return next(iter(self.models.values()))
         listed = ", ".join(self.models)
         if name is None:
-            raise ApiError(400, f"model is missing: choose from {listed}", "model", "missing")
-        if name not in self.models:
-            message = f"the model {name[:100]!r} does not exist: choose from {listed}"
-            raise ApiError(404, message, "model", "model_not_found")
+            message = f"model is missing: choose from {listed}"
+            require_valid(len(self.models) == 1, message, "model", "missing")
+            return next(iter(self.models.values()))
+        message = f"the model {name[:100]!r} does not exist: choose from {listed}"
+        require_valid(name in self.models, message, "model", "model_not_found", status=404)
         return self.models[name]
 
     def worker(self, name: str | None, kind: str) -> tuple[Served, Any]:
@@ -140,10 +138,9 @@ class Service:
             ApiError: the model does not exist, or does not support this kind of work.
         """
         model = self.model(name)
-        if kind not in model.workers:
-            does = ", ".join(model.workers) or "none"
-            message = f"the model {model.name!r} does not support {kind}: it supports {does}"
-            raise ApiError(400, message, "model", "unsupported_model")
+        does = ", ".join(model.workers)
+        message = f"the model {model.name!r} does not support {kind}: it supports {does}"
+        require_valid(kind in model.workers, message, "model", "unsupported_model")
         return model, model.workers[kind]
 
 
@@ -169,12 +166,12 @@ class Endpoint:
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """Returns an error in OpenAI's form."""
+    """Returns an error in OpenAI's format."""
     return JSONResponse(error.body, error.status, error.headers)
 
 
 def api_error(error: Exception) -> ApiError:
-    """Returns the error that the client sees. Reports an unexpected error."""
+    """Converts an exception to the error for the client, and reports unexpected exceptions."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):
@@ -205,7 +202,7 @@ class _Handler:
             with contextlib.ExitStack() as held:
                 await self._answer(request, sending, held)
         except ClientDisconnect:
-            pass
+            pass  # nobody reads an answer; the request is counted below
         finally:
             self.service.metrics.count(self.endpoint.path, status, time.monotonic() - started)
 
@@ -220,7 +217,7 @@ class _Handler:
         except ClientDisconnect:
             raise
         except Exception as error:
-            # A client that is still sending cannot use the connection again.
+            # Close the connection, because the client may still be sending the body.
             shown = api_error(error)
             shown.headers.setdefault("Connection", "close")
             await error_response(shown)(request.scope, request.receive, send)
@@ -235,7 +232,7 @@ class _Handler:
                 (working, disconnected), timeout=limit, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            # Wait until the canceled task has ended, so that its work does not outlive this method.
+            # Wait until both tasks have ended, so that their work does not outlive this call.
             for task in (working, disconnected):
                 task.cancel()
             await asyncio.wait((working, disconnected))
@@ -251,9 +248,9 @@ class _Handler:
         """
         access, endpoint = self.service.access, self.endpoint
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            message = f"Content-Type must be application/json, got {kind[:100]!r}"
-            raise ApiError(415, message, code="unsupported_media_type")
+        message = f"Content-Type must be application/json, got {kind[:100]!r}"
+        is_json = kind == "application/json"
+        require_valid(is_json, message, code="unsupported_media_type", status=415)
         # Refuse a long body by its Content-Length header, if any, and count the bytes in any case.
         size = request.headers.get("content-length", "0")
         too_long = ApiError(413, f"the body has more than {access.body_limit:,} bytes: shorten it")
@@ -318,8 +315,7 @@ async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
 def event_of(value: JsonValue) -> bytes:
     """Returns a server-sent event with JSON.
 
-    The event is ASCII, because some clients end a line of an event at other line separators of
-    Unicode.
+    The event is ASCII, because some clients also split lines at the line separators of Unicode.
     """
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 

@@ -106,30 +106,30 @@ async def chat(service: Service, fields: ChatFields) -> Answer:
     return {
         **head(model, "chat.completion", "chatcmpl"),
         "choices": choices,
-        "usage": usage(works, written, len(works[0].ids)),
+        "usage": usage(written, len(works[0].ids)),
     }
 
 
-def _form(generator: TextGenerator, fields: ChatFields) -> CallForm | None:
-    """Returns how the model writes tool calls, or None without tools."""
+def _form(generator: TextGenerator, fields: ChatFields) -> CallForm:
+    """Returns the format of the model's tool calls."""
     if not fields.tools or fields.tool_choice == "none":
-        return None
+        return CallForm()
     return CallForm.of(generator.tokenizer.chat_template)
 
 
-def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) -> list[TextWork]:
+def _works(generator: TextGenerator, fields: ChatFields, form: CallForm) -> list[TextWork]:
     """Returns the texts to generate, one for each choice."""
     tokenizer = generator.tokenizer
     template, tools = tokenizer.chat_template, read_tools(fields.tools)
-    # The instructions list the tools if the template does not.
-    listed = None if form is None else form.instructions(tools)
     in_content = template.source == LECTURES
     messages = [
         read_message(message, i, in_content=in_content) for i, message in enumerate(fields.messages)
     ]
-    if listed is not None:
+    # The instructions list the tools if the template does not.
+    listed = form.instructions(tools)
+    schemas = list(fields.tools) if listed is None else None
+    if listed:
         messages = with_instructions(messages, listed)
-    schemas = list(fields.tools) if form is not None and listed is None else None
     encoded = encode_chat(tokenizer, messages, tools=schemas, add_generation_prompt=True)
     sampling = fields.sampling(generator.stored, alternatives=fields.top_logprobs)
     # The tokens that end a turn also end the answer.
@@ -145,7 +145,7 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm | None) 
         limit=fields.limit,
     )
     for work in works:
-        work.ends = None if form is None else form.end_of_call
+        work.ends = form.end_of_call
     return works
 
 
@@ -156,12 +156,10 @@ class _Answer:
     tokenizer: Tokenizer
     fields: ChatFields
     works: list[TextWork]
-    form: CallForm | None
+    form: CallForm
 
     def parsed(self, text: str) -> tuple[str, list[JsonObject]]:
         """Returns the content of a complete answer, and the tool calls in it."""
-        if self.form is None:
-            return text.strip(), []
         written = self.form.read(text.strip(), read_tools(self.fields.tools))
         calls: list[JsonObject] = [
             {
@@ -201,7 +199,7 @@ class _Answer:
         if not self.fields.logprobs:
             return None
         # Without requested alternatives, each token has an empty list.
-        rows = piece.alternatives or [[] for _ in piece.tokens]
+        rows = piece.alternatives or [[]] * len(piece.tokens)
         every = zip(piece.tokens, piece.log_probabilities, rows, strict=True)
         return {
             "content": [
@@ -217,22 +215,20 @@ class _Answer:
 
 
 class _Shown:
-    """How much of a text a stream has sent; white space around the answer is not sent."""
+    """The part of a text that a stream has sent, without white space around the answer."""
 
-    def __init__(self, form: CallForm | None) -> None:
+    def __init__(self, form: CallForm) -> None:
         self._form, self._text, self._shown = form, "", 0
 
-    def take(self, text: str, *, last: bool) -> str:
-        """Takes new text, and returns the new part of the answer that can be sent."""
+    def take(self, text: str) -> str:
+        """Adds new text, and returns the new part of the answer that can be sent."""
         self._text += text
         if self._shown == 0:
             self._text = self._text.lstrip()
         # The text may contain the beginning of a tool call, which is not sent.
-        visible = len(self._text) if self._form is None else self._form.begins_call(self._text)
-        end = len(self._text[:visible].rstrip())
+        end = len(self._text[: self._form.begins_call(self._text)].rstrip())
         shown, self._shown = self._text[self._shown : end], max(end, self._shown)
-        # If there may be tool calls, the caller parses the whole text and sends its end.
-        return "" if last and self._form is not None else shown
+        return shown
 
     @property
     def whole(self) -> str:
@@ -240,7 +236,7 @@ class _Shown:
         return self._text
 
     @property
-    def number(self) -> int:
+    def num_sent(self) -> int:
         """The number of characters that have been sent."""
         return self._shown
 
@@ -268,10 +264,10 @@ async def _stream(
             yield part(i, {"role": "assistant", "content": ""}, None, None)
         async for i, piece in job:
             written[i], last = piece.num_tokens, piece.reason is not None
-            before = shown[i].number
+            before = shown[i].num_sent
             # Send calls only when the text has ended, because an incomplete call cannot be parsed.
-            text, calls = shown[i].take(piece.text, last=last), []
-            if last and answer.form is not None:
+            text, calls = shown[i].take(piece.text), []
+            if last:
                 content, calls = answer.parsed(shown[i].whole)
                 text = content[before:]
             logprobs = answer.logprobs(piece)
@@ -283,7 +279,7 @@ async def _stream(
             if last:
                 yield part(i, {}, "tool_calls" if calls else FINISH[piece.reason], None)
     if answer.fields.includes_usage:
-        counts = usage(works, written, len(works[0].ids))
+        counts = usage(written, len(works[0].ids))
         yield event_of({**start, "choices": [], "usage": counts})
     service.metrics.texts(model.name, works)
     yield DONE

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...data.chat_templates.chat_template import text_of_part
 from ...data.common.fields import FieldError, check_value, without_none
 from ...models.text.chat.tools.tool import Tool, ToolCall
-from .fields import ApiError
+from .fields import ApiError, require_valid
 
 JsonFields = Mapping[str, object]
 """An object of a request, whose fields are not declared."""
@@ -38,39 +38,39 @@ CALL: Mapping[str, object] = {
 """Field of a call in a message → its type."""
 
 
-def checked(value: JsonFields, types: Mapping[str, object], field: str, place: str) -> list[Any]:
+def checked(value: JsonFields, types: Mapping[str, object], field: str, location: str) -> list[Any]:
     """Returns the fields of an object in the order of `types`; None for a missing field.
 
     Args:
         value: the object.
         types: path of a field, with dots → its type.
         field: the field of the request that contains the object.
-        place: the position of the object in the request, for messages.
+        location: the position of the object in the request, for messages.
 
     Raises:
         ApiError: a field has another type.
     """
-    found = []
+    values = []
     for path, kind in types.items():
         one: object = value
         for name in path.split("."):
             one = one.get(name) if isinstance(one, Mapping) else None
         try:
-            check_value(f"{place}.{path}", one, kind)
+            check_value(f"{location}.{path}", one, kind)
         except FieldError as error:
             raise ApiError(400, str(error), field, "invalid_value") from None
-        found.append(one)
-    return found
+        values.append(one)
+    return values
 
 
-def read_tools(given: Sequence[JsonFields]) -> tuple[Tool, ...]:
+def read_tools(objects: Sequence[JsonFields]) -> tuple[Tool, ...]:
     """Returns the tools of a request, which the server never runs.
 
     Raises:
-        ApiError: a tool has another form than a function.
+        ApiError: a tool is not a function, or a field has the wrong type.
     """
     tools = []
-    for i, tool in enumerate(given):
+    for i, tool in enumerate(objects):
         _, _, name, text, *_, properties = checked(tool, TOOL, "tools", f"tools[{i}]")
         tools.append(Tool(name, text or "", properties or {}, run=_never))
     return tuple(tools)
@@ -80,43 +80,42 @@ def _never(**arguments: object) -> None:
     raise NotImplementedError("clients run the tools")
 
 
-def read_message(message: JsonFields, number: int, *, in_content: bool) -> dict[str, Any]:
+def read_message(message: JsonFields, index: int, *, in_content: bool) -> dict[str, Any]:
     """Returns a message as chat templates read it: arguments of calls are objects.
 
     Args:
         message: the message.
-        number: the index of the message, for errors.
-        in_content: whether the template has calls in the content of a message.
+        index: the index of the message, for errors.
+        in_content: whether the template writes calls into the content of a message.
 
     Raises:
-        ApiError: its content or a call has another form.
+        ApiError: the content or a call has the wrong type.
     """
     # A message with calls may have no content, but every template reads the content.
     result = {"content": "", **without_none(message)}
-    place = f"messages[{number}]"
-    content, given = checked(result, MESSAGE, "messages", place)
-    calls = [_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(given or ())]
+    location = f"messages[{index}]"
+    content, objects = checked(result, MESSAGE, "messages", location)
+    calls = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(objects or ())]
     result.pop("tool_calls", None)
     if in_content:
         texts = [content] if isinstance(content, str) else content
-        parts = [text_of_part(part, number + 1) for part in texts]
+        parts = [text_of_part(part, index + 1) for part in texts]
         result["content"] = "".join([*parts, *map(_bracketed, calls)])
     elif calls:
         result["tool_calls"] = [call.message for call in calls]
     return result
 
 
-def _call(given: JsonFields, place: str) -> ToolCall:
+def _call(fields: JsonFields, location: str) -> ToolCall:
     """Returns a call of a message."""
-    _, name, arguments = checked(given, CALL, "messages", place)
+    _, name, arguments = checked(fields, CALL, "messages", location)
     if isinstance(arguments, str) and arguments:
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, dict):
-            problem = f"{place}.function.arguments must be an object in JSON"
-            raise ApiError(400, problem, "messages", "invalid_value")
+        problem = f"{location}.function.arguments must be an object in JSON"
+        require_valid(isinstance(arguments, dict), problem, "messages")
     return ToolCall(name, dict(arguments or {}))
 
 
@@ -126,7 +125,7 @@ def _bracketed(call: ToolCall) -> str:
 
 
 def with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Returns the messages with a text appended to the system message, which is made if missing."""
+    """Appends a text to the system message, which is added if it is missing."""
     first, rest = {"role": "system", "content": ""}, messages
     if messages[0].get("role") == "system":
         first, *rest = messages

@@ -43,7 +43,7 @@ class CompletionFields(TextFields):
     """Prompts to continue."""
 
     prompt: Prompts
-    """A text, the tokens of a text, or a list of texts or of tokens of texts."""
+    """A text, the token ids of a text, or a list of texts or of lists of token ids."""
     max_tokens: NonNegativeInt = 16
     """The maximum number of new tokens of each text."""
     logprobs: Alternatives | None = None
@@ -52,9 +52,9 @@ class CompletionFields(TextFields):
     echo: bool = False
     """Whether the text begins with the prompt."""
     best_of: Literal[1] | None = None
-    """Only 1."""
+    """Must be 1."""
     suffix: Literal[""] | None = None
-    """Only empty."""
+    """Must be empty."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,11 +74,25 @@ class CompletionFields(TextFields):
 
 @dataclasses.dataclass
 class _Echo:
-    """A prompt that the answer repeats before the completion, and the scores of its tokens."""
+    """A prompt that the answer repeats before the completion, and the scores of its tokens.
 
-    text: str
-    ids: list[int]
-    scores: list[TokenAlternatives]
+    If prompts are not repeated, all fields are empty.
+    """
+
+    text: str = ""
+    ids: Sequence[int] = ()
+    scores: Sequence[float | None] = ()
+    best: Sequence[Sequence[tuple[int, float]] | None] = ()
+
+    @classmethod
+    def of(cls, text: str, ids: Sequence[int], scores: Sequence[TokenAlternatives]) -> "_Echo":
+        """Makes the echo of a prompt, whose first token has no log-probability."""
+        log_probabilities = [None, *(score.log_probability for score in scores)]
+        return cls(text, ids, log_probabilities, [None, *(score.best for score in scores)])
+
+
+_NO_TEXT = Piece("", [], [], [], "length", 0)
+"""The completion if `max_tokens` is 0."""
 
 
 def head(model: Served, kind: str, prefix: str) -> JsonObject:
@@ -87,15 +101,14 @@ def head(model: Served, kind: str, prefix: str) -> JsonObject:
     return {"id": identity, "object": kind, "created": int(time.time()), "model": model.name}
 
 
-def usage(works: Sequence[TextWork], written: Mapping[int, int], prompts: int) -> JsonObject:
+def usage(written: Mapping[int, int], prompts: int) -> JsonObject:
     """Returns the token counts of a request (`usage`).
 
     Args:
-        works: its texts.
         written: index of a text → the number of its new tokens.
         prompts: the number of tokens of all prompts.
     """
-    new = sum(written.get(i, 0) for i in range(len(works)))
+    new = sum(written.values())
     return {
         "prompt_tokens": prompts,
         "completion_tokens": new,
@@ -112,8 +125,8 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
     prompts = _works(*arguments) if short else await asyncio.to_thread(_works, *arguments)
     works = [work for group in prompts for work in group]
     start = head(model, "text_completion", "cmpl")
-    # The prompts are scored first, if their log-probabilities are part of the answer.
-    echoes: list[_Echo | None] = [None] * len(prompts)
+    # If the answer includes log-probabilities of the prompts, score the prompts first.
+    echoes = [_Echo()] * len(prompts)
     if fields.echo:
         scores: list[list[TokenAlternatives]] = [[] for _ in prompts]
         if fields.logprobs is not None:
@@ -121,15 +134,15 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
             tokens = sum(len(group[0].ids) for group in prompts)
             _, scorer = service.worker(fields.model, SCORING)
             async with service.engine.submit(scorer, requests, tokens=tokens) as job:
-                async for i, found in job:
-                    scores[i] = found
+                async for i, scores_of_prompt in job:
+                    scores[i] = scores_of_prompt
         echoes = [
-            _Echo(_text_of(model.front, given, group[0].ids), group[0].ids, score)
-            for given, group, score in zip(fields.prompts, prompts, scores, strict=True)
+            _Echo.of(_text_of(model.front, prompt, group[0].ids), group[0].ids, score)
+            for prompt, group, score in zip(fields.prompts, prompts, scores, strict=True)
         ]
     # With max_tokens 0, no tokens are generated, and the answer has only the prompt.
-    wanted = [] if fields.max_tokens == 0 else works
-    job = service.engine.submit(worker, wanted, tokens=num_tokens(wanted))
+    to_generate = [] if fields.max_tokens == 0 else works
+    job = service.engine.submit(worker, to_generate, tokens=num_tokens(to_generate))
     answer = _Answer(model.front.tokenizer, fields, start, works, echoes)
     if fields.stream:
         return _stream(service, model, job, answer)
@@ -140,15 +153,15 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
 
 
 def _works(generator: TextGenerator, fields: CompletionFields) -> list[list[TextWork]]:
-    """Returns the texts of each prompt."""
+    """Returns the texts to generate for each prompt."""
     sampling = fields.sampling(generator.stored, alternatives=fields.logprobs or 0)
     groups = []
-    for given, seed in zip(fields.prompts, seeds_of(fields, len(fields.prompts)), strict=True):
-        if isinstance(given, str):
-            prompt, ids = Prompt(given, stop_strings=fields.stops), generator.encode(given)
+    for item, seed in zip(fields.prompts, seeds_of(fields, len(fields.prompts)), strict=True):
+        if isinstance(item, str):
+            prompt, ids = Prompt(item, stop_strings=fields.stops), generator.encode(item)
         else:
             # A prompt of tokens has no text, so its completion is decoded without the prompt.
-            prompt, ids = Prompt("", stop_strings=fields.stops, ids=given), list(given)
+            prompt, ids = Prompt("", stop_strings=fields.stops, ids=item), list(item)
         groups.append(
             make_works(
                 generator,
@@ -164,8 +177,8 @@ def _works(generator: TextGenerator, fields: CompletionFields) -> list[list[Text
     return groups
 
 
-def _text_of(generator: TextGenerator, given: str | tuple[int, ...], ids: list[int]) -> str:
-    return given if isinstance(given, str) else generator.tokenizer.decode(ids)
+def _text_of(generator: TextGenerator, prompt: str | tuple[int, ...], ids: list[int]) -> str:
+    return prompt if isinstance(prompt, str) else generator.tokenizer.decode(ids)
 
 
 @dataclasses.dataclass
@@ -176,7 +189,7 @@ class _Answer:
     fields: CompletionFields
     start: JsonObject
     works: list[TextWork]
-    echoes: list[_Echo | None]
+    echoes: list[_Echo]
 
     @property
     def prompt_tokens(self) -> int:
@@ -188,49 +201,41 @@ class _Answer:
         """Returns the whole answer, for a request without streaming."""
         written = {i: piece.num_tokens for i, piece in pieces.items()}
         choices: list[JsonValue] = [
-            self.choice(i, pieces.get(i), 0) for i in range(len(self.works))
+            self.choice(i, pieces.get(i, _NO_TEXT), 0) for i in range(len(self.works))
         ]
         return {
             **self.start,
             "choices": choices,
-            "usage": usage(self.works, written, self.prompt_tokens),
+            "usage": usage(written, self.prompt_tokens),
         }
 
-    def choice(self, index: int, piece: Piece | None, offset: int) -> JsonObject:
+    def choice(self, index: int, piece: Piece, offset: int) -> JsonObject:
         """Returns a choice, or a part of it.
 
         Args:
             index: the index of the text in the answer.
-            piece: the new part of the text; None if nothing is generated.
-            offset: the number of characters in the earlier parts of this text. If it is 0, the part
-              begins with the prompt, if prompts are repeated.
+            piece: the new part of the text.
+            offset: the number of characters in the earlier parts of this text. If it is 0 and
+              the request has `echo`, the part begins with the prompt.
         """
-        echo = None if offset else self.echoes[index // self.fields.n]
-        reason = "length" if piece is None else FINISH[piece.reason]
-        text = ("" if echo is None else echo.text) + ("" if piece is None else piece.text)
+        echo = _Echo() if offset else self.echoes[index // self.fields.n]
         return {
             "index": index,
-            "text": text,
+            "text": echo.text + piece.text,
             "logprobs": self._logprobs(echo, piece, offset),
-            "finish_reason": reason,
+            "finish_reason": FINISH[piece.reason],
         }
 
-    def _logprobs(self, echo: _Echo | None, piece: Piece | None, offset: int) -> JsonValue:
+    def _logprobs(self, echo: _Echo, piece: Piece, offset: int) -> JsonValue:
         if self.fields.logprobs is None:
             return None
-        ids, scores, best = [], [], []
-        # The first token of a prompt has no token before it, and so no log-probability.
-        if echo is not None:
-            ids += echo.ids
-            scores += [None, *(score.log_probability for score in echo.scores)]
-            best += [None, *(score.best for score in echo.scores)]
-        if piece is not None:
-            ids += piece.tokens
-            scores += piece.log_probabilities
-            best += piece.alternatives or [[] for _ in piece.tokens]
+        ids = [*echo.ids, *piece.tokens]
+        scores = [*echo.scores, *piece.log_probabilities]
+        # Without requested alternatives, each new token has an empty list.
+        best = [*echo.best, *(piece.alternatives or [[]] * len(piece.tokens))]
         tokens = [self.tokenizer.decode([token], False) for token in ids]
         # The offset of a token is the number of characters before it in the whole text.
-        offsets = itertools.accumulate(map(len, tokens[:-1]), initial=offset) if tokens else []
+        *offsets, _ = itertools.accumulate(map(len, tokens), initial=offset)
         answer: JsonObject = {
             "tokens": [*tokens],
             "token_logprobs": [*scores],
@@ -247,13 +252,13 @@ class _Answer:
         row: Sequence[tuple[int, float]] | None,
         token: int,
         score: float | None,
-        number: int,
+        num_alternatives: int,
     ) -> JsonValue:
         """Returns the alternatives at a position by their text, with the chosen token."""
         if row is None:
             return None
         named: JsonObject = {}
-        for one, value in [*row[:number], (token, score)]:
+        for one, value in [*row[:num_alternatives], (token, score)]:
             # Several tokens may have the same text, if each is only a part of a character.
             named.setdefault(self.tokenizer.decode([one], False), value)
         return named
@@ -268,14 +273,14 @@ async def _stream(
         # The job has no tasks if nothing is generated, so send the prompts here.
         if not answer.fields.max_tokens:
             for i in range(len(answer.works)):
-                yield event_of({**answer.start, "choices": [answer.choice(i, None, 0)]})
+                yield event_of({**answer.start, "choices": [answer.choice(i, _NO_TEXT, 0)]})
         async for i, piece in job:
             choice = answer.choice(i, piece, offsets[i])
             offsets[i] += len(str(choice["text"]))
             written[i] = piece.num_tokens
             yield event_of({**answer.start, "choices": [choice]})
     if answer.fields.includes_usage:
-        counts = usage(answer.works, written, answer.prompt_tokens)
+        counts = usage(written, answer.prompt_tokens)
         yield event_of({**answer.start, "choices": [], "usage": counts})
     service.metrics.texts(model.name, answer.works)
     yield DONE

@@ -29,7 +29,7 @@ Event = TypeVar("Event")
 IDLE_TIME = 1.0
 """Seconds without work after which the engine compiles one more program."""
 STOP_TIME = 1.0
-"""Seconds that the server, when it ends, waits for the engine's current step."""
+"""Seconds to wait for the engine's current step when the server ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Worker(Protocol[Work, Event]):
         ...
 
     def cancel(self, task: "Task[Work, Event]") -> None:
-        """Removes a task whose client has disconnected. The task may have ended before."""
+        """Removes a task whose client has disconnected. The task may have already ended."""
         ...
 
     def step(self) -> None:
@@ -143,12 +143,12 @@ class Job(Generic[Event]):
             code="timeout",
             headers={"x-should-retry": "false"},
         )
-        # Use one timer for all events, because a timer for each event would cost as much as the
-        # event.
+        # Use one timer for all events, because a timer for each event would cost as much as
+        # handling the event.
         self._timer = self.loop.call_later(limit, self.arrive, late)
 
     def arrive(self, event: "Posted[Event]") -> None:
-        """Takes an event. Only the event loop may call this method."""
+        """Receives an event. Only the event loop may call this method."""
         self._events.append(event)
         self._arrived.set()
 
@@ -170,11 +170,6 @@ class Job(Generic[Event]):
         index, event, last = event
         self._left -= last
         return index, event
-
-    @property
-    def num_ready(self) -> int:
-        """The number of events that `__anext__` returns without waiting."""
-        return len(self._events)
 
     async def __aexit__(
         self,
@@ -249,13 +244,14 @@ class Engine:
             headers = self._retry_after
             raise ApiError(503, f"{why}: try again later", code="unavailable", headers=headers)
         full = len(self.jobs) >= self.limits.max_requests
-        # A single job of more tokens than the limit would otherwise never be admitted.
+        # An empty queue admits a job of any size, because a job with more tokens than the limit
+        # would otherwise never be admitted.
         crowded = self.jobs and self.num_tokens + tokens > self.limits.max_tokens
         if full or crowded:
             raise self.overloaded(f"{len(self.jobs):,} requests with {self.num_tokens:,} tokens")
 
     def overloaded(self, counts: str) -> ApiError:
-        """Returns the error of a refused request, given the counts that make the server busy."""
+        """Returns the error of a refused request; `counts` describes the load of the server."""
         message = f"the server is busy ({counts}): try again later"
         return ApiError(429, message, code="overloaded", headers=self._retry_after)
 
@@ -300,7 +296,7 @@ class Engine:
             job.arrive(error)
 
     def post(self, job: AnyJob, event: Posted[Any]) -> None:
-        """Keeps an event until the end of the step, in the engine's thread."""
+        """Stores an event until the step ends. Only the engine's thread may call this method."""
         self._outbox.setdefault(job.loop, []).append((job, event))
 
     def _add(self, job: AnyJob) -> None:
@@ -337,7 +333,7 @@ class Engine:
             self._refuse()
 
     def _refuse(self) -> None:
-        """Ends all jobs with an error until `stop`, including jobs that are still admitted."""
+        """Ends all jobs with an error until `stop`, including jobs that are admitted later."""
         shown = ApiError(500, "the engine has failed: start the server again", code="failed")
         while True:
             for tasks in self._tasks.values():
@@ -400,7 +396,7 @@ def report_fault(error: BaseException) -> None:
 
 
 def fail_tasks(tasks: Iterable[Task[Any, Any]], error: Exception) -> None:
-    """Reports an error of a model, and ends the jobs of tasks with it."""
+    """Reports an error of a model, and ends the jobs of these tasks with this error."""
     report_fault(error)
     # Clients see only messages that are written for them. Other messages may quote the prompt of
     # another client.

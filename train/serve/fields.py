@@ -23,12 +23,12 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-"""HTTP status → type of an error, as OpenAI's clients know it. The type of any other status follows
-from the range of the status."""
+"""HTTP status → type of an error, as OpenAI's clients know it. The type for any other status
+depends on whether the status is at least 500."""
 
 
 class ApiError(Exception):
-    """An error that the client sees in OpenAI's form."""
+    """An error that the client sees in OpenAI's format."""
 
     def __init__(
         self,
@@ -66,6 +66,30 @@ class ApiError(Exception):
         }
 
 
+def require_valid(
+    condition: object,
+    message: str,
+    param: str | None = None,
+    code: str | None = "invalid_value",
+    *,
+    status: int = 400,
+) -> None:
+    """Checks a value of a request.
+
+    Args:
+        condition: what must be true.
+        message: one line for the client; see `ApiError`.
+        param: the field of the request.
+        code: a short name of the problem.
+        status: the HTTP status.
+
+    Raises:
+        ApiError: the condition does not hold.
+    """
+    if not condition:
+        raise ApiError(status, message, param, code)
+
+
 def read_json(body: bytes) -> JsonObject:
     """Returns the object in the body of a request.
 
@@ -91,7 +115,7 @@ def read_json(body: bytes) -> JsonObject:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
@@ -104,10 +128,10 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
     Raises:
         ApiError: a field is unknown or missing, or has a value that it does not allow.
     """
-    given = without_none(body)
+    values = without_none(body)
     known = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore
     # Report unknown fields first, because a misspelled field also seems to be missing.
-    unknown = next((name for name in given if name not in known), None)
+    unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
         unknown = unknown[:100]
         similar = misspelled(unknown, known)
@@ -115,7 +139,7 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
         message = f"the field {unknown!r} is not supported here: {remedy}"
         raise ApiError(400, message, unknown, "unsupported_field")
     try:
-        return make_record(cls, given)
+        return make_record(cls, values)
     except FieldError as error:
         raise ApiError(400, str(error), error.field, "invalid_value") from None
     except RecursionError:

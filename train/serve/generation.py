@@ -18,13 +18,13 @@ from ...models.text.generate import TextGenerator
 from ...models.text.growing_text import GrowingText
 from .app import Served
 from .engine import Task, fail_tasks
-from .fields import ApiError
+from .fields import require_valid
 from .rows.settings import RowSettings
 from .text_fields import TextFields
 
 GENERATION, SCORING = "generation", "scoring"
 STREAM_INTERVAL = 0.025
-"""The minimum time between two pieces of a stream, in seconds. Faster tokens share a piece."""
+"""The minimum time between two pieces of a stream, in seconds. Faster tokens are sent together."""
 PIECES_PER_SECOND = 400
 """Maximum number of pieces of all streams per second. A piece takes about 0.1 ms in the event
 loop."""
@@ -58,13 +58,13 @@ class TextWork:
     """The maximum number of new tokens."""
     sampling: TextSampling
     seed: int
-    number: int
+    index: int
     """The index of the text among the texts with the same seed."""
     streamed: bool
     """Whether pieces are sent while the text grows."""
     ends: Callable[[str], int | None] | None = None
-    """Returns the index where a text must end, for example after a tool call, or None if it need
-    not."""
+    """Returns the index where a text must end, for example after a tool call, or None if the
+    text may continue."""
     alternatives: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
     created: float = dataclasses.field(default_factory=time.monotonic)
     first_token: float = 0.0
@@ -115,39 +115,39 @@ class GenerationWorker:
         self._due = 0.0
         """The earliest time of the next pieces."""
         self._tasks: dict[int, TextTask] = {}
-        self._numbers: dict[TextTask, int] = {}
+        self._ids: dict[TextTask, int] = {}
         self._next = 0
 
     @property
     def wait(self) -> float | None:
-        """Seconds until the next step: 0 while a text waits or grows, else None."""
+        """Seconds until the next step: 0 while a text waits or is generated, else None."""
         return 0.0 if self.batch.is_busy else None
 
     def add(self, task: TextTask) -> None:
         """Adds a text to the batch."""
         work = task.work
-        number, self._next = self._next, self._next + 1
-        self._tasks[number], self._numbers[task] = task, number
+        text_id, self._next = self._next, self._next + 1
+        self._tasks[text_id], self._ids[task] = task, text_id
         self.batch.enter(
-            number,
+            text_id,
             work.ids,
-            key=text_key(work.seed, work.number),
+            key=text_key(work.seed, work.index),
             limit=work.limit,
             sampling=work.sampling,
         )
 
     def cancel(self, task: TextTask) -> None:
         """Frees the row of a text."""
-        number = self._numbers.pop(task, None)
-        if number is not None:
-            del self._tasks[number]
-            self.batch.stop(number)
+        text_id = self._ids.pop(task, None)
+        if text_id is not None:
+            del self._tasks[text_id]
+            self.batch.stop(text_id)
 
     def reset(self) -> None:
         """Removes all texts."""
         self.batch.clear()
         self._tasks.clear()
-        self._numbers.clear()
+        self._ids.clear()
 
     def step(self) -> None:
         """Advances all texts, and sends their new parts."""
@@ -236,7 +236,7 @@ class ScoringWorker:
         return 0.0 if self._waiting else None
 
     def add(self, task: ScoringTask) -> None:
-        """Adds a prompt, given by its tokens."""
+        """Adds the tokens of a prompt."""
         self._waiting.append(task)
 
     def cancel(self, task: ScoringTask) -> None:
@@ -285,32 +285,29 @@ def make_works(
         prompt: the prompt.
         ids: its tokens.
         fields: the settings.
-        sampling: the settings that choose tokens.
+        sampling: the sampling settings.
         seed: the seed of the prompt.
         param: the field of the prompt, for messages.
         limit: the maximum number of new tokens. If None, all tokens that fit into the context.
 
     Raises:
         ApiError: the prompt does not fit the context.
-        UserError: a token is not within the vocabulary.
+        UserError: a token id is not in the vocabulary.
     """
     longest = generator.max_length
-    if not 1 <= len(ids) <= longest:
-        message = f"{param} has {len(ids):,} tokens, but the model reads 1 to {longest:,}"
-        raise ApiError(400, message, param, "context_length_exceeded")
+    message = f"{param} has {len(ids):,} tokens, but the model reads 1 to {longest:,}"
+    require_valid(1 <= len(ids) <= longest, message, param, "context_length_exceeded")
     check_token_ids(ids, generator.vocab_size, param)
     for token in sampling.logit_bias:
         check_token_ids([token], generator.vocab_size, "logit_bias")
     # The model does not read the last new token, so this token needs no position.
     room = longest - len(ids) + 1
-    if limit is not None and limit > room:
-        message = (
-            f"max_tokens must be at most {room:,} after a prompt of {len(ids):,} tokens, "
-            f"got {limit:,}"
-        )
-        raise ApiError(400, message, "max_tokens", "context_length_exceeded")
     limit = room if limit is None else limit
-    # The limit is 0 if a request only scores its prompt, and `Prompt` allows no 0.
+    message = (
+        f"max_tokens must be at most {room:,} after a prompt of {len(ids):,} tokens, got {limit:,}"
+    )
+    require_valid(limit <= room, message, "max_tokens", "context_length_exceeded")
+    # The limit is 0 if a request only scores its prompt, but `Prompt` requires at least 1.
     prompt = dataclasses.replace(prompt, max_new_tokens=max(limit, 1))
     forced = sampling.forced_eos_token_id is not None
     return [
@@ -322,15 +319,15 @@ def make_works(
             limit,
             sampling,
             seed,
-            number,
+            index,
             fields.stream,
         )
-        for number in range(fields.n)
+        for index in range(fields.n)
     ]
 
 
 def num_tokens(works: list[TextWork]) -> int:
-    """Returns how many tokens the texts count toward the limit of the queue."""
+    """Returns the number of tokens that the texts add to the queue."""
     return sum(len(work.ids) + work.limit for work in works)
 
 
@@ -343,9 +340,11 @@ FINISH: dict[FinishReason | None, Literal["stop", "length"] | None] = {
 """Why a text ended, in OpenAI's terms."""
 
 
-def open_generation(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
+def open_generation(
+    name: str, folder: str, settings: RowSettings, log: LogFn, *, ema: bool
+) -> Served:
     """Opens a causal language model."""
-    generator = TextGenerator.of_run(folder, log=log)
+    generator = TextGenerator.of_run(folder, log=log, ema=ema)
 
     def named(line: str) -> None:
         log(f"{name}: {line}")

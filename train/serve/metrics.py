@@ -76,7 +76,7 @@ class Metrics:
         for work in works:
             if work.first_token:  # 0 if nothing was generated
                 self._first_token.observe(work.first_token)
-            if work.number == 0:  # all texts of a prompt share its tokens, so count these once
+            if work.index == 0:  # all texts of a prompt share its tokens, so count these once
                 self.tokens.labels(model, "prompt").inc(len(work.ids))
             self.tokens.labels(model, "text").inc(work.growing.num_chosen)
 

@@ -1,4 +1,4 @@
-"""The description of the server in the form of OpenAPI 3.1, from the table of endpoints.
+"""The description of the server in the OpenAPI 3.1 format, from the table of endpoints.
 
 The declared fields of an endpoint become a JSON Schema with the types, ranges, defaults and
 docstrings of the dataclass.
@@ -103,7 +103,7 @@ def _operation(endpoint: Endpoint) -> Schema:
         "responses": {
             "200": {"description": "The answer"},
             "default": {
-                "description": "An error in OpenAI's form",
+                "description": "An error in OpenAI's format",
                 "content": _content("Error"),
             },
         },
@@ -131,7 +131,7 @@ def _json_default(field: Any) -> Any:
 
 
 def _with_ranges(hint: object, *rules: object) -> Schema:
-    found = schema_of(hint)
+    schema = schema_of(hint)
     for rule in rules:
         if isinstance(rule, Range):
             bounds = {
@@ -140,8 +140,8 @@ def _with_ranges(hint: object, *rules: object) -> Schema:
                 "maximum": rule.most,
                 "exclusiveMaximum": rule.below,
             }
-            found |= {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
-    return found
+            schema |= {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
+    return schema
 
 
 def _union(*hints: object) -> Schema:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...data.common.errors import UserError
+from ...data.common.fields import require
 from ...data.common.progress import LogFn
 from ...models.heads.specs import CAUSAL_HEADS
 from ...models.hub import local_folder
@@ -30,7 +30,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 """All endpoints."""
 
 
-def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict[str, Served]:
+def open_models(
+    names: Sequence[str], settings: RowSettings, log: LogFn, *, ema: bool = False
+) -> dict[str, Served]:
     """Opens models.
 
     Args:
@@ -38,29 +40,31 @@ def open_models(names: Sequence[str], settings: RowSettings, log: LogFn) -> dict
           or NAME=FOLDER. The name defaults to the last part of the folder.
         settings: how texts to embed, score, classify and translate are batched.
         log: called with lines about the models.
+        ema: whether to use the moving averages of the parameters.
 
     Raises:
-        UserError: two models have the same name, or a model cannot be served.
+        UserError: two models have the same name, or a model cannot be served or keeps no moving
+          average.
     """
     models: dict[str, Served] = {}
-    for given in names:
-        name, folder = "", given
+    for entry in names:
+        name, folder = "", entry
         # A folder's own name may have an equals sign, as in runs/lr=0.1.
-        if "=" in given and not Path(given).exists():
-            name, _, folder = given.partition("=")
+        if "=" in entry and not Path(entry).exists():
+            name, _, folder = entry.partition("=")
         name = name or Path(folder).resolve().name
-        if name in models:
-            raise UserError(f"two models are named {name!r}: give one of the models as NAME=FOLDER")
+        problem = f"two models are named {name!r}: give one of the models as NAME=FOLDER"
+        require(name not in models, problem)
         # The head in the configuration determines the workers of the model.
         generates = model_config(local_folder(folder)).head in CAUSAL_HEADS
         opened = _open_causal if generates else opening.open_rows
-        models[name] = opened(name, folder, settings, log)
+        models[name] = opened(name, folder, settings, log, ema=ema)
     return models
 
 
-def _open_causal(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
+def _open_causal(name: str, folder: str, settings: RowSettings, log: LogFn, *, ema: bool) -> Served:
     """Opens a causal language model, which generates and embeds texts."""
-    served = open_generation(name, folder, settings, log)
+    served = open_generation(name, folder, settings, log, ema=ema)
     functions, refused = opening.row_functions(folder, served.front.loaded)
     for reason in refused:
         log(f"{name}: {reason}")

@@ -1,9 +1,10 @@
-"""Runs the application: the address, the key, and the end by a signal."""
+"""Runs the application: binds its address, reads its key, and ends it after a signal."""
 
 import asyncio
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 import socket
 import sys
@@ -36,6 +37,8 @@ the engine may wait that long after each call for the thread that serves the con
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """The signals that end the server."""
 KEY_VARIABLE = "FLAXZOO_API_KEY"
+_KEY = re.compile("[ -~]+")
+"""Matches printable ASCII."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Address:
     api_key_file: Path | None = None
 
     def key(self) -> str | None:
-        """Returns the key of the environment or the file.
+        """Returns the key from the environment or the file.
 
         Raises:
             UserError: the key is missing although the host is not this machine, or the key is not
@@ -58,30 +61,30 @@ class Address:
         if self.api_key_file is not None:
             origin = self.api_key_file
             key = origin.read_text(encoding="utf-8", errors="replace").strip()
-        if key is not None and (not key or not key.isascii() or not key.isprintable()):
-            raise UserError(
-                f"the key in {origin} must be printable ASCII and not empty: correct it"
-            )
-        if key is None and self.host not in LOOPBACK:
-            raise UserError(
+        if key is None:
+            require(
+                self.host in LOOPBACK,
                 f"host {self.host!r} is reachable from other machines, so it requires a key: set "
-                f"{KEY_VARIABLE} or give --api-key-file"
+                f"{KEY_VARIABLE} or give --api-key-file",
             )
+            return None
+        problem = f"the key in {origin} must be printable ASCII and not empty: correct it"
+        require(_KEY.fullmatch(key), problem)
         return key
 
     def bind(self) -> socket.socket:
         """Returns a socket with the address, which does not listen yet.
 
         Raises:
-            UserError: a server listens on the port, the port is not allowed, or this machine has
-                no such address.
+            UserError: another server listens on the port, the port is not allowed, or this machine
+                has no such address.
         """
         try:
-            found = socket.getaddrinfo(
+            addresses = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
             # Prefer an IPv4 address: if a host has IPv4 and IPv6 addresses, clients try both.
-            family, kind, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+            family, kind, _, _, address = min(addresses, key=lambda one: one[0] != socket.AF_INET)
             with contextlib.ExitStack() as closed:
                 bound = closed.enter_context(socket.socket(family, kind))
                 # A server that has just ended leaves connections that would block the port.
@@ -142,8 +145,8 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._drain, loop)
+        for signum in SIGNALS:
+            loop.add_signal_handler(signum, self._drain, loop)
         yield
 
     def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -168,9 +171,9 @@ class _Server(uvicorn.Server):
         self._log(f"listening on http://{host}:{address[1]}")
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _leave(signum: int, frame: FrameType | None) -> None:
     """Ends the process at a signal that arrives before the server listens."""
-    del number, frame
+    del signum, frame
     sys.stdout.flush()
     os._exit(0)
 
@@ -178,19 +181,25 @@ def _leave(number: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def _leaving_at_once() -> Iterator[None]:
     """Ends the process when a signal arrives, until the server handles signals itself."""
-    earlier = {number: signal.signal(number, _leave) for number in SIGNALS}
+    earlier = {signum: signal.signal(signum, _leave) for signum in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+        for signum, handler in earlier.items():
+            signal.signal(signum, handler)
 
 
 def _open(
-    names: tuple[str, ...], access: Access, limits: Limits, *, rows: RowSettings, log: LogFn
+    names: tuple[str, ...],
+    access: Access,
+    limits: Limits,
+    *,
+    rows: RowSettings,
+    ema: bool,
+    log: LogFn,
 ) -> Service:
     """Opens the models, and returns the objects of the endpoints."""
-    models = open_models(names, rows, log)
+    models = open_models(names, rows, log, ema=ema)
     engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
     metrics = Metrics(engine)
     for model in models.values():
@@ -206,6 +215,7 @@ def serve(
     limits: Limits,
     *,
     rows: RowSettings = RowSettings(),
+    ema: bool = False,
     log: LogFn,
 ) -> None:
     """Serves models until SIGTERM or SIGINT.
@@ -215,6 +225,7 @@ def serve(
         address: the address to listen on.
         limits: the limits of the queue and of each request.
         rows: how texts to embed, score, classify and translate are batched.
+        ema: whether to use the moving averages of the parameters of all models.
         log: called with lines about the start and the end.
 
     Raises:
@@ -224,7 +235,7 @@ def serve(
     # Bind the port and open the models before the server listens, so that an error ends the command
     # early.
     with address.bind() as bound, _leaving_at_once():
-        service = _open(names, access, limits, rows=rows, log=log)
+        service = _open(names, access, limits, rows=rows, ema=ema, log=log)
         engine = service.engine
         config = uvicorn.Config(
             make_app(service),

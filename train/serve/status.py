@@ -1,4 +1,4 @@
-"""Endpoints about the server (models, health, figures), and endpoints that tokenize texts."""
+"""Endpoints about the server (models, health, metrics), and endpoints that tokenize texts."""
 
 import asyncio
 import dataclasses
@@ -11,7 +11,7 @@ from ...data.chat_templates.chat_template import ChatTemplate
 from ...data.common.fields import Checked, NonNegativeInt
 from ...data.common.json_text import JsonObject, JsonValue
 from .app import Endpoint, Service
-from .fields import ApiError
+from .fields import require_valid
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,9 @@ async def tokenize(service: Service, fields: TokenizeFields) -> JsonObject:
 async def detokenize(service: Service, fields: DetokenizeFields) -> JsonObject:
     """Answers `/detokenize`."""
     tokenizer = service.model(fields.model).front.tokenizer
-    out_of_range = [token for token in fields.tokens if token >= tokenizer.vocab_size]
-    if out_of_range:
-        message = f"tokens must be below {tokenizer.vocab_size:,}, got {out_of_range[0]}"
-        raise ApiError(400, message, "tokens", "invalid_value")
+    greatest = max(fields.tokens, default=0)
+    message = f"tokens must be below {tokenizer.vocab_size:,}, got {greatest}"
+    require_valid(greatest < tokenizer.vocab_size, message, "tokens")
     return {"prompt": await asyncio.to_thread(tokenizer.decode, fields.tokens)}
 
 

@@ -98,7 +98,7 @@ class TextFields(Checked):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self, stored: Mapping[str, JsonValue], *, alternatives: int = 0) -> TextSampling:
-        """Returns the settings that choose tokens.
+        """Returns the sampling settings.
 
         Args:
             stored: the settings stored with the model.
@@ -108,9 +108,9 @@ class TextFields(Checked):
             UserError: a setting is out of range.
         """
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        given = {name: x for name in names if (x := getattr(self, name)) is not None}
+        options = {name: x for name in names if (x := getattr(self, name)) is not None}
         # The stored settings may request beam search, which a continuous batch does not support.
-        request = merged_request(stored, {"num_beams": 1, "num_return_sequences": 1, **given})
+        request = merged_request(stored, {"num_beams": 1, "num_return_sequences": 1, **options})
         merged = {x.name: getattr(request, x.name) for x in dataclasses.fields(request)}
         return TextSampling(
             **merged,
@@ -121,10 +121,10 @@ class TextFields(Checked):
         )
 
 
-def seeds_of(fields: TextFields, number: int) -> list[int]:
-    """Returns a seed for each prompt: the given seed, plus 0, 1, 2, …; or random seeds."""
+def seeds_of(fields: TextFields, num_prompts: int) -> list[int]:
+    """Returns consecutive seeds, one per prompt, from `fields.seed` or from a random seed."""
     first = secrets.randbelow(SEEDS) if fields.seed is None else fields.seed
-    return [(first + i) % SEEDS for i in range(number)]
+    return [(first + i) % SEEDS for i in range(num_prompts)]
 
 
 def _token_id(name: str) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ...data.common.fields import Description, describe, named_below, require
 from ...models.adapters.lora import LoRAConfig
+from ...models.config import TransformerConfig
 from ...models.rotary_scaling import RotaryScaling
 from ...models.run_files import CONFIG_FILE, is_foreign, read_fields
 from ..config import Recipe, TrainConfig, differences, flatten, to_dict
@@ -24,6 +25,8 @@ from ..recipes import recipe as named_config
 from .familiar_names import remedy_for
 
 Config = TypeVar("Config")
+OfModel = Callable[[TransformerConfig], TrainConfig]
+"""Returns a recipe's configuration for a model; see `Recipe.of_model`."""
 
 DERIVED = ("model.head", "model.labels")
 """The fields that follow from the data. Help does not show these fields, and a setting for such a
@@ -137,7 +140,8 @@ def starting_config(
     config = named.config if preset is None else named_config(name, preset)
     init_from = given.get("init_from") or config.init_from
     if preset is None and named.of_model is not None and init_from and opens:
-        config = _config_for(name, init_from, command, run) or config
+        found = _config_for(name, init_from, command, run, of_model=named.of_model)
+        config = found or config
     kind, own = given.get(OBJECTIVE), config.objective
     # If the kind of data changes, so does a default objective, but not one that the user named.
     if kind is None or (kind == own.kind and not own.is_default):
@@ -203,7 +207,9 @@ def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Con
         return dataclasses.replace(config, **values) if values else config  # pyright: ignore[reportArgumentType]
 
 
-def _config_for(name: str, init_from: str, command: str, run: Path | None) -> TrainConfig | None:
+def _config_for(
+    name: str, init_from: str, command: str, run: Path | None, *, of_model: OfModel
+) -> TrainConfig | None:
     """Returns the recipe for a run that starts from a model, or None if the model is missing.
 
     `plan` and `bench` download nothing.
@@ -212,7 +218,7 @@ def _config_for(name: str, init_from: str, command: str, run: Path | None) -> Tr
     if command == "train":
         from ...models.hub import local_folder
 
-        if run is not None and (resumed := _resumed(name, init_from, run)) is not None:
+        if run is not None and (resumed := _resumed(name, init_from, run, of_model)):
             return resumed
         # If the model is missing, training reports it later.
         with contextlib.suppress(FileNotFoundError):
@@ -225,7 +231,7 @@ def _config_for(name: str, init_from: str, command: str, run: Path | None) -> Tr
     return begin_with(name, folder)
 
 
-def _resumed(name: str, init_from: str, run: Path) -> TrainConfig | None:
+def _resumed(name: str, init_from: str, run: Path, of_model: OfModel) -> TrainConfig | None:
     """Returns the recipe for an existing run, or None if it did not start from this model.
 
     Settings that follow from the initial model are read from the run, because the initial model
@@ -233,11 +239,13 @@ def _resumed(name: str, init_from: str, run: Path) -> TrainConfig | None:
     """
     from ..runs.load_run import config_of_run
 
-    config, of_model = RECIPES[name].config, RECIPES[name].of_model
+    config = RECIPES[name].config
     stored = config_of_run(run) if (run / CONFIG_FILE).is_file() else None
-    if of_model is None or stored is None or stored.init_from != init_from:
-        return None
-    if type(stored.data) is not type(config.data):
+    if (
+        stored is None
+        or stored.init_from != init_from
+        or type(stored.data) is not type(config.data)
+    ):
         return None
     # The fields that the recipe derives from the run's model.
     derived = {"init_from", "execution.remat", *differences(config, of_model(stored.model))}

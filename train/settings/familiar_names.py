@@ -93,12 +93,8 @@ def remedy_for(name: str, known: Sequence[str]) -> str:
     section, dot, last = plain.rpartition(".")
     ends = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
     near = difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.8)
-    # Prefer options whose last part is similar, then options of the same section whose last part
-    # contains this one, then options whose whole name is similar.
-    similar = (
-        [flag for flag, end in ends.items() if end in near]
-        or [flag for flag, end in ends.items() if flag == f"--{section}{dot}{end}" and last in end]
-        or similar_names(f"--{plain}", known)
-    )
+    # Prefer options whose last part is similar to options whose whole name is similar.
+    similar = [flag for flag in known if ends[flag] in near] or similar_names(f"--{plain}", known)
+    # Options of the same section come first.
     similar = sorted(similar, key=lambda flag: flag != f"--{section}{dot}{ends[flag]}")[:2]
     return f": did you mean {' or '.join(similar)}?" if similar else ""

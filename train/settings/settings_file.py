@@ -5,13 +5,12 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import UserError
 from ...data.common.fields import require
 from ...models.registry import families
-from ..config import TrainConfig, flatten, to_dict
+from ..config import TrainConfig, flatten, is_below, to_dict
 from ..recipes import RECIPES
 from .configure import DERIVED, INTERNAL, OBJECTIVE, starting_config, with_settings
 
@@ -44,7 +43,7 @@ def read_settings(file: Path) -> list[str]:
     return [str(name), *words]
 
 
-def _words(setting: str, value: Any) -> Iterator[str]:
+def _words(setting: str, value: object) -> Iterator[str]:
     """Yields a setting as words of the command line."""
     flag = f"--{setting.replace('_', '-')}"
     if isinstance(value, bool):
@@ -81,7 +80,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
     write_file(file, f"{text}\n".encode())
 
 
-def _recipes_like(config: TrainConfig) -> Iterator[dict[str, Any]]:
+def _recipes_like(config: TrainConfig) -> Iterator[dict[str, str]]:
     """Yields the recipes with the same kinds of model and data, each as a dict of settings."""
     # A run that starts from a model has the sizes of that model, not of the recipe.
     start = {} if config.init_from is None else {"init_from": config.init_from}
@@ -90,11 +89,12 @@ def _recipes_like(config: TrainConfig) -> Iterator[dict[str, Any]]:
             continue
         if start or type(named.config.model) is type(config.model):
             yield {RECIPE: name, **start}
-        if named.of_preset is not None and not start and name in families():
+        # A family without sizes to train rejects every preset.
+        if not start and name in families():
             yield from ({RECIPE: name, "preset": x} for x in families()[name].presets)
 
 
-def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | None:
+def _settings(choice: dict[str, str], config: TrainConfig) -> dict[str, object] | None:
     """Returns the settings of a file, or None if they would give another configuration.
 
     Args:
@@ -108,8 +108,7 @@ def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | N
             choice = {**choice, OBJECTIVE: kind}
         base = starting_config(name, choice)
         given = {**choice, **_differing(base, config)}
-        known = {x: value for x, value in given.items() if x not in (RECIPE, "preset", OBJECTIVE)}
-        made = with_settings(base, known)
+        made = with_settings(base, given)
         # The head is not a setting, so compare it here: another recipe for the same data may have
         # another head.
         same = made.model.head == config.model.head or config.init_from is not None
@@ -117,24 +116,24 @@ def _settings(choice: dict[str, Any], config: TrainConfig) -> dict[str, Any] | N
     return None
 
 
-def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, Any]:
+def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, object]:
     """Returns those fields of `config` that differ from `base` and that a user can set."""
     stated, usual = flatten(to_dict(config)), flatten(to_dict(base))
-    # These fields are determined by other settings.
-    implied = ("data.kind", OBJECTIVE, *DERIVED)
-    # A file describes a single stage of a run, so leave out the fields of earlier stages.
-    implied += tuple(x for x in stated if x.partition(".")[0] in INTERNAL)
+    # These fields are determined by other settings. A file describes a single stage of a run, so
+    # leave out the fields of earlier stages too.
+    implied = ("data.kind", OBJECTIVE, *DERIVED, *INTERNAL)
     if config.init_from is not None:
-        taken = ("model.", "data.tokenizer.")
-        implied += tuple(x for x in stated if x.startswith(taken) and x != "model.dropout_rate")
+        implied += ("model", "data.tokenizer")
+    # The initial model determines all other fields of the model.
     return {
         name: value
         for name, value in stated.items()
-        if name not in implied and usual.get(name, ...) != value
+        if (name == "model.dropout_rate" or not is_below(name, implied))
+        and usual.get(name, ...) != value
     }
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     """Returns a value as TOML. TOML has no null, so None becomes the word that an option takes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"

@@ -20,7 +20,7 @@ episodes. ``builtin:patterns#map,count`` has only the kinds ``map`` and ``count`
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -86,7 +86,7 @@ class PatternTask:
     @property
     def queries(self) -> tuple[str, ...]:
         """All queries of the task: 512 words, 25 pairs of letters, or 25 sums."""
-        return _QUERIES.get(self.kind, _WORDS)
+        return _RULES[self.kind].queries
 
     def answer(self, query: str) -> str:
         """Returns the answer.
@@ -94,14 +94,7 @@ class PatternTask:
         Args:
           query: One of ``queries``.
         """
-        if self.kind == "map":
-            return query.translate(str.maketrans(MAPPED, self.key))
-        if self.kind == "count":
-            return self.key[1 + query.count(self.key[0])]
-        if self.kind == "arithmetic":
-            first, second = query.split("+")
-            return self.key[int(first) + int(second)]
-        return (query if self.kind == "copy" else query[::-1]) + self.key
+        return _RULES[self.kind].answer(self.key, query)
 
 
 @dataclass(frozen=True)
@@ -216,19 +209,7 @@ def draw_task(rng: np.random.Generator, kind: str, *, held_out: bool = False) ->
     """
     # Draw keys until the task is held out, or not held out, as requested.
     while True:
-        if kind == "map":
-            # A random injective mapping of the letters.
-            key = _in_order(LETTERS, rng.permutation(len(LETTERS)))[: len(MAPPED)]
-        elif kind == "count":
-            letter = LETTERS[rng.integers(len(LETTERS))]
-            # The digits are the answers for 0 to 3 occurrences of the letter.
-            key = [letter, *_in_order(DIGITS, rng.permutation(len(DIGITS)))[: WORD_LENGTH + 1]]
-        elif kind == "arithmetic":
-            # A different digit for each of the nine sums.
-            key = _in_order(DIGITS, rng.permutation(len(DIGITS)))[: 2 * len(ADDENDS) - 1]
-        else:
-            key = _in_order(LETTERS, rng.integers(len(LETTERS), size=ENDING_LENGTH))
-        task = PatternTask(kind, "".join(key))
+        task = PatternTask(kind, "".join(_RULES[kind].draw_key(rng)))
         if task.held_out == held_out:
             return task
 
@@ -237,8 +218,50 @@ def _in_order(items: str | tuple[str, ...], order: np.ndarray) -> list[str]:
     return [items[index] for index in order.tolist()]
 
 
+@dataclass(frozen=True)
+class _Rule:
+    """The rule of a kind of task.
+
+    Attributes:
+      queries: All queries.
+      draw_key: Draws the characters of a key.
+      answer: Returns the answer, given the key and a query.
+    """
+
+    queries: tuple[str, ...]
+    draw_key: Callable[[np.random.Generator], list[str]]
+    answer: Callable[[str, str], str]
+
+
+def _permuted(items: str, number: int, rng: np.random.Generator) -> list[str]:
+    """Draws a number of different items."""
+    return _in_order(items, rng.permutation(len(items)))[:number]
+
+
+def _ending(rng: np.random.Generator) -> list[str]:
+    return _in_order(LETTERS, rng.integers(len(LETTERS), size=ENDING_LENGTH))
+
+
+def _letter_and_counts(rng: np.random.Generator) -> list[str]:
+    letter = LETTERS[rng.integers(len(LETTERS))]
+    # The digits are the answers for 0 to 3 occurrences of the letter.
+    return [letter, *_permuted(DIGITS, WORD_LENGTH + 1, rng)]
+
+
 _WORDS = tuple(map("".join, product(LETTERS, repeat=WORD_LENGTH)))
-_QUERIES = {
-    "map": tuple(map("".join, product(MAPPED, repeat=2))),
-    "arithmetic": tuple(map("+".join, product(ADDENDS, repeat=2))),
+_RULES = {
+    "map": _Rule(
+        tuple(map("".join, product(MAPPED, repeat=2))),
+        lambda rng: _permuted(LETTERS, len(MAPPED), rng),
+        lambda key, query: query.translate(str.maketrans(MAPPED, key)),
+    ),
+    "copy": _Rule(_WORDS, _ending, lambda key, query: query + key),
+    "reverse": _Rule(_WORDS, _ending, lambda key, query: query[::-1] + key),
+    "count": _Rule(_WORDS, _letter_and_counts, lambda key, query: key[1 + query.count(key[0])]),
+    "arithmetic": _Rule(
+        tuple(map("+".join, product(ADDENDS, repeat=2))),
+        # A different digit for each of the nine sums.
+        lambda rng: _permuted(DIGITS, 2 * len(ADDENDS) - 1, rng),
+        lambda key, query: key[sum(map(int, query.split("+")))],
+    ),
 }

@@ -28,8 +28,6 @@ KIND = "hf"
 VALIDATION = ("validation", "dev", "valid", "validation_matched")
 """The names of validation splits in order of preference."""
 _LOCATION = re.compile(r"(?P<path>.+?)(?:\[(?P<split>[\w.-]+)\])?")
-# The files that `save_to_disk` writes.
-_SAVED = ("dataset_dict.json", "state.json")
 # A Hugging Face data set has no row groups, so a piece is this number of rows.
 _ROWS_OF_A_PIECE = 1000
 
@@ -78,11 +76,12 @@ class HubData:
         Raises:
           DataError: The training split is missing, and the source names no other split.
         """
-        known = ", ".join(self.splits)
+        known, split = ", ".join(self.splits), self.split or "train"
         remedy = f"name one, as {self.name.partition('#')[0]}[{next(iter(self.splits))}]"
         problem = f"{self.name!r} has no train split (its splits are {known}): {remedy}"
-        require(self.split or "train" in self.splits, problem, DataError)
-        return self.split or "train"
+        # `open_hub` has checked a split that the source names.
+        require(split in self.splits, problem, DataError)
+        return split
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -155,29 +154,22 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
     # The functions of `datasets` have many parameters of other types, which are not used here.
     datasets: Any = package
     # A folder or a URL must come from `save_to_disk`; any other path is a name on the hub.
-    folder = Path(path).expanduser()
-    if is_url(path) or folder.is_dir():
-        saved = is_url(path) or any((folder / file).is_file() for file in _SAVED)
-        remedy = f"name its files, as parquet:{path.rstrip('/')}/**/*.parquet"
-        problem = f"{path!r} is a folder that save_to_disk did not write: {remedy}"
-        require(saved, problem, DataError)
-        attempts = ((datasets.load_from_disk, (path,)),)
-    else:
-        attempts = tuple((datasets.load_dataset, names) for names in _names(path))
+    load, attempts = datasets.load_from_disk, [(path,)]
+    if not is_url(path) and not Path(path).expanduser().is_dir():
+        load, attempts = datasets.load_dataset, list(_names(path))
     # Use the first interpretation of the path that loads, or report why each of them fails.
-    errors: list[Exception] = []
-    for load, names in attempts:
+    reasons: list[str] = []
+    for names in attempts:
         try:
             loaded = load(*names)
             return loaded if isinstance(loaded, Mapping) else {"train": loaded}
         # The package passes on arbitrary exceptions of downloads and parsers.
         except Exception as error:
-            errors.append(error)
-    reasons = [reason_of(error)[:200] for error in errors]
-    reason = "; ".join(dict.fromkeys(reasons))
+            reasons.append(reason_of(error)[:200])
     raise DataError(
-        f"cannot load {name!r} ({reason}): check the name, connect to the network, or copy a "
-        "folder of save_to_disk to this machine and name it as hf:FOLDER"
+        f"cannot load {name!r} ({'; '.join(reasons)}): check the name, connect to the network, or "
+        "copy a folder of save_to_disk to this machine and name it as hf:FOLDER. For a folder of "
+        "other files, name the files, as parquet:FOLDER/*.parquet"
     ) from None
 
 

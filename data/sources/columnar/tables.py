@@ -7,7 +7,7 @@ Face data set. Only the columns in use are read, and only one piece of them is i
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,6 @@ class Table(ABC):
         compute: Any = pyarrow.compute
         paths = [self.paths[name] for name in columns]
         table = self.whole_columns(index, list(dict.fromkeys(path[0] for path in paths)))
-        if all(len(path) == 1 for path in paths):
-            return table
         arrays = [
             reduce(compute.struct_field, fields, table.column(first)) for first, *fields in paths
         ]
@@ -106,55 +104,28 @@ class _ArrowTable(Table):
     """The file format of Arrow, or its stream format, which Hugging Face's data sets write."""
 
     def __init__(self, file: File) -> None:
-        self.name, self._location = str(file), file
-        self._next, self._reader = 0, self._open()
-        self.schema = self._reader.schema
-
-    def _open(self) -> ArrowTable:
         import pyarrow
         import pyarrow.ipc
 
-        # Map a local file, because its batches need no copy.
-        file = self._location
-        source = pyarrow.memory_map(str(file)) if isinstance(file, Path) else file.open("rb")
+        self.name = str(file)
+        # Map a local file: its batches then refer to the file, and are not copied into memory.
+        source = pyarrow.memory_map(self.name) if isinstance(file, Path) else file.open("rb")
         # Try the file format first, because only this format begins with a signature.
         try:
-            return pyarrow.ipc.open_file(source)
+            table = pyarrow.ipc.open_file(source).read_all()
         except pyarrow.ArrowInvalid:
             source.seek(0)
-            return pyarrow.ipc.open_stream(source)
+            table = pyarrow.ipc.open_stream(source).read_all()
+        self._batches, self.schema = table.to_batches(), table.schema
 
     @cached_property
     def sizes(self) -> list[int]:
-        # A table without columns still has its number of rows.
-        return [piece.num_rows for piece in self.pieces([])]
+        return [batch.num_rows for batch in self._batches]
 
     def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
         import pyarrow
 
-        # Only the file format has random access to its batches.
-        if hasattr(self._reader, "get_batch"):
-            batch = self._reader.get_batch(index)
-        else:
-            # A stream is read forward; start again for an earlier batch.
-            if index < self._next:
-                self._next, self._reader = 0, self._open()
-            for _ in range(index - self._next):
-                self._reader.read_next_batch()
-            batch, self._next = self._reader.read_next_batch(), index + 1
-        table = pyarrow.Table.from_batches([batch])
-        return table.select(columns)
-
-    def pieces(self, columns: list[str]) -> Iterator[ArrowTable]:
-        # A stream does not declare its number of batches, so read it until StopIteration.
-        number = getattr(self._reader, "num_record_batches", None)
-        index = 0
-        while number is None or index < number:
-            try:
-                yield self.piece(index, columns)
-            except StopIteration:
-                return
-            index += 1
+        return pyarrow.Table.from_batches([self._batches[index]]).select(columns)
 
 
 _TABLES: dict[str, type[_ParquetTable] | type[_ArrowTable]] = {
@@ -201,8 +172,9 @@ class Rows:
             return _TABLES[self.kind](table)
         except (pyarrow.ArrowException, OSError) as error:
             reason = str(error).split("\n")[0]
-            kind = "an Arrow" if self.kind == "arrow" else "a Parquet"
-            raise DataError(f"{table} is not {kind} file ({reason}): write it again") from None
+            raise DataError(
+                f"{table} cannot be read as {self.kind} ({reason}): write it again"
+            ) from None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -218,7 +190,7 @@ class Rows:
         fields: Sequence[str] | None,
         conditions: tuple[Condition, ...] = (),
         left_out: LeftOut | None = None,
-    ) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    ) -> Iterator[tuple[str, int, Mapping[str, object]]]:
         """Yields the location, the index and the columns of each row.
 
         Args:
@@ -316,11 +288,12 @@ class ColumnRecords:
             for piece, size in enumerate(rows.open_table(table).sizes)
         ]
         self._ends = np.cumsum([size for _, _, size in self._pieces])
-        self._table: tuple[int, Table] = (0, rows.open_table(0))
-        self._piece: tuple[int, ArrowTable] = (-1, None)
+        # Keep the table and the piece that were read last.
+        self._open = lru_cache(maxsize=1)(rows.open_table)
+        self._read = lru_cache(maxsize=1)(self._read_piece)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return sum(size for _, _, size in self._pieces)
 
     def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several rows at once."""
@@ -336,12 +309,7 @@ class ColumnRecords:
             found.append({self._column: text.encode()})
         return found
 
-    def _read(self, owner: int) -> ArrowTable:
+    def _read_piece(self, owner: int) -> ArrowTable:
         """Returns the column of a piece."""
-        if self._piece[0] != owner:
-            table, piece, _ = self._pieces[owner]
-            if self._table[0] != table:
-                self._table = table, self._rows.open_table(table)
-            read = self._table[1].piece(piece, [self._column])
-            self._piece = owner, read.column(self._column)
-        return self._piece[1]
+        table, piece, _ = self._pieces[owner]
+        return self._open(table).piece(piece, [self._column]).column(self._column)

@@ -1,7 +1,7 @@
-"""Records of published data sets, which may have splits and names of classes."""
+"""Records of opened sources; a published data set may have splits and names of classes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ...common.errors import DataError
@@ -9,33 +9,52 @@ from ...common.fields import require
 from ...filters.conditions import LeftOut
 from ..columnar.huggingface import VALIDATION, HubData
 from ..hash_split import Split
+from ..in_memory import plain
 from ..labelled_names import LabelledSource, Record
 
 
 @dataclass(frozen=True)
-class PublishedRecords(ABC):
-    """A published data set on this machine.
+class OpenedRecords(ABC):
+    """An opened source of records with fields: published, built in, or files.
 
     Attributes:
-      source: The name and the fields of the data set.
+      source: The name and the fields of the source.
     """
 
     source: LabelledSource
 
     @property
-    @abstractmethod
     def validation(self) -> str | None:
         """The name of the validation split, or None."""
+        return None
 
     @property
-    @abstractmethod
-    def splits(self) -> tuple[str, ...]:
-        """The names of all splits."""
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the log on how the source is read."""
+        return ()
 
     @property
     @abstractmethod
     def field_names(self) -> tuple[str, ...]:
         """The names of all fields."""
+
+    def class_names(self, field: str) -> tuple[str, ...] | None:
+        """Returns the class names of a field with class ids or lists of class ids."""
+        del field
+        return None
+
+    @abstractmethod
+    def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
+        """Reads one split, and counts the records that a filter omits.
+
+        Raises:
+          DataError: The split or a field does not exist, or the source cannot be read.
+        """
+
+
+@dataclass(frozen=True)
+class PublishedRecords(OpenedRecords):
+    """A published data set on this machine, whose records are read in the published order."""
 
     @abstractmethod
     def split_name(self, split: Split) -> str:
@@ -46,20 +65,16 @@ class PublishedRecords(ABC):
         """
 
     @abstractmethod
-    def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
-        """Reads one split in the published order, and counts the records that a filter omits.
+    def rows(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
+        """Reads all fields of one split, each record with its location.
 
         Raises:
-          DataError: The split or a field does not exist, or random access is impossible.
+          DataError: The split does not exist, or random access is impossible.
         """
 
-    @abstractmethod
-    def class_names(self, field: str) -> tuple[str, ...] | None:
-        """Returns the class names of a field with class ids or lists of class ids."""
-
-    @abstractmethod
     def pair_fields(self) -> tuple[str, ...]:
-        """Returns the fields of a text and its translation that the data set declares."""
+        """Returns the fields of a text and its translation that the data set declares, if any."""
+        return ()
 
     @abstractmethod
     def identity(self, split: Split) -> tuple[object, ...]:
@@ -82,11 +97,6 @@ class HubRecords(PublishedRecords):
         return self.hub.validation
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """See ``PublishedRecords``."""
-        return tuple(self.hub.splits)
-
-    @property
     def field_names(self) -> tuple[str, ...]:
         """See ``PublishedRecords``."""
         return self.hub.columns
@@ -95,14 +105,20 @@ class HubRecords(PublishedRecords):
         """See ``PublishedRecords``."""
         # A named split, or the only split of a saved data set, is read whole for an evaluation.
         name = self.hub.training if split == "train" else self.hub.to_evaluate(VALIDATION)
-        known = f"its splits are {', '.join(self.splits)}"
-        remedy = f"name one, as {self.source.name.partition('#')[0]}[{self.splits[-1]}]"
+        splits = list(self.hub.splits)
+        known = f"its splits are {', '.join(splits)}"
+        remedy = f"name one, as {self.source.name.partition('#')[0]}[{splits[-1]}]"
         problem = f"{self.source.name!r} has no {split} split ({known}): {remedy}"
         require(name is not None, problem, DataError)
         return str(name)
 
-    def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
+    def rows(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """See ``PublishedRecords``."""
+        for location, _, row in self.hub.rows(self.split_name(split)).read(None):
+            yield location, {name: plain(value) for name, value in row.items()}
+
+    def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
+        """See ``OpenedRecords``; only the columns in use are read."""
         rows = self.hub.rows(self.split_name(split))
         source = self.source
         for location, values in rows.values(source.fields, source.conditions, left_out):
@@ -111,10 +127,6 @@ class HubRecords(PublishedRecords):
     def class_names(self, field: str) -> tuple[str, ...] | None:
         """See ``PublishedRecords``."""
         return self.hub.class_names(field)
-
-    def pair_fields(self) -> tuple[str, ...]:
-        """See ``PublishedRecords``; always empty, because the hub declares no such fields."""
-        return ()
 
     def identity(self, split: Split) -> tuple[object, ...]:
         """See ``PublishedRecords``."""

@@ -9,33 +9,32 @@ import contextlib
 import hashlib
 import http.client
 import importlib
-import io
 import os
 import queue
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import numpy as np
 import tensorflow_datasets as tfds
 
-from ...common.atomic_io import write_file
 from ...common.errors import DataError, similar_names
 from ...common.fields import require, require_one_of
-from ...filters.conditions import LeftOut, keeps, left_out_note, written
+from ...filters.conditions import LeftOut, keeps, left_out_note
 from ..documents import Documents, Records
-from ..hash_split import HashSplit, Split, text_digest
+from ..hash_split import HashSplit, Split
 from ..in_memory import plain
 from ..labelled_names import LabelledSource
+from ..numbered import NumberedTexts
 from ..source_names import Source
 
 # TFDS retries a failing download for minutes; the probe detects a missing network in seconds.
 _PROBE_SECONDS = 4.0
-_PROBED_HOSTS = 3
 _READ_AT_ONCE = 256
 
 
@@ -62,22 +61,38 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     published = "validation" in splits
     stored = split if published else "train"
     records, key = _records(builder, stored, source), _key(builder, stored, source)
+    is_whole = published or (fraction == 0 and split == "train")
+    problem = f"{source.name!r} has no published validation split: set validation_fraction above 0"
+    require(is_whole or fraction > 0, problem, DataError)
+    # The published metadata identify the content, so the records of a whole split are not read.
+    if is_whole and not source.conditions:
+        return Documents(records, source.part, key)
+
+    read = partial(_kept_texts, records, source)
     # Apply the filter first, so that only kept documents are divided.
-    kept, left_out = None, LeftOut()
-    if source.conditions:
-        kept = _kept(records, key, source, cache)
-        left_out[f"the filter {written(source.conditions)}"] += len(records) - len(kept)
-    note = left_out_note(+left_out)
-    documents = Documents(records, source.part, key, kept, note=note)
-    if published or (fraction == 0 and split == "train"):
-        return documents
-    is_validation = _divide(documents, fraction, source, cache)
-    indices = np.flatnonzero(is_validation == (split == "validation"))
-    # Translate indices of kept documents to indices of records.
-    indices = indices if kept is None else kept[indices]
-    fingerprint = f"{key}-{fraction!r}-{split}"
-    note = note if split == "train" else ""
-    return Documents(records, source.part, fingerprint, indices, note=note)
+    texts = NumberedTexts.of(source, (key,), read, lambda _: records, cache)
+    note = left_out_note(texts.left_out) if stored == split else ""
+    if is_whole:
+        return replace(texts.documents(HashSplit(b""), "train"), note=note)
+    division = HashSplit.of(map(bytes, texts.digests), fraction, source.name)
+    return replace(texts.documents(division, split), note=note)
+
+
+def _kept_texts(records: Records, source: Source, left_out: LeftOut) -> Iterator[tuple[int, str]]:
+    """Yields the index and the text of each record that satisfies the conditions.
+
+    Raises:
+      DataError: A record lacks a field or cannot be compared.
+    """
+    # Read many records at once: single reads of ArrayRecord files are slow.
+    for start in range(0, len(records), _READ_AT_ONCE):
+        numbers = range(start, min(start + _READ_AT_ONCE, len(records)))
+        for number, row in enumerate(records.__getitems__(list(numbers)), start):
+            location = f"{source.name} example {number + 1}"
+            # Convert all fields only if a filter may read them.
+            tested = {field: plain(row[field]) for field in row if source.conditions}
+            if keeps(source.conditions, tested, location, left_out):
+                yield number, row[source.part].decode()
 
 
 def prepared_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
@@ -144,11 +159,13 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
     """
     with _named_packages(source):
         urls: list[str] = list(builder.url_infos or ())
-        if urls and not _any_reachable(urls):
-            raise DataError(
+        if urls:
+            require(
+                _is_reachable(urls[0]),
                 f"{source.name!r} is not in {builder.data_dir} and cannot be downloaded "
                 f"({urlsplit(urls[0]).hostname} does not answer): connect to the network, copy the "
-                "prepared data set there (or set TFDS_DATA_DIR), or choose another source"
+                "prepared data set there (or set TFDS_DATA_DIR), or choose another source",
+                DataError,
             )
         try:
             builder.download_and_prepare()
@@ -163,16 +180,13 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
             ) from None
 
 
-def _any_reachable(urls: list[str]) -> bool:
-    """Probes a few hosts in parallel, through a proxy if one is set."""
-    by_host = {urlsplit(url).netloc: url for url in reversed(urls)}
-    probed = list(by_host.values())[:_PROBED_HOSTS]
+def _is_reachable(url: str) -> bool:
+    """Probes the host of a URL, through a proxy if one is set."""
     answers: queue.Queue[bool] = queue.Queue()
-    # Daemon threads, because a hanging name server must not delay the exit.
-    for url in probed:
-        threading.Thread(target=lambda u=url: answers.put(_responds(u)), daemon=True).start()
+    # A daemon thread, because a hanging name server must not delay the exit.
+    threading.Thread(target=lambda: answers.put(_responds(url)), daemon=True).start()
     try:
-        return any(answers.get(timeout=_PROBE_SECONDS + 0.5) for _ in probed)
+        return answers.get(timeout=_PROBE_SECONDS + 0.5)
     except queue.Empty:
         return False
 
@@ -216,61 +230,7 @@ def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
     info = builder.info.splits[split]
     # The published metadata identify the content, so the records need not be read.
     metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
-    if source.conditions:
-        metadata = (*metadata, written(source.conditions))
     return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()
-
-
-def _kept(records: Records, key: str, source: Source, cache: Path) -> np.ndarray:
-    """Returns the indices of records that satisfy the conditions, int64, and caches them.
-
-    Raises:
-      DataError: A record lacks a field or cannot be compared, or no record is left.
-    """
-
-    def indices() -> Iterator[int]:
-        for start in range(0, len(records), _READ_AT_ONCE):
-            numbers = range(start, min(start + _READ_AT_ONCE, len(records)))
-            rows = records.__getitems__(list(numbers))
-            for number, row in zip(numbers, rows, strict=True):
-                location = f"{source.name} example {number + 1}"
-                fields = {name: plain(value) for name, value in row.items()}
-                if keeps(source.conditions, fields, location):
-                    yield number
-
-    def compute() -> np.ndarray:
-        kept = np.array(list(indices()), np.int64)
-        require(
-            len(kept),
-            f"no document of {source.name!r} satisfies the filter "
-            f"{written(source.conditions)}: choose another filter",
-            DataError,
-        )
-        return kept
-
-    return _cached(cache / "divisions" / f"{key}-kept.npy", compute)
-
-
-def _divide(documents: Documents, fraction: float, source: Source, cache: Path) -> np.ndarray:
-    """Returns which documents are for validation by the hashes of their texts; caches the array."""
-    problem = f"{source.name!r} has no published validation split: set validation_fraction above 0"
-    require(fraction > 0, problem, DataError)
-
-    def compute() -> np.ndarray:
-        digests = list(map(text_digest, documents))
-        division = HashSplit.of(digests, fraction, source.name)
-        return np.array([division.split(digest) == "validation" for digest in digests])
-
-    return _cached(cache / "divisions" / f"{documents.fingerprint}-{fraction!r}.npy", compute)
-
-
-def _cached(path: Path, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """Returns the array in a file; computes and writes it first if the file is missing."""
-    if not path.is_file():
-        content = io.BytesIO()
-        np.save(content, compute())
-        write_file(path, content.getvalue())
-    return np.load(path)
 
 
 def _first_line(error: BaseException) -> str:

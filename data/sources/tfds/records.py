@@ -36,20 +36,15 @@ class TfdsRecords(PublishedRecords):
         splits = self.builder.info.splits
         return next(filter(splits.__contains__, _VALIDATION), None)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """See ``PublishedRecords``."""
-        return tuple(self.builder.info.splits)
-
     def split_name(self, split: Split) -> str:
         """See ``PublishedRecords``."""
-        splits = self.splits
+        splits = list(self.builder.info.splits)
         name = "train" if split == "train" else self.validation
         problem = f"{self.source.name!r} has no {split} split: it has {', '.join(splits)}"
         require(name in splits, problem, DataError)
         return str(name)
 
-    def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
+    def rows(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """See ``PublishedRecords``."""
         # Import late: TFDS is slow to load.
         from .documents import open_split
@@ -57,14 +52,15 @@ class TfdsRecords(PublishedRecords):
         name = self.split_name(split)
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
-            location = f"{self.source.name} {name} example {number}"
-            conditions = self.source.conditions
-            # Convert all fields only if a filter may read them.
-            tested = {name: plain(row[name]) for name in row if conditions}
-            if not keeps(conditions, tested, location, left_out):
-                continue
-            values = tuple(plain(pick(row, field, location)) for field in self.source.fields)
-            yield Record(location, values)
+            fields = {field: plain(value) for field, value in row.items()}
+            yield f"{self.source.name} {name} example {number}", fields
+
+    def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
+        """See ``OpenedRecords``."""
+        source = self.source
+        for location, row in self.rows(split):
+            if keeps(source.conditions, row, location, left_out):
+                yield Record(location, tuple(pick(row, x, location) for x in source.fields))
 
     @property
     def field_names(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from ...common.errors import DataError
 from ...common.fields import require
+from ...features.predictions import numbered
 from ...sources.labelled_names import Record
 from ..labelled import LabelledData
 from ..labelled_examples import E
@@ -48,8 +49,15 @@ class NamedLabelData(LabelledData[E]):
         return replace(record, values=tuple(values))
 
 
-def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int]:
-    """Returns the id of a label, or the ids of several labels.
+def parts_of(value: object) -> list[object]:
+    """Returns the labels in a comma-separated text, a list, or a single label; drops blank ones."""
+    parts = value.split(",") if isinstance(value, str) else value
+    parts = parts if isinstance(parts, list) else [parts]
+    return [part for part in parts if str(part).strip()]
+
+
+def ids_of(value: object, names: Sequence[str], location: str) -> list[int]:
+    """Returns the ids of one or several labels.
 
     Args:
       value: A whole number, also as text; one of the names; or several numbers or names, as a list
@@ -61,10 +69,8 @@ def ids_of(value: object, names: Sequence[str], location: str) -> int | list[int
       DataError: The value is neither a name nor the index of one.
     """
     # A name may contain a comma, so look for the whole value among the names first.
-    several = value.split(",") if isinstance(value, str) and value not in names else value
-    if isinstance(several, list):
-        return [id_of(one, names, location) for one in several if str(one).strip()]
-    return id_of(several, names, location)
+    parts = [value] if value in names else parts_of(value)
+    return [id_of(part, names, location) for part in parts]
 
 
 def id_of(value: object, names: Sequence[str], location: str) -> int:
@@ -74,9 +80,8 @@ def id_of(value: object, names: Sequence[str], location: str) -> int:
       DataError: The value is neither a name nor the index of one.
     """
     text = str(value).strip()
-    known = {name: id for id, name in enumerate(names)}
     # A whole number may itself be the name of a label; then it means this label.
-    known |= {str(id): id for id in range(len(names)) if str(id) not in known}
+    known = numbered(map(str, range(len(names)))) | numbered(names)
     if text not in known:
         raise DataError(
             f"{location} has the label {text!r}, but data.label_names has {len(names)} names: give "

@@ -10,8 +10,9 @@ import numpy as np
 from ...common.errors import DataError
 from ...common.fields import require
 from ...dataset import ArraySpec, Values
-from ...features.predictions import Prediction, label_id, sigmoid, softmax
+from ...features.predictions import Prediction, label_id, numbered, sigmoid, softmax
 from ..base import Target
+from .given_labels import parts_of
 
 Label = str | tuple[str, ...] | float
 """The name of the label, the names of several labels, or a score."""
@@ -64,10 +65,7 @@ def _read_one(value: Any, names: Names | None, location: str) -> str:
 
 
 def _read_several(value: Any, names: Names | None, location: str) -> Names:
-    # Accept a comma-separated text, a list, or a single label.
-    several = value.split(",") if isinstance(value, str) else value
-    several = several if isinstance(several, list) else [several]
-    return tuple(_name(one, names, location) for one in several if str(one).strip())
+    return tuple(_name(one, names, location) for one in parts_of(value))
 
 
 def _read_score(value: Any, names: Names | None, location: str) -> float:
@@ -97,13 +95,13 @@ def _name(value: Any, names: Names | None, location: str) -> str:
 
 
 def _ids(labels: Located, names: Names) -> np.ndarray:
-    ids = {name: i for i, name in enumerate(names)}
+    ids = numbered(names)
     return np.array([label_id(label, ids, location) for label, location in labels], np.int32)
 
 
 def _flags(labels: Located, names: Names) -> np.ndarray:
     """Returns a row of 0 and 1 for each example, float32 [n, L]."""
-    ids = {name: i for i, name in enumerate(names)}
+    ids = numbered(names)
     values = np.zeros((len(labels), len(names)), np.float32)
     for row, (label, location) in zip(values, labels, strict=True):
         row[[label_id(name, ids, location) for name in label]] = 1

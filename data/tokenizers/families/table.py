@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import tokenizers
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from ..base import END_OF_TEXT
 from ..folder import Folder, Settings, Token
+from ..frame import FIXED_TYPES, GENERIC_TYPES
 from . import byte_pairs, templates, unigrams
 from .vocabulary import Vocabulary, controls
 
@@ -48,8 +49,8 @@ class Family:
     """Makes the template."""
     plain_specials: bool = False
     """Whether special tokens lose the other properties that the files give them."""
-    every_byte: bool = True
-    """Whether each byte must have a piece in ``vocab.json``."""
+    alphabet: frozenset[str] = frozenset(pre_tokenizers.ByteLevel.alphabet())
+    """The pieces that ``vocab.json`` must have: by default a piece for each byte."""
 
 
 _BYTE_FILES = ("vocab.json", "merges.txt")
@@ -165,7 +166,7 @@ FAMILIES = (
         files=_BYTE_FILES,
         tokens={"unk_token": "<unk>"},
         backend=byte_pairs.openai_gpt,
-        every_byte=False,
+        alphabet=frozenset(),
     ),
     Family(
         classes=("LlamaTokenizer", "Phi3Tokenizer"),
@@ -241,11 +242,6 @@ FAMILIES = (
 
 _BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 _BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
-# Models that use `tokenizer.json` or `tokenizer.model` unchanged, even if their files state a
-# class.
-_GENERIC_TYPES = ("mistral", "mixtral", "phi3", "olmo2", "olmo3", "granite", "stablelm")
-FIXED_TYPES = ("qwen2",)
-"""Models whose class replaces the stated class, unless there is an ``auto_map``."""
 
 
 def family_of(folder: Folder) -> Family | None:
@@ -254,12 +250,14 @@ def family_of(folder: Folder) -> Family | None:
     Returns:
       The family, or None to use ``tokenizer.json`` or ``tokenizer.model`` unchanged.
     """
-    model_type, class_name = folder.model_type, folder.class_name
-    if folder.keeps_class and class_name is not None:
+    class_name = folder.class_name
+    if folder.keeps_class:
         return _BY_CLASS.get(class_name)
     # Some byte-level vocabularies state LlamaTokenizer, whose class would split them wrongly.
-    if model_type in _GENERIC_TYPES or (class_name == "LlamaTokenizer" and folder.is_byte_level):
+    if folder.model_type in GENERIC_TYPES or (
+        class_name == "LlamaTokenizer" and folder.is_byte_level
+    ):
         return None
-    if class_name is None or model_type in FIXED_TYPES:
-        return _BY_TYPE.get(str(model_type))
+    if not class_name or folder.model_type in FIXED_TYPES:
+        return _BY_TYPE.get(folder.model_type)
     return _BY_CLASS.get(class_name)

@@ -1,5 +1,6 @@
 """Templates: where a tokenizer puts special tokens around one text and two texts."""
 
+import re
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -7,6 +8,7 @@ import tokenizers
 from tokenizers import processors
 
 from ..folder import Settings
+from ..sentencepiece_model import when
 
 Template: TypeAlias = Callable[[tokenizers.Tokenizer, Settings], processors.PostProcessor | None]
 """Makes the template of a tokenizer that has all of its special tokens."""
@@ -26,12 +28,11 @@ def layout(single: str, pair: str) -> Template:
     """
 
     def template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-        parts = [part.partition(":") for part in pair.split()]
-        names = {role: settings.named(role) for role, *_ in parts if not role.startswith("$")}
+        # The names of roles are the only words in lowercase.
+        names = {role: settings.named(role) for role in re.findall("[a-z_]+", pair)}
 
         def written(layout: str) -> list[str]:
-            parts = (part.partition(":") for part in layout.split())
-            return [names.get(role, role) + colon + type for role, colon, type in parts]
+            return [re.sub("[a-z_]+", lambda role: names[role[0]], part) for part in layout.split()]
 
         ids = [_with_id(backend, name) for name in dict.fromkeys(names.values())]
         return processors.TemplateProcessing(
@@ -60,9 +61,11 @@ def plain_template(
     backend: tokenizers.Tokenizer, settings: Settings
 ) -> processors.PostProcessor | None:
     """Makes the template that ``add_bos_token`` and ``add_eos_token`` request."""
-    roles = [r for r in ("bos_token", "eos_token") if settings.flag(f"add_{r}", False)]
-    present = [role for role in roles if settings.token(role) is not None]
-    begin, end = ([role] * (role in present) for role in ("bos_token", "eos_token"))
+    known = settings.by_role()
+    begin, end = (
+        when(settings.flag(f"add_{role}", False) and role in known, role)
+        for role in ("bos_token", "eos_token")
+    )
     one, other = (
         " ".join(f"{part}:{type}" for part in (*begin, text, *end))
         for type, text in enumerate(("$A", "$B"))

@@ -28,7 +28,7 @@ class GemmaConfig(CausalDecoderConfig):
     norm_offset: ClassVar[float] = 1.0
 
     activation: Activation = "gelu_tanh"
-    """Non-linearity of the gate."""
+    """Non-linearity of the gate in the feed-forward layers."""
     norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -38,7 +38,7 @@ class GemmaConfig(CausalDecoderConfig):
 
     @property
     def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Token embeddings are multiplied by this factor, √D."""
+        """The factor that multiplies the token embeddings, √D."""
         return self.d_model**0.5
 
 

@@ -3,7 +3,8 @@
 Gemma Team 2024, "Gemma 2: improving open language models at a practical size", section 2: layers
 attend to 4,096 tokens and to all tokens alternately; scores of attention and logits are capped by
 tanh; both the input and the output of each sublayer are normalized; grouped key/value heads. Scores
-are divided by the square root of `score_divisor`, which in the largest model is not the head size.
+are divided by the square root of `score_divisor`, which differs from the head size in the largest
+model.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ class Gemma2Config(MixedDecoderConfig):
     norm_offset: ClassVar[float] = 1.0
 
     activation: Activation = "gelu_tanh"
-    """Non-linearity of the gate."""
+    """Non-linearity of the gate in the feed-forward layers."""
     norm_eps: Positive = 1e-6
     """Added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -40,7 +41,7 @@ class Gemma2Config(MixedDecoderConfig):
     tie_output: bool = True
     """Whether the output projection shares its matrix with the token embedding."""
     score_divisor: Size = 256
-    """The scores of attention are divided by the square root of this number."""
+    """Attention scores are divided by the square root of `score_divisor`."""
     score_cap: Positive | None = 50.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Cap of attention scores, s → cap · tanh(s / cap), or None."""
     logit_cap: Positive | None = 30.0  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -53,7 +54,7 @@ class Gemma2Config(MixedDecoderConfig):
 
     @property
     def embedding_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Token embeddings are multiplied by this factor, √D."""
+        """The factor that multiplies the token embeddings, √D."""
         return self.d_model**0.5
 
     @property
@@ -63,7 +64,7 @@ class Gemma2Config(MixedDecoderConfig):
 
 
 class Gemma2Layer(Layer[Gemma2Config]):
-    """Self-attention and a gated feed-forward, with norms before and after, and a residual."""
+    """A layer that normalizes the input and the output of self-attention and of feed-forward."""
 
     @nn.compact
     def __call__(
@@ -71,19 +72,19 @@ class Gemma2Layer(Layer[Gemma2Config]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Each sublayer is normalized twice: its input, and its output before the residual sum.
         y = RMSNorm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, own)
+        y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
         y = RMSNorm(c, e, name="attention_output_norm")(y)
-        x = self.add(x, y, "attention", own.rng)
+        x = self.add(x, y, "attention", attn.rng)
 
         # The gated feed-forward layer is also between two norms.
         y = RMSNorm(c, e, name="feed_forward_norm")(x)
-        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, own.rng)
+        y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, attn.rng)
         y = RMSNorm(c, e, name="feed_forward_output_norm")(y)
-        x = self.add(x, y, "feed_forward", own.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(cache, weights)
 
 

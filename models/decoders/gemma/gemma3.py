@@ -6,7 +6,7 @@ layers, where the frequencies are scaled for longer contexts. Norms of queries a
 capped scores. The vision encoder of the larger models is not implemented.
 
 Vera et al. 2025, "EmbeddingGemma: powerful and lightweight text representations", section 2: a
-Gemma 3 whose tokens attend to later tokens too. In an EmbeddingGemma, two linear maps follow the
+Gemma 3 whose tokens also attend to later tokens. In an EmbeddingGemma, two linear maps follow the
 pooling; they are stored in separate files of its folder (`models/hf/sentence_embedding.py`).
 """
 
@@ -44,7 +44,7 @@ class Gemma3Config(Gemma2Config):
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_rope_base: Positive = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Base of the rotary wavelengths in the windowed layers; never scaled."""
+    """Base of the rotary wavelengths in the windowed layers. Their frequencies are never scaled."""
     logit_cap: Positive | None = None
     """Cap of logits, z → cap · tanh(z / cap), or None; no published Gemma 3 has a cap."""
 

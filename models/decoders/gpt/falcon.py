@@ -106,7 +106,7 @@ def make_falcon_positions(
     cache: Cache | None,
     causal: bool,
 ) -> Positions:
-    """Returns the positions of tokens; for ALiBi, with the biases that the published code computes.
+    """Returns the positions of tokens. ALiBi's biases are those of the published code.
 
     A bias is slope · position of the key / √H. As in the published code, slope, position and
     product are rounded to bfloat16, which merges neighboring positions above 256.

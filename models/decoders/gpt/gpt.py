@@ -8,8 +8,7 @@
 - GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
   and table 2.1. GPT-3 alternates layers with dense and with locally banded attention.
 
-Difference from the papers: the width of GPT-3's bands is not published, so this module uses 256,
-the width of GPT-Neo.
+The width of GPT-3's bands is not published. This module uses 256, the width of GPT-Neo.
 """
 
 import dataclasses
@@ -72,10 +71,10 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """Whether the affine maps have biases."""
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a token attends only to itself and earlier tokens. Without the causal mask, the model
-    sees the token that it predicts, so it learns nothing and cannot generate.
+    reads the token that it predicts, so its training is meaningless and it cannot generate text.
     """
     local_window: PositiveInt | None = None
-    """If given, every second layer attends only to the last `local_window` tokens (GPT-3)."""
+    """If not None, every second layer attends only to the last `local_window` tokens (GPT-3)."""
     scale_residual_init: bool = True
     """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)
     (GPT-2, GPT-3)."""
@@ -127,7 +126,7 @@ def feed_forward(
     context: LayerContext,
     rng: RowKeys | None,
 ) -> tuple[Float[Array, "B T D"], RouterStatistics | None]:
-    """Returns the output of the second sublayer, and the statistics of the router, if any."""
+    """Returns the output of the feed-forward layer or the experts, and router statistics."""
     if not c.num_experts:
         return FeedForward(c, e, c.output_init_std, name="feed_forward")(x, rng), None
     return Experts(c, e, c.output_init_std, name="experts")(x, context.real, rng)
@@ -142,17 +141,17 @@ class PreNormLayer(Layer[GPTConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Self-attention. BLOOM may add to `normed` instead of x, so keep both arrays.
         normed = LayerNorm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(normed, own)
-        x = self.add(normed if c.residual_of_norm else x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(normed, attn)
+        x = self.add(normed if c.residual_of_norm else x, y, "attention", attn.rng)
 
         # Feed-forward or a mixture of experts.
         normed = LayerNorm(c, e, name="feed_forward_norm")(x)
-        y, router = feed_forward(c, e, normed, context=context, rng=own.rng)
-        x = self.add(normed if c.residual_of_norm else x, y, "feed_forward", own.rng)
+        y, router = feed_forward(c, e, normed, context=context, rng=attn.rng)
+        x = self.add(normed if c.residual_of_norm else x, y, "feed_forward", attn.rng)
         return x, LayerOutputs(cache, weights, router=router)
 
 
@@ -165,17 +164,17 @@ class PostNormLayer(Layer[GPTConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
-        # Self-attention; the residual sum is normalized, so the next sublayer reads a normalized
+        # Self-attention. The residual sum is normalized, so the next sublayer reads a normalized
         # input.
-        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(x, own)
-        x = self.add(x, y, "attention", own.rng)
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(x, attn)
+        x = self.add(x, y, "attention", attn.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
         # Feed-forward or a mixture of experts.
-        y, router = feed_forward(c, e, x, context=context, rng=own.rng)
-        x = self.add(x, y, "feed_forward", own.rng)
+        y, router = feed_forward(c, e, x, context=context, rng=attn.rng)
+        x = self.add(x, y, "feed_forward", attn.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
         return x, LayerOutputs(cache, weights, router=router)
 

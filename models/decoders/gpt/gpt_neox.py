@@ -37,7 +37,7 @@ class GPTNeoXConfig(GPTConfig):
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How rotary frequencies are scaled for sequences longer than the trained length."""
     parallel_residual: bool = True
-    """Whether both sublayers read the same residual stream; otherwise they run in sequence."""
+    """Whether both sublayers read the same residual stream. If False, they run in sequence."""
     attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the four projections of attention have biases."""
     dropout_rate: Rate = 0.0
@@ -77,14 +77,14 @@ class ParallelLayer(Layer[GPTNeoXConfig]):
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
         c, e = self.config, self.execution
-        own = context.self_attention(inputs)
+        attn = context.self_attention(inputs)
 
         # Both sublayers read x, and then both outputs are added.
         y = LayerNorm(c, e, name="attention_norm")(x)
-        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, own)
+        y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, attn)
         z = LayerNorm(c, e, name="feed_forward_norm")(x)
-        z = FeedForward(c, e, c.output_init_std, name="feed_forward")(z, own.rng)
-        x = self.add(self.add(x, y, "attention", own.rng), z, "feed_forward", own.rng)
+        z = FeedForward(c, e, c.output_init_std, name="feed_forward")(z, attn.rng)
+        x = self.add_parallel(x, y, z, attn.rng)
         return x, LayerOutputs(cache, weights)
 
 

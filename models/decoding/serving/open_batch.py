@@ -39,7 +39,7 @@ from ..rows import (
 )
 from ..sample import History, SamplingParams
 from .reading import CHUNKS, Reading, pieces_of
-from .row_sampling import OpenText, TextSampling, row_history, row_sampling, text_key
+from .row_sampling import IDLE, OpenText, TextSampling, row_history, row_sampling, text_key
 
 ROW_STEP = 4
 """The number of rows of a batch is a power of this number."""
@@ -97,7 +97,7 @@ class OpenBatch(ContinuousBatch):
     @property
     def num_growing(self) -> int:
         """The number of rows that have a text."""
-        return sum(text is not None for text in self._texts)
+        return len(self._present)
 
     @property
     def row_numbers(self) -> list[int]:
@@ -238,7 +238,7 @@ class OpenBatch(ContinuousBatch):
 
     def _is_steady(self) -> bool:
         """Returns whether the next call can start before the tokens of this call are known."""
-        texts, step = [text for text in self._texts if text is not None], self._reader.step
+        texts, step = [text for _, text in self._present], self._reader.step
         enters = self._reading is not None or (self._waiting and len(texts) < self._max_rows)
         continues = any(text.limit - text.count > step for text in texts)
         has_room = all(text.room > step for text in texts)
@@ -261,8 +261,7 @@ class OpenBatch(ContinuousBatch):
 
     def _resize(self, size: int) -> None:
         """Changes the number of rows."""
-        taken = [row for row, text in enumerate(self._texts) if text is not None]
-        state = self._state
+        taken, state = [row for row, _ in self._present], self._state
         if state is not None and taken:
             # Move the texts to the first rows. Free rows repeat the first text as a placeholder.
             rows = [*taken, *taken[:1] * (size - len(taken))][:size]
@@ -344,7 +343,7 @@ class OpenBatch(ContinuousBatch):
         self._texts[row], self._has_changed = text, True
         assert isinstance(context, RowCaches)
         # All rows have caches of equal length, so lengthen them if this text needs more slots.
-        context = self._reader.with_space(context, max(x.slot for x in self._texts if x))
+        context = self._reader.with_space(context, max(x.slot for _, x in self._present))
         context = enter_rows(context, jnp.int32(row), read)
         history, sampling = self._settings([text])
         new, _ = choose_first(logits, history, sampling=sampling)
@@ -370,26 +369,23 @@ class OpenBatch(ContinuousBatch):
         """Sets the newest tokens, the history and the settings of all rows after a change."""
         if self._has_changed:
             assert self._state is not None
-            texts = [text if isinstance(text, OpenText) else None for text in self._texts]
+            texts = [text if isinstance(text, OpenText) else IDLE for text in self._texts]
             past, self._sampling = self._settings(texts)
-            tokens = np.asarray([text.context[-1] if text else 0 for text in texts], np.int32)
+            tokens = np.asarray([text.context[-1] for text in texts], np.int32)
             self._state = dataclasses.replace(self._state, tokens=tokens, past=past)
             self._has_changed = False
 
     def _leave_full(self) -> None:
         """Moves texts whose context must be read again from their rows to the waiting texts."""
-        for row, text in enumerate(self._texts):
-            if text is not None and text.room == 0:
+        for row, text in self._present:
+            if text.room == 0:
                 self._texts[row], self._has_changed = None, True
                 self._waiting[text.number] = text
                 # Put the text before waiting texts that have not begun.
                 self._waiting.move_to_end(text.number, last=False)
 
-    def _settings(self, texts: Sequence[OpenText | None]) -> tuple[History, SamplingParams]:
-        """Returns the history and the settings of rows.
-
-        A row without a text is None.
-        """
+    def _settings(self, texts: Sequence[OpenText]) -> tuple[History, SamplingParams]:
+        """Returns the history and the settings of rows. The text of an idle row is `IDLE`."""
         history = row_history(texts, self._config.vocab_size, self._banned.prefix_length)
         return history, row_sampling(texts, self._config.vocab_size, self._banned)
 

@@ -41,13 +41,15 @@ class TextSampling(GenerationRequest):
     @property
     def is_adjusted(self) -> bool:
         """Whether the logits are changed by a penalty or a bias."""
-        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
-        return bool(penalties or self.logit_bias)
+        changes_penalty = self.repetition_penalty != 1
+        return any(
+            (self.presence_penalty, self.frequency_penalty, changes_penalty, self.logit_bias)
+        )
 
     @property
     def is_filtered(self) -> bool:
         """Whether tokens are hidden by their rank or probability."""
-        return self.samples and bool(self.top_k or self.min_p or (self.top_p or 1.0) < 1)
+        return self.samples and any((self.top_k, self.min_p, (self.top_p or 1.0) < 1))
 
 
 PLAIN = TextSampling(), TextSampling(do_sample=True)
@@ -85,26 +87,26 @@ def _key_words(seed: Array, number: Array) -> Array:
     return jax.random.key_data(jax.random.fold_in(key, number))
 
 
-_IDLE = TextSampling()
+IDLE = OpenText(0, [0], set(), None, 1, words=np.zeros(2, np.uint32))
+"""The text of a row without a text. It needs no program: it is greedy, with no other setting."""
 
 
-def row_history(texts: Sequence[OpenText | None], vocab_size: int, prefix_length: int) -> History:
-    """Returns the history of rows, given the text of each row or None."""
-    present = [(row, text) for row, text in enumerate(texts) if text is not None]
+def row_history(texts: Sequence[OpenText], vocab_size: int, prefix_length: int) -> History:
+    """Returns the history of rows, given the text of each row or `IDLE`."""
     keys, count = np.zeros((len(texts), 2), np.uint32), np.zeros(len(texts), np.int32)
     # Arrays [R, V] exist only if a text needs them, because they slow down every step.
     seen: Any = None
     chosen: Any = None
-    if any(text.sampling.is_adjusted for _, text in present):
+    if any(text.sampling.is_adjusted for text in texts):
         seen = np.zeros((len(texts), vocab_size), bool)
         chosen = np.zeros((len(texts), vocab_size), np.int32)
-    for row, text in present:
+    for row, text in enumerate(texts):
         keys[row], count[row] = text.words, text.count
         if chosen is not None:
             seen[row, list(text.used)] = True
             # `add.at` counts each repetition of a token, which an indexed `+=` does not.
             np.add.at(chosen[row], text.chosen, 1)
-    recent: Any = last_tokens([text.context if text else () for text in texts], prefix_length)
+    recent: Any = last_tokens([text.context for text in texts], prefix_length)
     return History(seen, recent, _wrap(keys), count, chosen)  # pyright: ignore[reportArgumentType]
 
 
@@ -114,7 +116,7 @@ def _wrap(words: Array) -> Array:
 
 
 def row_sampling(
-    texts: Sequence[OpenText | None], vocab_size: int, banned: BannedSequences
+    texts: Sequence[OpenText], vocab_size: int, banned: BannedSequences
 ) -> SamplingParams:
     """Combines the sampling settings of rows into arrays.
 
@@ -122,13 +124,12 @@ def row_sampling(
     compiled.
 
     Args:
-      texts: the text of each row, or None.
+      texts: the text of each row, or `IDLE`.
       vocab_size: the number of tokens.
       banned: sequences of tokens that are never generated.
     """
-    live = [text.sampling for text in texts if text is not None]
-    rows = [_IDLE if text is None else text.sampling for text in texts]
-    greedy = not any(one.samples for one in live)
+    rows = [text.sampling for text in texts]
+    greedy = not any(one.samples for one in rows)
 
     # [R, 1], so that settings of rows are broadcast over the vocabulary.
     def column(read: Callable[[TextSampling], float], dtype: type = np.float32) -> Any:
@@ -136,7 +137,7 @@ def row_sampling(
 
     # A single switch enables all changes of logits, so that few programs are compiled.
     adjustments: Any = None
-    is_adjusted = any(one.is_adjusted for one in live)
+    is_adjusted = any(one.is_adjusted for one in rows)
     if is_adjusted:
         bias: Any = np.zeros((len(rows), vocab_size), np.float32)
         for row, one in enumerate(rows):
@@ -144,7 +145,7 @@ def row_sampling(
         presence = column(lambda one: one.presence_penalty)
         adjustments = Adjustments(bias, presence, column(lambda one: one.frequency_penalty))
     # All rows compute the same number of alternatives, and `OpenBatch` truncates them.
-    reported = any(one.num_alternatives for one in live)
+    reported = any(one.num_alternatives for one in rows)
     return SamplingParams(
         temperature=column(lambda one: one.temperature if one.samples else 1.0),
         top_k=column(lambda one: min(one.top_k or vocab_size, vocab_size), np.int32),
@@ -153,7 +154,7 @@ def row_sampling(
         repetition_penalty=column(lambda one: one.repetition_penalty),
         banned=banned,
         greedy=greedy,
-        filtered=not greedy and any(one.is_filtered for one in live),
+        filtered=any(one.is_filtered for one in rows),
         penalized=is_adjusted,
         scored=True,
         takes_best=None if greedy else column(lambda one: not one.samples, bool),

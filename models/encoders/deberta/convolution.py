@@ -50,14 +50,13 @@ class Convolution(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], mask: AttentionMask, rng: RowKeys | None
     ) -> FirstLayerTerm:
-        """Returns the term that is added to the first layer's output, given the embeddings."""
+        """Returns the term that is added to the first layer's output, from the embeddings x."""
         c, e = self.config, self.execution
         half, (batch, length, _) = self.size // 2, x.shape
-        # Each diagonal of the mask tells whether each token may attend to the token at a given
-        # offset.
+        # Each diagonal of the mask shows whether each token may attend to the token at one offset.
         visible = jnp.broadcast_to(mask.materialize()[:, 0], (batch, length, length))
         padded = jnp.pad(x, ((0, 0), (half, half), (0, 0)))
-        # Shift the tokens by each offset, and set hidden tokens to 0.
+        # Shift the tokens by each offset, and set masked tokens to 0.
         taps: list[Array] = []
         for offset in range(-half, half + 1):
             seen = jnp.diagonal(visible, offset, axis1=1, axis2=2)  # [B, T - |offset|]

@@ -56,7 +56,7 @@ class DebertaConfig(DisentangledConfig):
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings. Defaults to D; a linear map projects to D."""
     convolution_size: Size | None = None
-    """If given, the number of tokens that the convolution of the embeddings reads."""
+    """Number of tokens that the convolution of the embeddings reads. If None, no convolution."""
     convolution_activation: Pooler = "tanh"
     """Non-linearity of the convolution."""
     pooler_activation: Pooler = "gelu"  # pyright: ignore[reportIncompatibleVariableOverride]

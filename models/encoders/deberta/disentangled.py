@@ -8,7 +8,7 @@ equation 4. The score of query i and key j is
 where k(d) and q(d) are projections of the vector of distance d. All layers share the table of these
 vectors. In version 2, large distances share vectors in logarithmic buckets.
 
-Difference from the authors' code: the vectors of distances have no dropout.
+Unlike the authors' code, this implementation applies no dropout to the vectors of distances.
 """
 
 import dataclasses
@@ -56,16 +56,15 @@ class DisentangledConfig(EncoderConfig):
     position_distance: Size | None = None
     """M: all distances of at least M share one vector. If None, M is `max_length`."""
     position_buckets: Annotated[int, Range(least=2, most=2**27)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """If given, the number of buckets of distances in each direction, S: one bucket for each
-    distance up to S / 2, and wider buckets up to M. If None, each distance up to M has its own
-    vector.
+    """Number of buckets of distances in each direction, S: one bucket for each distance up to S /
+    2, and wider buckets up to M. If None, each distance up to M has its own vector.
     """
     share_projections: bool = False
     """Whether a layer projects distances and tokens with the same matrices (version 3)."""
     norm_distances: bool = False
     """Whether the vectors of distances are normalized (versions 2 and 3)."""
     key_bias: bool = True
-    """Whether the projections to keys have biases (not in version 1)."""
+    """Whether the projections to keys have biases. False in version 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,7 +173,7 @@ class DisentangledAttention(MultiHeadAttention):
         vectors = cast(DistancePositions, context.positions).projected
         terms: list[Array] = []
         if "c2p" in vectors:
-            backwards = vectors["c2p"][::-1]  # for each distance, key minus query
+            backwards = vectors["c2p"][::-1]  # in the order of distances key minus query
             products = jnp.einsum(
                 "BTNH,RNH->BNTR", query, backwards, preferred_element_type=jnp.float32
             )

@@ -17,6 +17,7 @@ from ..config_mapping import (
     HFConfig,
     Settings,
     settings_from_hf,
+    take_field,
     typed_field,
 )
 from ..form import Form
@@ -238,8 +239,7 @@ def take_layer_types(fields: JsonObject, num_layers: int, source: str) -> list[b
         unknown.
     """
     kinds = tuple[Literal["full_attention", "sliding_attention"], ...]
-    types = typed_field(fields, "layer_types", None, source, kind=kinds)
-    fields.pop("layer_types", None)
+    types = take_field(fields, "layer_types", None, source, kind=kinds)
     if types is None:
         return None
     require(
@@ -257,9 +257,8 @@ def take_late_windows(fields: JsonObject, settings: Settings, source: str) -> No
     Raises:
       WeightsError: A field has a wrong type, or `layer_types` does not fit the layers.
     """
-    first = typed_field(fields, "max_window_layers", 28, source)
+    first = take_field(fields, "max_window_layers", 28, source)
     num_layers = typed_field(fields, "num_hidden_layers", 32, source)
-    fields.pop("max_window_layers", None)
     # transformers applies the window only if `use_sliding_window` is true.
     used, window = fields.pop("use_sliding_window", False), fields.pop("sliding_window", 4096)
     window = window if used is True else None

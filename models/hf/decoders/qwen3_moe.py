@@ -5,7 +5,7 @@ import dataclasses
 from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.qwen3_moe import Qwen3MoeConfig
-from ..config_mapping import ConfigMapping, Field, Settings, typed_field
+from ..config_mapping import ConfigMapping, Field, Settings, take_field, typed_field
 from ..form import head_classes
 from ..generation_config import NAMES
 from ..tensors.mapping import WeightsError
@@ -27,11 +27,9 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     fields["sliding_window"] = window if used is True else None
     # Every n-th layer has experts, where n is `decoder_sparse_step`, except for the listed layers.
     number = typed_field(fields, "num_hidden_layers", 24, source)
-    every = typed_field(fields, "decoder_sparse_step", 1, source)
-    listed = typed_field(fields, "mlp_only_layers", None, source, kind=list) or []
-    width = typed_field(fields, "intermediate_size", 6144, source)
-    for name in ("decoder_sparse_step", "mlp_only_layers", "intermediate_size"):
-        fields.pop(name, None)
+    every = take_field(fields, "decoder_sparse_step", 1, source)
+    listed = take_field(fields, "mlp_only_layers", None, source, kind=list) or []
+    width = take_field(fields, "intermediate_size", 6144, source)
     require(every >= 1, f"{source}: decoder_sparse_step {every} must be at least 1", WeightsError)
     dense = tuple(i for i in range(number) if i in listed or (i + 1) % every)
     if dense:

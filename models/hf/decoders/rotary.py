@@ -1,12 +1,12 @@
 """Rotary positions in the Hugging Face format: the object `rope_parameters` and older fields."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ....data.common.fields import require, without_none
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.causal_decoder import CausalDecoderConfig
 from ...rotary_scaling import RotaryScaling
-from ..config_mapping import Settings, check_type
+from ..config_mapping import Settings, check_type, take_field
 from ..tensors.mapping import WeightsError
 
 SCALINGS = ("linear", "dynamic", "llama3", "yarn", "longrope")
@@ -25,17 +25,12 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     # Merge the fields of all objects. If two objects state a value, both values must be equal.
     rotary: JsonObject = {}
     for name in ("rope_parameters", "rope_scaling"):
-        given = fields.pop(name, None)
-        if given is None:
-            continue
-        if not isinstance(given, dict):
-            raise WeightsError(f"{source}: {name} {given!r} is not an object")
-        _merge(rotary, {_RENAMED.get(key, key): x for key, x in given.items()}, name, source)
+        given = dict(take_field(fields, name, None, source, kind=Mapping[str, object]) or {})
+        # Older files name the type of scaling `type`.
+        _merge(rotary, {"rope_type": given.pop("type", None)}, name, source)
+        _merge(rotary, given, name, source)
     for name in ("rope_theta", "partial_rotary_factor"):
-        if (value := fields.pop(name, None)) is not None:
-            _merge(rotary, {name: value}, name, source)
-    # Null means the default.
-    rotary = without_none(rotary)
+        _merge(rotary, {name: fields.pop(name, None)}, name, source)
     rotary.setdefault("rope_type", "default")
     rotary.setdefault("rope_theta", default_base)
     for name in ("rope_theta", "partial_rotary_factor"):
@@ -43,11 +38,9 @@ def take_rotary(fields: JsonObject, source: str, *, default_base: float) -> Json
     return rotary
 
 
-_RENAMED = {"type": "rope_type"}
-
-
 def _merge(rotary: JsonObject, more: JsonObject, name: str, source: str) -> None:
     for key, value in more.items():
+        # Null means the default.
         if value is not None and rotary.setdefault(key, value) != value:
             raise WeightsError(
                 f"{source}: {name} has {key} {value!r}, and another field has "
@@ -118,11 +111,11 @@ def rotary_settings(
             f"{source}: rotary scaling of type {kind!r} is not supported: only {choices}"
         )
     # The base and the rotated fraction are separate from the scaling.
-    settings: Settings = {"rope_base": rotary.pop("rope_theta")}
-    if (fraction := rotary.pop("partial_rotary_factor", None)) is not None:
-        settings["rope_fraction"] = fraction
-    if kind in ("default", "linear", "dynamic"):  # transformers ignores this field
-        rotary.pop("original_max_position_embeddings", None)
+    fraction = rotary.pop("partial_rotary_factor", None)
+    settings: Settings = {"rope_base": rotary.pop("rope_theta"), "rope_fraction": fraction}
+    settings = without_none(settings)
+    for name in _UNUSED.get(kind, ()):
+        rotary.pop(name, None)
     if kind != "default":
         settings["rope_scaling"] = scaling_from_hf(kind, rotary, max_length, source)
     elif rotary:
@@ -149,6 +142,11 @@ _SCALING = {
 }
 """Fields of a scaling in transformers, and their names in flaxzoo."""
 
+_LENGTH = "original_max_position_embeddings"
+_UNUSED = {"default": [_LENGTH], "linear": [_LENGTH], "dynamic": [_LENGTH], "yarn": ["finetuned"]}
+"""Fields of each kind of scaling that transformers ignores. For the kind dynamic, it uses
+`max_position_embeddings` instead; `finetuned` states whether the model was fine-tuned."""
+
 
 def scaling_from_hf(
     kind: JsonValue, rotary: JsonObject, max_length: JsonValue, source: str
@@ -158,8 +156,6 @@ def scaling_from_hf(
     Raises:
       WeightsError: A field is unknown or missing.
     """
-    if kind == "yarn":  # this field tells whether the model was fine-tuned, and has no effect
-        rotary.pop("finetuned", None)
     if unknown := sorted(rotary.keys() - _SCALING.keys()):
         raise WeightsError(
             f"{source} has unsupported fields of rotary positions: "
@@ -172,8 +168,6 @@ def scaling_from_hf(
         settings["factor"] = float(settings["factor"])
     if kind in ("llama3", "yarn", "longrope"):
         settings.setdefault("original_length", max_length)
-    if kind == "dynamic":  # transformers uses max_position_embeddings instead of this field
-        settings.pop("original_length", None)
     require(
         kind != "llama3" or {"low_frequency", "high_frequency"} <= settings.keys(),
         f"{source}: rotary scaling of type 'llama3' needs low_freq_factor and high_freq_factor",

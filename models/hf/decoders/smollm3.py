@@ -5,7 +5,7 @@ from typing import Literal
 from ....data.common.fields import PositiveInt, require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.smollm3 import UNROTATED_EVERY, SmolLM3Config
-from ..config_mapping import ConfigMapping, Field, Settings, typed_field
+from ..config_mapping import ConfigMapping, Field, Settings, take_field, typed_field
 from ..form import head_classes
 from ..generation_config import NAMES
 from ..tensors.mapping import WeightsError
@@ -24,9 +24,9 @@ from .causal_decoder import (
 def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bool]:
     """Removes the fields that list rotary layers; returns whether each layer is rotary."""
     name = "no_rope_layer_interval"
-    every = typed_field(fields, name, UNROTATED_EVERY, source, kind=PositiveInt)
+    every = take_field(fields, name, UNROTATED_EVERY, source, kind=PositiveInt)
     usual = [int((i + 1) % every != 0) for i in range(num_layers)]
-    given = typed_field(fields, "no_rope_layers", None, source, kind=tuple[Literal[0, 1], ...])
+    given = take_field(fields, "no_rope_layers", None, source, kind=tuple[Literal[0, 1], ...])
     given = usual if given is None else given
     require(
         len(given) >= num_layers,
@@ -34,8 +34,6 @@ def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bo
         f"{num_layers} layers",
         WeightsError,
     )
-    for name in ("no_rope_layers", "no_rope_layer_interval"):
-        fields.pop(name, None)
     # Despite its name, the field has 1 for each layer with rotary positions.
     return list(map(bool, given[:num_layers]))
 

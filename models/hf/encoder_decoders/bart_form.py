@@ -206,9 +206,7 @@ class BartForm(Form[Config], Generic[Config]):
             # Files store a shared table although models with two embeddings never use it.
             zeros = functools.partial(np.zeros, (config.vocab_size, config.d_model), np.float32)
             exported = self.learned_positions
-            ignored.append(
-                IgnoredTensor(f"{shared}.weight", value=zeros, exported=exported, checked=False)
-            )
+            ignored.append(IgnoredTensor(f"{shared}.weight", value=zeros, exported=exported))
         # The output projection, tied to the target embedding or separate; or another head.
         if config.head == "seq2seq_lm":
             output, aliases = lm_head(tokens if config.tie_output else None)
@@ -244,7 +242,7 @@ class BartForm(Form[Config], Generic[Config]):
                 sinusoidal_positions, config.max_length, config.d_model, layout="halves"
             )
             table = f"{name}.embed_positions.weight"
-            ignored.append(IgnoredTensor(table, value=positions, exported=pre_norm))
+            ignored.append(IgnoredTensor(table, value=positions, exported=pre_norm, checked=True))
         if pre_norm:
             rules += norm(f"{side}/final_norm", f"{name}.layer_norm")
         return ignored, rules

@@ -213,10 +213,9 @@ def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config
     """
     files = tensors()
     names = files.shapes().keys()
-    table = next((n for part in TABLE_NAMES if (n := f"{part}.weight") in names), None)
-    tied = OUTPUT_TENSOR not in names or table is None
+    table = next((n for part in TABLE_NAMES if (n := f"{part}.weight") in names), "")
+    tied = OUTPUT_TENSOR not in names or not table
     if not tied:
-        assert table is not None
         tied = np.array_equal(files.read(OUTPUT_TENSOR), files.read(table))
         # Equal matrices would diverge in training, so keep two tensors if the configuration has an
         # untied output.

@@ -5,6 +5,7 @@ from ...encoders.electra import ElectraConfig
 from ..config_mapping import ConfigMapping, FixedField, Settings, with_defaults
 from ..form import head_classes
 from ..generation_config import NAMES
+from .bert import IS_DECODER
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 
 DEFAULTS = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -29,6 +30,7 @@ FORM = EncoderForm(
     classes=head_classes(ElectraConfig, "Electra"),
     fields=ConfigMapping(
         (
+            IS_DECODER,
             *with_defaults(BERT_FIELDS, **DEFAULTS),
             # These fields describe the pooler of the head for multiple choice.
             FixedField("summary_type", ("first",)),

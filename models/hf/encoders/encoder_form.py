@@ -10,11 +10,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ....data.common.fields import Rate as Fraction
 from ....data.common.fields import require
 from ....data.common.json_text import JsonObject
 from ...encoders.encoder import EncoderConfig
 from ...heads.specs import HEADS
-from ..config_mapping import ACTIVATIONS, Field, FixedField, HFConfig, settings_from_hf
+from ..config_mapping import (
+    ACTIVATIONS,
+    Field,
+    FixedField,
+    HFConfig,
+    settings_from_hf,
+    typed_field,
+)
 from ..form import Form
 from ..registry import HFMapping
 from ..tensors.layout import VECTOR
@@ -159,10 +167,7 @@ class EncoderForm(Form[Config]):
 
     def _classifier_rate(self, hf_config: HFConfig, head: str, source: str) -> float | None:
         name, default = self.classifier_rates[head]
-        rate = hf_config.get(name, default)
-        if rate is None or (isinstance(rate, int | float) and rate is not True and 0 <= rate < 1):
-            return rate
-        raise WeightsError(f"{source}: {name} {rate!r} is neither null nor in [0, 1)")
+        return typed_field(hf_config, name, default, source, kind=Fraction | None)
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`."""
@@ -255,7 +260,7 @@ class EncoderForm(Form[Config]):
             elif bias != f"{matrix}.bias":
                 # transformers stores a second bias but does not read it.
                 zeros = functools.partial(np.zeros, config.vocab_size, np.float32)
-                ignored.append(IgnoredTensor(bias, value=zeros, exported=True, checked=False))
+                ignored.append(IgnoredTensor(bias, value=zeros, exported=True))
         if not config.has_pooler:
             ignored.append(IgnoredTensor(f"{self.prefix}{self.pooler}.*"))
         if config.head in ("masked_lm", "causal_lm"):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .layout import Shape
-from .mapping import TensorMapping, TensorRule, WeightsError
+from .mapping import TensorMapping, TensorRule
 
 HostOrDeviceArray: TypeAlias = np.ndarray | jax.Array
 
@@ -35,18 +35,12 @@ def export_tensors(
     Raises:
       WeightsError: The mapping and the model do not have the same parameters.
     """
-    mapped = {path for rule in mapping.rules for path in rule.flax}
-    if mapped != params.keys():
-        names = ", ".join(sorted(mapped ^ params.keys()))
-        raise WeightsError(
-            f"the tensor mapping and the model do not have the same parameters: {names}"
-        )
-
+    mapping.check_paths(params.keys())
     for rule in mapping.rules:
         yield from rule_tensors(rule, params)
     # Some redundant tensors must be in the files, because transformers expects them.
     for ignored in mapping.ignored:
-        if ignored.exported and ignored.value is not None:
+        if ignored.exported:
             yield ExportedTensor(ignored.hf, ignored.value().shape, ignored.value)
 
 

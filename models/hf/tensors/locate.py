@@ -1,8 +1,7 @@
 """Finds the tensors that store each parameter.
 
 Before any tensor is read, `locate` compares the model with the files, and reports all differences
-in one error: parameters without a rule, rules that match no parameter, missing tensors, and tensors
-that no rule reads.
+in one error: missing tensors, tensors of other shapes, and tensors that no rule reads.
 """
 
 import collections
@@ -44,13 +43,8 @@ def locate(
     locations: dict[str, TensorLocation] = {}
     mismatches = _Mismatches()
     used: set[str] = set()
+    mapping.check_paths(flax.keys())
     for rule in mapping.rules:
-        # A rule for parameters that the model lacks is a mistake in the mapping or in the
-        # configuration.
-        absent = [path for path in rule.flax if path not in flax]
-        if absent:
-            mismatches.without_parameter += absent
-            continue
         # Check that each tensor exists under one of its names and has the expected shape.
         names = []
         wanted_tensors = rule.tensors([flax[path] for path in rule.flax])
@@ -71,10 +65,9 @@ def locate(
         used.update(names)
         for part, path in enumerate(rule.flax):
             locations[path] = TensorLocation(rule, part, tuple(names))
-    # Check that every parameter has a rule, and that every tensor is read or known as redundant.
-    mismatches.unfilled += [path for path in flax if path not in locations]
+    # Check that every tensor is read or known as redundant.
     used.update(_check_ignored(mapping, tensors, mismatches))
-    mismatches.unread += [name for name in shapes if name not in used]
+    mismatches.unread += itertools.filterfalse(used.__contains__, shapes)
     mismatches.raise_any(source, stored)
     return locations
 
@@ -87,15 +80,13 @@ def _check_ignored(
     for ignored in mapping.ignored:
         # A file that contains only the body omits the prefix.
         bare = ignored.hf.removeprefix(mapping.prefix)
-        patterns = bare, mapping.prefix + bare
-        for name in (n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns)):
+        stored = {*fnmatch.filter(names, bare), *fnmatch.filter(names, mapping.prefix + bare)}
+        for name in sorted(stored):
             yield name
-            tied = None if ignored.same_as is None else mapping.find(ignored.same_as, names)
+            tied = ignored.same_as and mapping.find(ignored.same_as, names)
             if tied and not _equal(tensors.read(name), tensors.read(tied), tensors):
                 mismatches.contradicting.append(f"{name} is tied to {tied}, but differs")
-            if ignored.value is None or not ignored.checked:
-                continue
-            if not _close(tensors.read(name), ignored.value()):
+            if ignored.checked and not _close(tensors.read(name), ignored.value()):
                 mismatches.contradicting.append(
                     f"{name} differs from what its configuration implies"
                 )
@@ -117,8 +108,6 @@ class _Mismatches:
 
     missing: list[str] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
-    unfilled: list[str] = dataclasses.field(default_factory=list)
-    without_parameter: list[str] = dataclasses.field(default_factory=list)
     misshapen: list[str] = dataclasses.field(default_factory=list)
     contradicting: list[str] = dataclasses.field(default_factory=list)
     sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
@@ -129,8 +118,6 @@ class _Mismatches:
         kinds = {
             "it lacks": self.missing,
             "nothing reads": self.unread,
-            "no tensor fills the parameters": self.unfilled,
-            "the model has no parameters": self.without_parameter,
             "wrong shapes:": self.misshapen,
             "contradictions:": self.contradicting,
         }
@@ -145,17 +132,17 @@ class _Mismatches:
         # The pair of sizes that occurs most often is probably due to a wrong field of the
         # configuration.
         candidates = [pair for pair, _ in wrong.most_common()]
-        if not wrong:  # the files have fewer or more layers than the configuration states
-            for names, more in ((self.missing, False), (self.unread, True)):
-                layers = [int(x[1]) for name in names if (x := re.search(r"\.(\d+)\.", name))]
-                if layers:
-                    first, past = min(layers), max(layers) + 1
-                    candidates.append((past, first) if more else (first, past))
+        # The files may have fewer or more layers than the configuration states.
+        for names in (self.missing, self.unread):
+            layers = [*map(int, re.findall(r"(?m)^.*?\.(\d+)\.", "\n".join(names)))]
+            if layers:
+                first, past = min(layers), max(layers) + 1
+                candidates.append((first, past) if names is self.missing else (past, first))
         # A field whose value is the expected size is probably wrong, because the files have another
         # size.
         for found, expected in candidates:
             names = [
-                name for name, value in stored.items() if value is not True and value == expected
+                name for name, value in stored.items() if type(value) is int and value == expected
             ]
             if names:
                 yield f"{' or '.join(names)} {expected} is probably wrong: the tensors have {found}"

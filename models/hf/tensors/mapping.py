@@ -68,11 +68,11 @@ class IgnoredTensor:
     """Name of the tensor; `*` matches any layer."""
     same_as: str | None = None
     """The tensor that this tensor is tied to."""
-    value: Callable[[], np.ndarray] | None = None
+    value: Callable[[], np.ndarray] = lambda: np.zeros(0)
     """Computes the tensor's values, which follow from the configuration."""
     exported: bool = False
     """Whether exported files must contain the tensor; such a tensor has a `value`."""
-    checked: bool = True
+    checked: bool = False
     """Whether the tensor in files must equal `value`. False for tensors that no library reads."""
 
 
@@ -86,6 +86,23 @@ class TensorMapping:
     """Prefix of the body's tensors, such as `bert.`, which files may omit."""
     legacy_names: tuple[tuple[str, str], ...] = ()
     """Substrings of tensor names and their replacements in older files, applied in order."""
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths of the parameters that the rules describe."""
+        return {path for rule in self.rules for path in rule.flax}
+
+    def check_paths(self, paths: Set[str]) -> None:
+        """Checks that the rules describe the parameters of a model, given their paths.
+
+        Raises:
+          WeightsError: A parameter has no rule, or a rule has no parameter.
+        """
+        names = ", ".join(sorted(self.paths ^ paths))
+        if names:
+            raise WeightsError(
+                f"the tensor mapping and the model do not have the same parameters: {names}"
+            )
 
     def find(self, name: str, names: Set[str]) -> str | None:
         """Returns the one of `names` under which a tensor is stored, or None."""

@@ -25,14 +25,14 @@ from ..typing import Array, Bool, Float, Int
 from . import KERNEL_RESIDUALS
 
 HIDDEN = -1e30
-"""The score of a hidden key, and the log-sum-exp of a query without keys. The value is finite, so
-that `merge` does not give NaN for a query without keys in both operands.
+"""The score of a masked key, and the log-sum-exp of a query without visible keys. The value is
+finite, so that `merge` does not give NaN for a query without visible keys in both operands.
 """
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 64
 """Sequences longer than `LARGEST_BLOCK` are cut into blocks of at least this size."""
 UNLIMITED = 2**30
-"""A number that is greater than any distance between two tokens."""
+"""A value that is larger than any distance between two tokens."""
 
 
 Inputs = tuple[Array, Array, Array]
@@ -259,15 +259,15 @@ def forward(
     cap: float | None,
     dropped: DroppedWeights | None = None,
 ) -> Attended:
-    """Attends from all queries to all keys, block by block.
+    """Computes attention of all queries to all keys, block by block.
 
     Args:
       query: already scaled.
-      key: the keys, of the same head size as the queries; K divides N.
+      key: the keys, with the head size of the queries; K divides N.
       value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
       band: the distances of visible keys. If None, all keys are visible.
-      cap: if given, scores s become cap · tanh(s / cap).
+      cap: if not None, scores s become cap · tanh(s / cap).
       dropped: the dropout of the weights. If None, no weight is dropped.
     """
     blocks = _prepared(query, key, value, segments, band=band, cap=cap, dropped=dropped)
@@ -325,7 +325,7 @@ def backward(
     attended: Attended,
     gradient: Float[Array, "B T N V"],
 ) -> Gradients:
-    """Returns the part of the gradients that comes from the attention weights of the given keys.
+    """Returns the contribution of some or all keys to the gradients of attention.
 
     Args:
       query: as in `forward`.
@@ -362,11 +362,11 @@ def backward(
         of_weights = drop(einsum("BKGTV,BKSV->BKGTS", gradient, value))
         of_scores = weights * (of_weights - product[..., None])
         if cap is not None:
-            # Multiply by the derivative of the cap. Replace hidden scores to avoid an overflow.
+            # Multiply by the derivative of the cap. Replace masked scores to avoid an overflow.
             of_scores *= 1 - jnp.square(jnp.where(visible, scores, 0) / cap)
         of_scores = of_scores.astype(query.dtype)
         # For each accumulator, the start of this pair's block and the axis of tokens.
-        places = (i * rows, 3), (j * columns, 2), (j * columns, 2)
+        starts = (i * rows, 3), (j * columns, 2), (j * columns, 2)
         parts = (
             einsum("BKGTS,BKSH->BKGTH", of_scores, key),
             einsum("BKGTS,BKGTH->BKSH", of_scores, query),
@@ -375,7 +375,7 @@ def backward(
         # Add the contributions of this pair to the gradients of its two blocks.
         of_query, of_key, of_value = (
             _put(total, _take(total, start, part.shape[axis], axis) + part, start, axis)
-            for total, part, (start, axis) in zip(carry, parts, places, strict=True)
+            for total, part, (start, axis) in zip(carry, parts, starts, strict=True)
         )
         return (of_query, of_key, of_value), None
 
@@ -443,9 +443,9 @@ def blockwise_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes attention block by block, on any device; scores are not scaled.
 
-    Blocks that causal order or the window hides completely are skipped. Without causal order, the
-    window hides keys on both sides. With `keys`, weights are dropped with probability `rate`. These
-    are the same weights that attention by XLA drops.
+    Fully masked blocks are skipped. Without causal order, the window limits the keys on both sides.
+    With `keys`, weights are dropped with probability `rate`. Attention with XLA drops the same
+    weights.
     """
     # Without causal order and window, every key is visible.
     band = Band(window=window, causal=causal) if causal or window is not None else None

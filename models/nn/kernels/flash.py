@@ -2,7 +2,7 @@
 
 Dao et al. 2022, "FlashAttention", algorithms 1 and 4, with the log-sum-exp of the scores as the
 residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the dropout mask of a block
-from its counters (`dropout.py`). The mask is never in main memory.
+from its counters (`dropout.py`). The mask is never stored in main memory.
 
 In the kernels, the 128 columns of a register are tokens, and its rows are features or keys. Arrays
 are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of scores has
@@ -34,14 +34,14 @@ BLOCKS = (512, 384, 256, 128)
 is used.
 """
 HIDDEN = -1e30
-"""The score of a hidden key. The score is finite, so that a query without keys does not give
-NaN.
+"""The score of a masked key. The score is finite, so that a query without visible keys does not
+give NaN.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """The static properties of a call of flash attention."""
+    """The static properties of a flash attention call."""
 
     causal: bool
     window: int | None
@@ -56,7 +56,7 @@ class _Spec:
     """Number of query heads per key head."""
 
     def computes(self, i: Int[Array, ""] | int, j: Int[Array, ""] | int) -> Array | bool:
-        """Returns whether some query of block i sees some key of block j."""
+        """Returns whether any query of block i attends to a key of block j."""
         if not self.causal:
             return True
         seen = j * self.block_k <= i * self.block_q + self.block_q - 1
@@ -66,7 +66,7 @@ class _Spec:
         return seen & (first_query - last_key < self.window)
 
     def key_block(self, i: Int[Array, ""], j: Int[Array, ""]) -> Array:
-        """Returns the key block nearest to block j that some query of block i sees."""
+        """Returns the key block nearest to block j that the queries of block i attend to."""
         if not self.causal:
             return j
         # Skipped steps of the grid repeat a neighboring block, so that nothing is copied for them.
@@ -78,7 +78,7 @@ class _Spec:
         return jnp.clip(j, first, jnp.minimum(last, self.num_k - 1))
 
     def query_block(self, i: Int[Array, ""], j: Int[Array, ""]) -> Array:
-        """Returns the query block nearest to block i with a query that sees a key of block j."""
+        """Returns the query block nearest to block i that attends to the keys of block j."""
         if not self.causal:
             return i
         first, last = jax.lax.div(j * self.block_k, self.block_q), self.num_q - 1
@@ -97,7 +97,7 @@ class _Spec:
 def _masked(
     spec: _Spec, scores: Array, ids: tuple[jax.Ref, jax.Ref] | None, ij: tuple[Array, Array]
 ) -> Array:
-    """Returns the scores [keys, queries] of a block, with `HIDDEN` for hidden keys."""
+    """Returns the scores [keys, queries] of a block, with `HIDDEN` for masked keys."""
     i, j = ij
     if spec.causal:
         key = j * spec.block_k + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
@@ -108,7 +108,7 @@ def _masked(
         scores = jnp.where(seen, scores, HIDDEN)
     if ids is not None:
         query_ids, key_ids = ids[0][0], ids[1][0]  # [1, queries], [1, keys]
-        # Transpose the key ids to a column, by means of a full register of 8 rows.
+        # Transpose the key ids to a column, with a full register of 8 rows.
         column = jnp.swapaxes(jnp.broadcast_to(key_ids, (ROWS, spec.block_k)), 0, 1)[:, :1]
         scores = jnp.where(column == query_ids, scores, HIDDEN)
     return scores
@@ -119,8 +119,8 @@ def _kept(spec: _Spec, key: tuple[Array, Array], i: Array, first_key: Array) -> 
     shape = ROWS, spec.block_q
     row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
     query = (column + i * spec.block_q).astype(jnp.uint32)
-    number = (row + jax.lax.div(first_key, GROUP // ROWS)).astype(jnp.uint32)
-    drawn = draws(threefry(key, (query, number)))
+    counter = (row + jax.lax.div(first_key, GROUP // ROWS)).astype(jnp.uint32)
+    drawn = draws(threefry(key, (query, counter)))
     # Each of the four arrays covers 8 consecutive keys.
     return jnp.concatenate([x.astype(jnp.int32) for x in drawn]) >= dropped_below(spec.rate)
 
@@ -134,14 +134,14 @@ def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
 
 
 def _each_group(spec: _Spec, body: Callable[[Array], None]) -> None:
-    """Calls `body` with the first index of every 32 keys of a block, which fit into registers.
+    """Calls `body` with the first index of each group of 32 keys, which fits into registers.
 
     Unrolling two steps leaves fewer gaps in the schedule. Unrolling more steps adds more compile
     time than it saves.
     """
 
-    def step(number: Array, _: None) -> None:
-        body(pl.multiple_of(number * GROUP, GROUP))
+    def step(i: Array, _: None) -> None:
+        body(pl.multiple_of(i * GROUP, GROUP))
 
     jax.lax.fori_loop(0, spec.block_k // GROUP, step, None, unroll=2)
 
@@ -171,10 +171,10 @@ def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -
     @pl.when(spec.computes(i, j))
     def _block() -> None:
         # Online softmax: rescale the sums to the new maximum, then add this block.
-        found = _masked(spec, _product(key[0, 0], query[0, 0], (0, 0)), ids, (i, j))
-        scores[...] = found
+        block_scores = _masked(spec, _product(key[0, 0], query[0, 0], (0, 0)), ids, (i, j))
+        scores[...] = block_scores
         before = largest[...]
-        now = jnp.maximum(before, found.max(axis=0, keepdims=True))
+        now = jnp.maximum(before, block_scores.max(axis=0, keepdims=True))
         largest[...] = now
         shrunk = jnp.exp(before - now)
         total[...] *= shrunk
@@ -203,7 +203,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
     """Adds the contribution of one block to the gradients of its queries, keys and values."""
     query, key, value, *others = refs
     ids = (others.pop(0), others.pop(0)) if has_ids else None
-    out, lse, given, to_query, to_key, to_value, *scratch = others
+    out, lse, out_gradient, to_query, to_key, to_value, *scratch = others
     # `key_sums` and `value_sums` persist over the loop of i, and `query_sums` over the loops of i
     # and j.
     scores, products, weights, gradients, query_sums, key_sums, value_sums = scratch
@@ -223,8 +223,9 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
-        q, k, d = query[0, 0], key[0, 0], given[0, 0]
-        # Recompute the scores, and multiply the gradients with the values: both [keys, queries].
+        q, k, d = query[0, 0], key[0, 0], out_gradient[0, 0]
+        # Recompute the scores, and multiply the gradients by the values: both results are [keys,
+        # queries].
         scores[...] = _masked(spec, _product(k, q, (0, 0)), ids, (i, j))
         products[...] = _product(value[0, 0], d, (0, 0))
         # Σ weight · gradient over the keys of a query equals the product of output and gradient.
@@ -261,7 +262,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
 
 
 def _block_specs(spec: _Spec, ij: Callable[..., tuple[Array, Array]]) -> tuple[Callable, Callable]:
-    """Returns two functions that make the block specs of arrays of queries and of keys.
+    """Returns two functions: one makes the block specs of arrays of queries, the other of keys.
 
     The arrays have the shape [B, heads, size, tokens].
 
@@ -390,7 +391,7 @@ def _backward(
             jax.ShapeDtypeStruct((batch, heads, n, tokens), query.dtype)
             for n, tokens in ((size, num_queries), (size, num_keys), (value_size, num_keys))
         ],
-        # The steps over keys and those over queries add to the same sums, so both run in order.
+        # The steps over keys and the steps over queries add to the same sums, so both run in order.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")
         ),
@@ -457,7 +458,7 @@ def flash_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes flash attention with dropout of the weights, for TPUs; scores are not scaled.
 
-    Blocks that causal order or a window hide are skipped.
+    Fully masked blocks are skipped.
 
     Args:
       query: already scaled; T is a multiple of 128.
@@ -465,7 +466,7 @@ def flash_attention(
       value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
       causal: whether a query attends only to keys up to its own position.
-      window: if given, a query attends only to the last `window` of these keys.
+      window: if not None, a query attends only to the last `window` of these keys.
       keys: dropout keys of the heads. If None, nothing is dropped.
       rate: probability that a weight is dropped.
     """

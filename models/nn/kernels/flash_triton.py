@@ -1,15 +1,15 @@
 """Flash attention for NVIDIA GPUs with dropout of the attention weights, forward and backward.
 
 Dao 2023, "FlashAttention-2", algorithms 1 and 2: a program computes one block of queries and loops
-over the blocks of keys, or, in the backward pass, also one block of keys with a loop over the
-blocks of queries. The backward pass has one kernel for the gradients of keys and values and one for
-the gradients of queries, so that programs never add to the same memory and every sum has a fixed
-order. All three kernels draw the dropout mask of a block from its counters (`dropout.py`). The mask
-is never in main memory.
+over the blocks of keys. The backward pass has two kernels. One loops over the blocks of keys and
+computes the gradients of queries. The other loops over the blocks of queries and computes the
+gradients of keys and values. Programs therefore never add to the same memory, and every sum has a
+fixed order. All three kernels draw the dropout mask of a block from its counters (`dropout.py`).
+The mask is never stored in main memory.
 
-One block of Threefry decides about four keys that are 8 apart. The keys of a block are loaded in an
-order (`key_order`) that gives the scores of these four keys to one thread of a GPU's matrix unit.
-The thread draws once for all four keys, without communication.
+One Threefry block has the random bits of four keys that are 8 apart. The keys of a block are loaded
+in an order (`key_order`) that assigns the scores of these four keys to one thread of a GPU's matrix
+unit. The thread draws once for all four keys, without communication.
 
 The kernels are written in Pallas and compiled by Triton, which jax deprecates from 0.11 on. The
 successor, Mosaic GPU, needs a Hopper or Blackwell GPU, and its interface differs between the
@@ -37,10 +37,10 @@ INNER_QUERIES = 32
 """The number of queries of a step for the gradients of keys and values, whose sums occupy most
 registers."""
 KEYS = (128, 64)
-"""Possible numbers of keys of a block: the first that `block_keys` allows is used."""
+"""The block sizes for keys. `block_keys` selects one of them."""
 HIDDEN = -1e30
-"""The score of a hidden key. The score is finite, so that a query without keys does not give
-NaN.
+"""The score of a masked key. The score is finite, so that a query without visible keys does not
+give NaN.
 """
 # Scores are multiplied by log2 e, because the hardware computes powers of 2.
 LOG2_E = math.log2(math.e)
@@ -65,7 +65,7 @@ def block_keys(num_keys: int, size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Spec:
-    """The static properties of a call of flash attention."""
+    """The static properties of a flash attention call."""
 
     causal: bool
     window: int | None
@@ -80,7 +80,7 @@ class _Spec:
 
     @property
     def kept_scale(self) -> float:
-        """Kept weights are multiplied by this factor."""
+        """The factor that multiplies the kept weights."""
         return 1 / (1 - self.rate)
 
     def kernel_name(self, phase: str) -> str:
@@ -90,7 +90,7 @@ class _Spec:
         return f"flash_triton_{phase}{order}{window}"
 
     def key_blocks(self, i: Int[Array, ""]) -> Range:
-        """Returns the range of key blocks that some query of block i sees."""
+        """Returns the range of key blocks that the queries of block i attend to."""
         if not self.causal:
             return 0, self.num_keys // self.block_k
         after = jax.lax.div((i + 1) * QUERIES + self.block_k - 1, self.block_k)
@@ -101,7 +101,7 @@ class _Spec:
         return jax.lax.div(earliest, self.block_k), end
 
     def query_blocks(self, j: Int[Array, ""]) -> Range:
-        """Returns the range of blocks of `INNER_QUERIES` queries that see some key of block j."""
+        """Returns the range of blocks of `INNER_QUERIES` queries that attend to keys of block j."""
         end = self.num_queries // INNER_QUERIES
         if not self.causal:
             return 0, end
@@ -113,17 +113,17 @@ class _Spec:
 
 
 def key_order(block_k: int) -> Int[Array, " {block_k}"]:
-    """Returns, for each index of a block of keys, which of the block's keys is loaded there.
+    """Returns the order in which the keys of a block are loaded, as offsets in the block.
 
     A thread of the matrix unit has the scores of indices that differ only in bit 3 (value 8) or, in
     a block of more than 64 keys, in the highest bit. These two bits of an index therefore select
     one of the four keys that share a draw. The remaining bits of an index are the index of the
     draw.
     """
-    place, half = jnp.arange(block_k, dtype=jnp.int32), block_k // 2
-    upper, place = jax.lax.div(place, half), jax.lax.rem(place, half)
-    group, place = jax.lax.div(place, 2 * ROWS), jax.lax.rem(place, 2 * ROWS)
-    lower, row = jax.lax.div(place, ROWS), jax.lax.rem(place, ROWS)
+    index, half = jnp.arange(block_k, dtype=jnp.int32), block_k // 2
+    upper, index = jax.lax.div(index, half), jax.lax.rem(index, half)
+    group, index = jax.lax.div(index, 2 * ROWS), jax.lax.rem(index, 2 * ROWS)
+    lower, row = jax.lax.div(index, ROWS), jax.lax.rem(index, ROWS)
     return GROUP * group + ROWS * (2 * upper + lower) + row
 
 
@@ -152,7 +152,7 @@ class _Tile:
     def scores(
         self, query: Array, key: Array, ids: tuple[Array, Array] | None
     ) -> Float[Array, "_ _"]:
-        """Returns the scores times log2 e, with `HIDDEN` for hidden keys."""
+        """Returns the scores times log2 e, with `HIDDEN` for masked keys."""
         scores = self.products(query, key) * LOG2_E
         if self.spec.causal:
             query_place, key_place = self.outer(self.queries, self.keys)
@@ -171,9 +171,9 @@ class _Tile:
             return None
         count = self.spec.block_k // (GROUP // ROWS)
         # Draw once for each query and each group of four keys.
-        number = jax.lax.div(self.first_key, GROUP // ROWS) + jnp.arange(count, dtype=jnp.int32)
-        query, number = jnp.broadcast_arrays(*self.outer(self.queries, number))
-        words = threefry(key, (query.astype(jnp.uint32), number.astype(jnp.uint32)))
+        counter = jax.lax.div(self.first_key, GROUP // ROWS) + jnp.arange(count, dtype=jnp.int32)
+        query, counter = jnp.broadcast_arrays(*self.outer(self.queries, counter))
+        words = threefry(key, (query.astype(jnp.uint32), counter.astype(jnp.uint32)))
 
         def split(upper: int, lower: int) -> tuple[int, ...]:
             """Returns the shape of a matrix whose axis of keys is split by the bits of indices."""
@@ -243,10 +243,10 @@ def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
 
 def _query_kernel(spec: _Spec, *refs: jax.Ref) -> None:
     """Computes the gradients of a block of queries [Q, H]."""
-    query_ref, key_ref, value_ref, keys_ref, *ids_refs, given, log_sum, mean, to_query = refs
+    query_ref, key_ref, value_ref, keys_ref, *ids_refs, out_gradient, log_sum, mean, to_query = refs
     i = pl.program_id(0)
     head_key = _head_key(spec, keys_ref)
-    query, gradient, order = query_ref[...], given[...], key_order(spec.block_k)
+    query, gradient, order = query_ref[...], out_gradient[...], key_order(spec.block_k)
     log_sums, means = log_sum[...][:, None], mean[...][:, None]
     queries = i * QUERIES + jnp.arange(QUERIES, dtype=jnp.int32)
     query_ids = ids_refs[0][...] if spec.has_ids else None
@@ -270,7 +270,7 @@ def _query_kernel(spec: _Spec, *refs: jax.Ref) -> None:
 
 def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
     """Computes the gradients of a block of keys [block_k, H] and of its values."""
-    query_ref, key_ref, value_ref, keys_ref, *ids_refs, given, log_sum, mean = refs[:-2]
+    query_ref, key_ref, value_ref, keys_ref, *ids_refs, out_gradient, log_sum, mean = refs[:-2]
     key_out, value_out = refs[-2:]
     j = pl.program_id(0)
     head_key = _head_key(spec, keys_ref)
@@ -286,7 +286,7 @@ def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         # The matrix is [keys, queries], so that both products below need no transpose.
         tile = _Tile(spec, queries, first, first + order, key_axis=0)
         ids = None if key_ids is None else (ids_refs[0][rows], key_ids)
-        query, gradient = query_ref[rows, :], given[rows, :]
+        query, gradient = query_ref[rows, :], out_gradient[rows, :]
         weights = jnp.exp2(tile.scores(query, key, ids) - log_sum[rows][None])
         kept = tile.kept(head_key)
         of_scores = weights * (_drop(tile.products(gradient, value), kept) - mean[rows][None])
@@ -315,7 +315,7 @@ def _whole(size: int, length: int, group: int = 1) -> pl.BlockSpec:
     )
 
 
-def _numbers(block: int | None, length: int) -> pl.BlockSpec:
+def _per_head(block: int | None, length: int) -> pl.BlockSpec:
     """Returns the spec of a block of an array [B, N, T], or of a whole row.
 
     A whole row of a head is used if `block` is None.
@@ -357,7 +357,7 @@ def _forward(
             HEAD_KEY,
             *(() if ids is None else ids_specs),
         ],
-        out_specs=[_blocked(value_size, QUERIES), _numbers(QUERIES, length)],
+        out_specs=[_blocked(value_size, QUERIES), _per_head(QUERIES, length)],
         out_shape=[
             jax.ShapeDtypeStruct((batch, length, heads, value_size), query.dtype),
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
@@ -396,8 +396,8 @@ def _backward(
             HEAD_KEY,
             *(() if ids is None else ids_specs),
             _blocked(value_size, QUERIES),
-            _numbers(QUERIES, length),
-            _numbers(QUERIES, length),
+            _per_head(QUERIES, length),
+            _per_head(QUERIES, length),
         ],
         out_specs=[_blocked(size, QUERIES)],
         out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype)],
@@ -416,8 +416,8 @@ def _backward(
             HEAD_KEY,
             *(() if ids is None else ids_specs),
             _whole(value_size, length),
-            _numbers(None, length),
-            _numbers(None, length),
+            _per_head(None, length),
+            _per_head(None, length),
         ],
         out_specs=[_blocked(size, spec.block_k), _blocked(value_size, spec.block_k)],
         out_shape=[
@@ -470,7 +470,7 @@ def flash_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes flash attention with dropout of the weights, for GPUs; scores are not scaled.
 
-    Blocks that causal order or a window hide are skipped.
+    Fully masked blocks are skipped.
 
     Args:
       query: already scaled; T is a multiple of 64, and H a power of two from 16 to 128.
@@ -478,7 +478,7 @@ def flash_attention(
       value: V is a power of two from 16 to 128.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
       causal: whether a query attends only to keys up to its own position.
-      window: if given, a query attends only to the last `window` of these keys.
+      window: if not None, a query attends only to the last `window` of these keys.
       keys: dropout keys of the heads. If None, nothing is dropped.
       rate: probability that a weight is dropped.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
 
 LEAST_LOG_SUM = -1e37
-"""For a query without keys, the kernel returns a log-sum-exp below this value."""
+"""For a query without visible keys, the kernel returns a log-sum-exp below this value."""
 
 
 def forward(
@@ -30,17 +30,17 @@ def forward(
     cap: float | None,
     dropped: None = None,
 ) -> Attended:
-    """Attends from all queries to all keys; see `blockwise.forward`.
+    """Computes attention of all queries to all keys; see `blockwise.forward`.
 
-    T and S are multiples of 128. The output is rounded to the type of the queries. Nothing is
-    dropped (`fused_attention.LIMITS`).
+    T and S are multiples of 128. The output is rounded to the type of the queries. The kernel does
+    not support dropout (`fused_attention.LIMITS`).
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     assert dropped is None
     kernel = _kernel(query, key, band, cap)
     ids = None if segments is None else splash.SegmentIds(*segments)
-    # The kernel takes one sequence, with heads before tokens: map it over the batch.
+    # The kernel processes one sequence, with heads before tokens, so map it over the batch.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     output, (log_sum,) = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
     output, log_sum = jnp.swapaxes(output, 1, 2), jnp.swapaxes(log_sum, 1, 2)
@@ -134,7 +134,7 @@ def _mask(num_queries: int, num_keys: int, band: Band | None) -> "splash_attenti
     shape = num_queries, num_keys
     if band is None:
         return masks.FullMask(shape)
-    # A band without a window only hides later keys.
+    # A band without a window only masks later keys.
     if band.window is None:
         return masks.CausalMask(shape, band.offset)
     later = 0 if band.causal else band.window - 1

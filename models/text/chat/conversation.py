@@ -15,6 +15,7 @@ from ....data.common.fields import require
 from ....data.common.files import input_lines
 from ....data.common.json_lines import parse_line
 from ....data.common.json_text import JsonValue
+from ....data.common.progress import ignore
 from ...decoding.generator import SEEDS, check_seed, sampling_keys
 from ..completions import FinishReason, Prompt
 from ..generate import TextGenerator
@@ -107,11 +108,13 @@ class Conversation:
         self._template = generator.tokenizer.chat_template if template is None else template
         self._stop_strings = tuple(stop_strings)
         # A quarter of the window for the answer leaves most of it for the earlier turns.
-        longest = min(256, generator.max_length // 4) if max_new_tokens is None else max_new_tokens
+        self._wanted = min(256, generator.max_length // 4)
+        if max_new_tokens is not None:
+            self._wanted = max_new_tokens
         self._tools = {tool.name: tool for tool in tools}
         self._max_calls = max_calls
-        self._form = CallForm.of(self._template) if tools else None
-        self._request = generator.context_request(max_new_tokens=longest, **options)
+        self._form = CallForm.of(self._template) if tools else CallForm()
+        self._request = generator.context_request(max_new_tokens=self._wanted, **options)
         self._context = generator.cached_context()
 
     @classmethod
@@ -153,8 +156,8 @@ class Conversation:
         self,
         text: str,
         *,
-        on_text: OnText | None = None,
-        on_turn: Callable[[Turn], None] | None = None,
+        on_text: OnText = ignore,
+        on_turn: Callable[[Turn], None] = ignore,
     ) -> Turn:
         """Sends a message to the model and returns its answer; both become turns.
 
@@ -185,12 +188,11 @@ class Conversation:
             left -= len(outputs)
             for turn in self._fitting(turns, outputs):
                 turns.append(turn)
-                if on_turn is not None:
-                    on_turn(turn)
+                on_turn(turn)
         self.turns = turns
         return turns[-1]
 
-    def _answer(self, turns: Sequence[Turn], on_text: OnText | None) -> tuple[Turn, Written]:
+    def _answer(self, turns: Sequence[Turn], on_text: OnText) -> tuple[Turn, Written]:
         """Returns the model's answer to the given turns, and its parsed content.
 
         Raises:
@@ -211,27 +213,23 @@ class Conversation:
         request = dataclasses.replace(self._request, max_new_tokens=room)
         answered = sum(turn.role == ASSISTANT for turn in turns)
         keys = sampling_keys((self._seed + answered) % SEEDS, 1)
-        shown, form = 0, self._form
+        shown = 0
         # Generate token by token, until a stop string, an end token or the end of a tool call.
         for token in self._context.stream(encoded.ids, request, keys):
             growing.grow([token])
-            end = form and form.end_of_call(growing.text)
+            end = self._form.end_of_call(growing.text)
             if end is not None:
                 growing.text, growing.reason = growing.text[:end], "stop"
-            if on_text is not None:
-                until = growing.num_settled if end is None else end
-                shown = _show(growing, shown, on_text, until=until)
+            until = growing.num_settled if end is None else end
+            shown = _show(growing, shown, on_text, until=until)
             if growing.reason is not None:
                 break
-        if on_text is not None:
-            _show(growing, shown, on_text, until=len(growing.text.rstrip()))
+        _show(growing, shown, on_text, until=len(growing.text.rstrip()))
         # Separate the tool calls from the text.
         reason = growing.reason or "length"
         answer = Turn(ASSISTANT, growing.text.strip(), self._name, reason)
-        if form is None:
-            return answer, Written(answer.content, ())
-        written = form.read(answer.content, tuple(self._tools.values()))
-        if not form.in_content:
+        written = self._form.read(answer.content, tuple(self._tools.values()))
+        if not self._form.in_content:
             answer = dataclasses.replace(answer, content=written.content, calls=written.calls)
         return answer, written
 
@@ -241,7 +239,7 @@ class Conversation:
         short, longest = outputs, max(len(turn.content) for turn in outputs)
         while longest > 100:
             try:
-                if 2 * self._prompt([*turns, *short])[1] >= (self._request.max_new_tokens or 1):
+                if 2 * self._prompt([*turns, *short])[1] >= self._wanted:
                     break
             except UserError:
                 pass  # not even one token fits
@@ -330,18 +328,18 @@ class Conversation:
 
     def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
         """Returns the model's input, and the maximum number of tokens of the answer after it."""
-        window, wanted = self._generator.max_length, self._request.max_new_tokens or 1
+        window, wanted = self._generator.max_length, self._wanted
         # The first message has the instructions, and lists the tools unless the template does so
         # itself.
         tools = tuple(self._tools.values())
-        listed = None if self._form is None else self._form.instructions(tools)
+        listed = self._form.instructions(tools)
         system = "\n".join(filter(None, [self.instructions, listed]))
         first = [Turn(SYSTEM, system, USER)] if system else []
-        schemas = [tool.schema for tool in tools] if tools and listed is None else None
+        schemas = [tool.schema for tool in tools] if listed is None else None
         # Drop the oldest exchanges until the answer fits.
         begins = [i for i, turn in enumerate(turns) if turn.role == USER]
-        encoded = None
-        for begin in begins or [0]:
+        encoded: Any = None
+        for begin in begins:
             messages = [turn.message for turn in (*first, *turns[begin:])]
             encoded = encode_chat(
                 self._generator.tokenizer,
@@ -353,7 +351,6 @@ class Conversation:
             if len(encoded.ids) + wanted <= window:
                 return encoded, wanted
         # Only the last exchange is left: shorten the answer.
-        assert encoded is not None
         require(
             len(encoded.ids) < window,
             f"the message and the instructions have {len(encoded.ids)} tokens, more than "

@@ -1,11 +1,11 @@
 """Answers queries with few-shot prompts."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....data.common.fields import require
-from ....data.common.progress import LogFn
+from ....data.common.progress import AdvanceFn, LogFn, ignore
 from ....data.prompts.examples import PromptExample
 from ....data.prompts.few_shot import FewShot
 from ..completions import Completion
@@ -42,7 +42,7 @@ def answer_queries(
     drop: bool = True,
     seed: int = 0,
     batch_size: int = BATCH_SIZE,
-    on_batch: Callable[[int, int], None] | None = None,
+    on_batch: AdvanceFn = ignore,
     log: LogFn = print,
     **options: Any,
 ) -> list[Answer]:

@@ -7,7 +7,8 @@ projected to the vocabulary.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ....data.common.errors import UserError
 from ....data.common.fields import require
-from ....data.common.progress import LogFn
+from ....data.common.progress import AdvanceFn, LogFn, ignore
 from ....data.tasks.translation import encode_source
 from ...decoding.cached_context import rotates_by_length
 from ...decoding.padding import pad_rows, power_of_two, round_up
@@ -30,9 +31,6 @@ from ...nn.typing import Array, Bool, Int, Params
 from ...token_log_probs import token_log_probs
 from ..text_model import TextModel
 from .prefix_tree import Item, Layout, Plan, PrefixGroup, Request, pack, plan
-
-AdvanceFn = Callable[[int, int], None]
-"""Called after a batch with the number of its requests and the number of their tokens."""
 
 CAPACITY = {"cpu": 512}
 DEFAULT_CAPACITY = 1024
@@ -58,23 +56,6 @@ class ContinuationScore:
     def log_probability(self) -> float:
         """The log-probability of the whole continuation, in nats."""
         return float(np.sum(self.log_probabilities))
-
-
-@dataclasses.dataclass
-class TokenCounts:
-    """Counts the tokens of the requests of a call."""
-
-    given: int = 0
-    """Tokens of all contexts and continuations, if each request is counted separately."""
-    needed: int = 0
-    """Tokens of all contexts and continuations, with each common prefix counted once."""
-    computed: int = 0
-    """Tokens that the model computed, including padding."""
-
-    @property
-    def padding(self) -> float:
-        """The share of the computed tokens that is padding."""
-        return 1 - self.needed / max(self.computed, 1)
 
 
 class _Rows(NamedTuple):
@@ -121,18 +102,10 @@ class ContinuationScorer(TextModel):
     refusal = "cannot score texts"
     remedy = "give a run of a causal language model or of a translation model"
 
-    counts = TokenCounts()
-    """The token counts of the last call."""
-
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether contexts are the encoder's input and continuations the decoder's."""
         return self._model.config.head == "seq2seq_lm"
-
-    @property
-    def max_length(self) -> int:
-        """The maximum number of tokens that the model reads."""
-        return self._model.config.max_length
 
     def __call__(
         self, pairs: Sequence[tuple[str, str]], *, log: LogFn = print
@@ -205,8 +178,7 @@ class ContinuationScorer(TextModel):
         self,
         requests: Sequence[tuple[Sequence[int], Sequence[int]]],
         *,
-        share_prefixes: bool = True,
-        on_batch: AdvanceFn | None = None,
+        on_batch: AdvanceFn = ignore,
         log: LogFn = print,
     ) -> list[ContinuationScore]:
         """Returns the probability of each continuation, given its context.
@@ -215,8 +187,6 @@ class ContinuationScorer(TextModel):
             requests: the token ids of each context and continuation, at least one each. A context
               and its continuation together may have one token more than the model's maximum length.
               A longer context loses its first tokens.
-            share_prefixes: whether common prefixes of several requests are computed only once. The
-              results do not depend on this option.
             on_batch: called after each batch with the numbers of finished requests and tokens.
             log: called with a line if contexts are truncated.
 
@@ -242,7 +212,7 @@ class ContinuationScorer(TextModel):
         # Assign the scores of each batch to the requests of its labels.
         log_probs = [np.zeros(len(ids), np.float32) for _, ids in requests]
         greedy = [np.zeros(len(ids), bool) for _, ids in requests]
-        for layouts, *arrays in self._batches(requests, share_prefixes):
+        for layouts, *arrays in self._batches(requests):
             done, tokens = 0, 0
             # The labels of one request are not always adjacent in a row.
             for layout, row, top in zip(layouts, *map(np.asarray, arrays), strict=False):
@@ -250,8 +220,7 @@ class ContinuationScorer(TextModel):
                 for k, (_, _, request, index) in enumerate(layout.scored):
                     log_probs[request][index], greedy[request][index] = row[k], top[k]
                     done += index == 0
-            if on_batch is not None:
-                on_batch(done, tokens)
+            on_batch(done, tokens)
         check_outputs({f"continuation {i}": scores for i, scores in enumerate(log_probs, start=1)})
         return [
             ContinuationScore(tuple(scores.tolist()), bool(top.all()))
@@ -308,37 +277,23 @@ class ContinuationScorer(TextModel):
             getattr(config, "causal", True),
             "the model attends to later tokens (causal is false), so it cannot score continuations",
         )
-        # Without sharing, each request of an encoder-decoder has a separate source.
-        by_source: dict[tuple[tuple[int, ...], int], list[Request]] = {}
+        by_source: dict[tuple[int, ...], list[Request]] = {}
         for number, (context, ids) in enumerate(requests):
             if both:
                 source, inputs = tuple(context[-config.max_length :]), (*self._target_start, *ids)
             else:
                 source, inputs = (), (*context, *ids)[-config.max_length - 1 :]
-            request = Request(inputs[:-1], tuple(ids), number)
-            by_source.setdefault((source, -1 if share else number), []).append(request)
+            by_source.setdefault(source, []).append(Request(inputs[:-1], tuple(ids), number))
         # A head convolution reads neighboring tokens of the row, which must therefore belong to the
         # same request.
         share = share and not config.recent_shapes
-        plans = [
+        return [
             (source, plan(targets, _capacity(), share=share))
-            for (source, _), targets in by_source.items()
+            for source, targets in by_source.items()
         ]
-        self.counts = TokenCounts(
-            given=sum(
-                len(source) + len(request.inputs)
-                for (source, _), targets in by_source.items()
-                for request in targets
-            ),
-            needed=sum(
-                len(source) * len(division.items) + division.num_tokens
-                for source, division in plans
-            ),
-        )
-        return plans
 
     def _batches(
-        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
+        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]
     ) -> Iterator[_ScoredBatch]:
         """Yields the scores of all requests."""
         # The longest request of a row decides the rotary frequencies of some models (LongRoPE) for
@@ -348,7 +303,7 @@ class ContinuationScorer(TextModel):
         separate_rows = rotates_by_length(config, min(longest, config.max_length))
         # First score the requests that continue a separately computed prefix, then all other
         # requests.
-        plans = self._plans(requests, share and not separate_rows)
+        plans = self._plans(requests, share=not separate_rows)
         for _, division in plans:
             for group in division.groups:
                 yield from self._continued(group)
@@ -364,17 +319,15 @@ class ContinuationScorer(TextModel):
             width = bucket(max(item.size, length))
             most = round_up(max(budget // (length + width), 1), self._num_shards)
             sizes = [(len(source), item.size) for source, item in waiting]
-            # Fill the rows of one batch, and leave the remaining items for the next batch.
-            bins = pack(sizes, (length, width), most)
-            if separate_rows:
-                bins = [[i] for i in range(min(most, len(waiting)))]
-            packed = {i for chosen in bins for i in chosen}
+            # Fill the rows of one batch, and leave the remaining items for the next batch. A row
+            # without capacity takes one item.
+            bins = pack(sizes, (0, 0) if separate_rows else (length, width), most)
             rows = [[waiting[i] for i in chosen] for chosen in bins]
+            packed = {*itertools.chain(*bins)}
             waiting = [pair for i, pair in enumerate(waiting) if i not in packed]
             layouts = [_laid_out([item for _, item in row]) for row in rows]
             width = bucket(max(len(layout.ids) for layout in layouts))
             number = round_up(min(power_of_two(len(rows)), most), self._num_shards)
-            self.counts.computed += number * (length + width)
             inputs = _rows(layouts, number, width)
             if length:
                 inputs = _with_sources(inputs, rows, length)
@@ -394,13 +347,11 @@ class ContinuationScorer(TextModel):
         slots = bucket(base)
         ids, _ = pad_rows([group.prefix], length=slots)
         prefix = self._read_prefix(self._params, ids, base, slots + length)
-        self.counts.computed += slots
         # Pad all rows to the same number of tokens and of labels, so that one compiled program
         # scores them all.
         scored = max(len(layout.scored) for layout in layouts)
         for start in range(0, len(layouts), self._num_shards):
             chosen = layouts[start : start + self._num_shards]
-            self.counts.computed += self._num_shards * length
             rows = self._placed(_rows(chosen, self._num_shards, length, scored))
             yield _ScoredBatch(chosen, *self._score_rows(self._params, rows, prefix))
 
@@ -518,6 +469,11 @@ def _rows(layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1
     )
 
 
+def _numbers(sizes: Sequence[int]) -> list[int]:
+    """Returns the number, from 1, of the part of each token, given the sizes of the parts."""
+    return np.repeat(np.arange(len(sizes)) + 1, sizes).tolist()
+
+
 def _with_sources(
     rows: _Rows, pairs: Sequence[Sequence[tuple[Sequence[int], Item]]], length: int
 ) -> _Rows:
@@ -530,9 +486,8 @@ def _with_sources(
     """
     (num_rows, width), inputs = rows.last.shape, rows.inputs
     joined = [[id for source, _ in row for id in source] for row in pairs]
-    # The index of the source of each token of a row, counted from 1; 0 is padding.
-    numbers = [[n for n, (s, _) in enumerate(row, 1) for _ in s] for row in pairs]
-    targets = [[n for n, (_, item) in enumerate(row, 1) for _ in range(item.size)] for row in pairs]
+    numbers = [_numbers([len(source) for source, _ in row]) for row in pairs]
+    targets = [_numbers([item.size for _, item in row]) for row in pairs]
     given = {
         "input_ids": pad_rows(joined, num_rows=num_rows, length=length)[0],
         "segment_ids": pad_rows(numbers, num_rows=num_rows, length=length)[0],

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from ....data.common.errors import UserError
 from ....data.common.fields import PositiveInt, check_value, require, without_none
 from ....data.common.progress import LogFn, Progress
@@ -57,7 +59,7 @@ class _Question(NamedTuple):
     right: int | None
     """The index of the right continuation, or None if the answer is a generated text."""
     letters: Sequence[int]
-    """The number of characters of each label."""
+    """The number of characters of each answer."""
 
 
 def few_shot_accuracy(
@@ -129,20 +131,15 @@ def few_shot_accuracy(
     with Progress().counter("answers", len(pairs)) as advance:
         requests = [scorer.encode_pair(*pair) for pair in pairs]
         scores = iter(scorer.score(requests, on_batch=advance, log=log))
-    # Count the questions with the right answer for each number of examples.
+    # Average over the questions for each number of examples.
     right: dict[int, list[tuple[bool, bool]]] = {number: [] for number in shots}
     for question in questions:
         own = [next(scores) for _ in question.answers]
         right[question.shots].append(_is_right(question, own))
+    means = {number: np.mean(results, axis=0).tolist() for number, results in right.items()}
     return {
-        number: FewShotAccuracy(
-            accuracy=sum(plain for plain, _ in results) / len(results),
-            accuracy_normalized=None
-            if labels is None
-            else sum(normalized for _, normalized in results) / len(results),
-            questions=len(results),
-        )
-        for number, results in right.items()
+        number: FewShotAccuracy(plain, None if labels is None else normalized, len(queries))
+        for number, (plain, normalized) in means.items()
     }
 
 
@@ -185,13 +182,11 @@ def _questions(
     pattern, dropped, questions = few_shot.pattern, 0, []
     # A label that is a prefix of another label is at least as probable as the other label, unless
     # its end is scored as well.
-    end = "" if labels is None or not _begin_others(labels) else pattern.stop
+    end = pattern.stop if labels is None or _begin_others(labels) else ""
     for query in queries:
         answer = pattern.answer(query.fields)
-        if labels is None:
-            answers = [f"{answer}{pattern.stop}"]
-        else:
-            answers = [f"{label}{end}" for label in labels]
+        choices = [answer] if labels is None else labels
+        answers = [f"{choice}{end}" for choice in choices]
         # Leave room for the longest answer.
         room = scorer.max_length
         if not scorer.is_encoder_decoder:  # the last token of a continuation is not read
@@ -199,7 +194,7 @@ def _questions(
         prompt = few_shot.fitting(query, lambda text: len(scorer.encode_pair(text, "")[0]), room)
         dropped += prompt != few_shot.prompt(query)
         right = None if labels is None else labels.index(answer)
-        letters = [max(len(label.lstrip()), 1) for label in labels or ()]
+        letters = [max(len(choice.lstrip()), 1) for choice in choices]
         questions.append(_Question(few_shot.num_shots, prompt, answers, right, letters))
     if dropped:
         log(
@@ -214,10 +209,9 @@ def _is_right(question: _Question, scores: Sequence[ContinuationScore]) -> tuple
     """Returns whether the right answer is the most probable, in total and per character."""
     if question.right is None:
         return scores[0].is_greedy, scores[0].is_greedy
-    plain = [score.log_probability for score in scores]
-    normalized = [value / length for value, length in zip(plain, question.letters, strict=True)]
-    best = [values.index(max(values)) == question.right for values in (plain, normalized)]
-    return best[0], best[1]
+    plain = np.array([score.log_probability for score in scores])
+    normalized = plain / question.letters
+    return int(plain.argmax()) == question.right, int(normalized.argmax()) == question.right
 
 
 def table_of(found: Mapping[int, FewShotAccuracy]) -> list[str]:

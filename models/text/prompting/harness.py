@@ -6,14 +6,17 @@ The harness is the package `lm_eval` (the extra `eval`), imported on first use.
 import dataclasses
 import importlib.util
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ....data.common.errors import UserError, similar_names
 from ....data.common.fields import NonNegativeInt, PositiveInt, check_value, require
 from ....data.common.json_text import JsonValue
-from ....data.common.progress import LogFn
+from ....data.common.progress import LogFn, ignore
 from ..text_model import Loaded
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ def harness_model(
     folder: str | Path,
     *,
     step: int | None = None,
-    log: LogFn | None = None,
+    log: LogFn = ignore,
     loaded: Loaded | None = None,
 ) -> "HarnessModel":
     """Opens a model for `lm_eval.simple_evaluate(model=…)`, without torch or transformers.
@@ -136,19 +139,18 @@ def evaluate_tasks(
     check_value("limit", limit, PositiveInt | None)
     check_value("shots", shots, NonNegativeInt | None)
     opened = tasks if isinstance(tasks, HarnessTasks) else open_tasks(tasks)
-    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.evaluator import evaluate
 
     lm.in_chats = chat
     try:
-        results = simple_evaluate(
-            model=lm,
-            tasks=[*opened.given],  # the harness changes the list
-            num_fewshot=shots,
+        results = evaluate(
+            lm,
+            _seeded(opened, shots),
             limit=limit,
             apply_chat_template=chat,
+            fewshot_as_multiturn=True,
             bootstrap_iters=0,
             log_samples=False,
-            task_manager=opened.manager,
         )
     except UserError:
         raise
@@ -168,6 +170,26 @@ def evaluate_tasks(
         }
         for name, metrics in results.get("results", {}).items()
     }
+
+
+def _seeded(opened: HarnessTasks, shots: int | None) -> Any:
+    """Loads the tasks with the seeds of `simple_evaluate`, so that its results are the same.
+
+    `simple_evaluate` also starts git and nvidia-smi, which print messages, to describe the machine.
+    """
+    from lm_eval.evaluator import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+
+    # Some tasks shuffle their questions or choices while they are loaded.
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
+    loaded = opened.manager.load([*opened.given])  # the harness changes the list
+    for task in loaded["tasks"].values():
+        defined = task.get_config("num_fewshot")
+        # A task that is defined without examples stays without examples.
+        keeps = shots is None or defined == 0
+        task.set_config("num_fewshot", (defined or 0) if keeps else shots)
+        task.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    return loaded
 
 
 def _reason(error: Exception) -> str:

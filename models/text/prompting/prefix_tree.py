@@ -9,6 +9,7 @@ Requests that begin with the same tokens share the hidden states of these tokens
 """
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -225,33 +226,28 @@ def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> P
 
 def _tree(requests: Sequence[Request], capacity: int) -> _Node:
     """Returns the root of the tree of sorted requests."""
-    path = [_Node(0)]  # from the root to the newest leaf
-    before: tuple[int, ...] | None = None
-    closed = None
-    # The final None closes all nodes, because its common length of -1 is below the depth of the
-    # root.
-    for request in [*requests, None]:
-        if request is not None and request.inputs == before:
-            path[-1].requests.append(request)
-            continue
-        common = -1 if request is None else common_prefix(before or (), request.inputs)
-        # Close the nodes whose prefix this request does not have, and a leaf whose inputs are its
-        # prefix.
-        closed = None
-        while path and (path[-1].requests or path[-1].depth > common):
-            node = path.pop()
-            node.children += [] if closed is None else [closed]
-            node.close(capacity)
-            closed = node
-        if request is None:
-            break
+    root = _Node(0)
+    nodes, path = [root], [root]  # all nodes, and those from the root to the newest leaf
+
+    def add(node: _Node) -> None:
+        path[-1].children.append(node)
+        path.append(node)
+        nodes.append(node)
+
+    before: tuple[int, ...] = ()
+    for inputs, alike in itertools.groupby(requests, key=lambda request: request.inputs):
+        common, before = common_prefix(before, inputs), inputs
+        # Leave the nodes whose prefix these requests do not have, and the newest leaf.
+        while path[-1].depth > common or path[-1].requests:
+            path.pop()
+        # A node of the common prefix takes the place of the newest child, and becomes its parent.
         if path[-1].depth < common:
-            path.append(_Node(common))
-        path[-1].children += [] if closed is None else [closed]
-        path.append(_Node(len(request.inputs), [request]))
-        before = request.inputs
-    assert closed is not None
-    return closed
+            add(_Node(common, children=[path[-1].children.pop()]))
+        add(_Node(len(inputs), [*alike]))
+    # Close the children first: they are deeper, or leaves of the same depth.
+    for node in sorted(nodes, key=lambda node: (node.depth, bool(node.requests)), reverse=True):
+        node.close(capacity)
+    return root
 
 
 def pack(

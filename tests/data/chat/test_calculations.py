@@ -3,14 +3,14 @@
 from flaxzoo import data, models
 from flaxzoo.data.chat.calculations import INSTRUCTIONS, NAME, NUMBER
 from flaxzoo.data.chat.rows import read_rows
-from flaxzoo.models.text.chat.tools.call_forms import CallForm
+from flaxzoo.models.text.chat.tools.call_forms import Brackets
 
 
 def test_every_call_is_right_and_what_the_tool_says_is_not_learned():
     rows = [row["messages"] for _, row in read_rows(NAME)]
     assert len(rows) == NUMBER
     tool = models.arithmetic()
-    form = CallForm("brackets")
+    form = Brackets()
     assert rows[0][0]["content"] == INSTRUCTIONS == form.instructions([tool])
     for messages in rows[:200]:
         [call] = form.read(messages[2]["content"], [tool]).calls

@@ -59,7 +59,7 @@ TEMPLATES = {
     "listed": written(f"{CONTENT} | list | join"),
     "capitals": written(f"{CONTENT}.casefold().swapcase().capitalize()"),
     "partition": written(f"{CONTENT}.partition('|') | join"),
-    "prefix": written(f"{CONTENT}.removeprefix('a').removesuffix('z').rjust(9, '|')"),
+    "prefix": written(f"{CONTENT}.removeprefix('a').removesuffix('z')"),
     "sorted": written(f"{CONTENT} | list | sort | join"),
     "batches": written(f"{CONTENT} | batch(3) | map('join') | join"),
     "items": written("m.items() | list | string", HEAD.replace("tojson", "items | list")),

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
-from flaxzoo.data.features.masking import Masking, continuations
+from flaxzoo.data.features.masking import Masking, WordBoundaries, word_boundaries
+from flaxzoo.data.tokenizers.huggingface import HuggingFaceTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ CLS, SEP, MASK = 2, 3, 4
 SPECIALS = (0, 1, CLS, SEP, MASK)
 VOCAB = 50
 CONTINUES = np.arange(VOCAB) >= 30
+BREAKS = np.arange(VOCAB) % 10 == 9
+WORDS = WordBoundaries(CONTINUES, BREAKS)
 
 # A row: [CLS] tokens [SEP] tokens [SEP], in which a token may be [UNK] or go on with a word.
 segment = st.lists(st.integers(1, VOCAB - 1).filter(lambda id: id not in (2, 3, 4)), max_size=30)
@@ -16,7 +19,7 @@ rows = st.tuples(segment, segment).map(lambda ab: [CLS, *ab[0], SEP, *ab[1], SEP
 
 
 def masking(max_predictions, rate=0.15, whole_word=False):
-    return Masking(MASK, SPECIALS, VOCAB, max_predictions, rate, CONTINUES if whole_word else None)
+    return Masking(MASK, SPECIALS, VOCAB, max_predictions, rate, WORDS if whole_word else None)
 
 
 def mask(ids, rule, seed=0):
@@ -55,7 +58,8 @@ def test_properties_of_masking(row, max_predictions, rate, whole_word, seed):
     if not whole_word:
         assert len(positions) == min(budget, ordinary.sum())
         return
-    words = np.cumsum(~(CONTINUES[before] & ordinary & np.roll(ordinary, 1)))
+    joined = CONTINUES[before] & ~BREAKS[np.roll(before, 1)]
+    words = np.cumsum(~(joined & ordinary & np.roll(ordinary, 1)))
     chosen = set(words[positions].tolist())
     assert sorted(positions.tolist()) == np.flatnonzero(np.isin(words, list(chosen))).tolist()
     sizes = np.bincount(words[ordinary], minlength=1)
@@ -76,6 +80,25 @@ def test_ids_that_the_vocabulary_leaves_out_are_not_drawn():
         after, _, _ = mask([CLS, *[6] * 40, SEP], rule, seed)
         drawn |= set(after[1:-1].tolist())
     assert drawn == {5, 6, MASK}
+
+
+@pytest.mark.parametrize("options", [{}, {"whole_word": True}, {"ngrams": 3}])
+def test_special_tokens_without_a_role_are_neither_drawn_nor_masked(prose, options):
+    trained = train_tokenizer(prose, TokenizerConfig("wordpiece", 400))
+    assert isinstance(trained, HuggingFaceTokenizer)
+    backend = trained.backend()
+    # One is a new id, and the other is a piece that the vocabulary already has.
+    backend.add_special_tokens(["<entity>", "the"])
+    tokenizer = HuggingFaceTokenizer(backend, trained.special_ids)
+    added = {backend.token_to_id(name) for name in ("<entity>", "the")}
+    assert tokenizer.all_special_ids == {*range(5), *added}
+    rule = Masking.of(tokenizer, 400, rate=0.9, **options)
+    drawn = set()
+    for seed in range(100):
+        after, positions, _ = mask([CLS, *added, *range(5, tokenizer.vocab_size), SEP], rule, seed)
+        assert not {1, 2} & set(positions)
+        drawn |= set(after[positions])
+    assert drawn == set(range(4, tokenizer.vocab_size)) - added
 
 
 def within(share, expected, count, deviations=5.0):
@@ -151,23 +174,51 @@ def test_spans_of_tokens():
         assert set(positions) <= {1, 3, 5}
 
 
-def test_ids_that_continue_a_word(prose):
+def words_of(tokenizer, text):
+    """Returns the words that are masked together, without the white space around them."""
+    ids = np.asarray(tokenizer.encode(text, add_special_tokens=False))
+    starts = np.flatnonzero(~word_boundaries(tokenizer).joined(ids))
+    words = [tokenizer.decode(part.tolist()) for part in np.split(ids, starts)]
+    return [word.strip() for word in words if word.strip()]
+
+
+LINES = "the unparalleled zebra\nfirst word  of\n\n\n a line\tthen tabs\r\nend\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("wordpiece", 400), ("byte-bpe", 300), ("sentencepiece-bpe", 400), ("words", 400)],
+)
+def test_words_are_those_of_a_reader(prose, kind, size):
+    tokenizer = train_tokenizer([*prose, *[LINES] * 9], TokenizerConfig(kind, size))
+    assert words_of(tokenizer, LINES) == LINES.split()
+
+
+def test_words_of_gpt2_are_those_of_a_reader(datasets):
+    gpt2 = load_tokenizer(datasets / "tok" / "gpt2_encoder.json")
+    assert words_of(gpt2, LINES) == LINES.split()
+    # Punctuation continues a word, as in RoBERTa.
+    assert words_of(gpt2, "well,\nthen") == ["well,", "then"]
+
+
+def test_a_line_break_ends_a_masked_word(datasets):
+    gpt2 = load_tokenizer(datasets / "tok" / "gpt2_encoder.json")
+    ids = gpt2.encode("unparalleled\nunparalleled")
+    rule = Masking(0, (0,), gpt2.vocab_size, len(ids), 0.5, word_boundaries(gpt2))
+    half = len(ids) // 2
+    assert gpt2.token(ids[half]) == "Ċ"
+    found = {tuple(mask(ids, rule, seed)[1].tolist()) for seed in range(30)}
+    assert found >= {tuple(range(half)), tuple(range(half + 1, len(ids)))}
+    assert all(set(x) & set(range(half)) in (set(), set(range(half))) for x in found)
+
+
+def test_words_of_wordpiece(prose):
     wordpiece = train_tokenizer(prose, TokenizerConfig("wordpiece", 400))
-    table = continuations(wordpiece)
-    ids = wordpiece.encode("the unparalleled", add_special_tokens=False)
-    assert [wordpiece.token(id).startswith("##") for id in ids] == table[ids].tolist()
-    assert table[ids].any()
-    assert not table[list(range(5))].any()
-
-
-@pytest.mark.parametrize(("kind", "size"), [("byte-bpe", 300), ("sentencepiece-bpe", 400)])
-def test_ids_that_continue_a_word_where_tokens_have_spaces(prose, kind, size):
-    tokenizer = train_tokenizer(prose, TokenizerConfig(kind, size))
-    table = continuations(tokenizer)
-    ids = tokenizer.encode(" the zebra")
-    begins = [i for i, id in enumerate(ids) if not table[id]]
-    assert len(begins) == 2 < len(ids)
-    assert tokenizer.decode(ids[begins[1] :]) == " zebra"
+    ids = np.asarray(wordpiece.encode("the unparalleled", add_special_tokens=False))
+    joined = word_boundaries(wordpiece).joined(ids).tolist()
+    assert [wordpiece.token(id).startswith("##") for id in ids] == joined
+    assert any(joined)
+    assert not word_boundaries(wordpiece).continues[list(range(5))].any()
 
 
 def test_vocabularies_that_cannot_be_masked(prose):
@@ -175,4 +226,4 @@ def test_vocabularies_that_cannot_be_masked(prose):
     with pytest.raises(DataError, match=r"characters .*mask"):
         Masking.of(characters, 128)
     with pytest.raises(DataError, match="whole_word"):
-        continuations(characters)
+        word_boundaries(characters)

@@ -80,6 +80,17 @@ def whole(batches, steps):
     return [(batch["epoch"].tolist(), batch["index"].tolist()) for batch in map(batches, steps)]
 
 
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 3))
+def test_examples_without_keys_are_not_repeated_in_a_batch(number, batch_size, seed):
+    keys = np.full((number, 2), -1)
+    if number < batch_size:
+        with pytest.raises(DataError):
+            distinct_order(keys, batch_size, seed, 0)
+        return
+    for batch in distinct_order(keys, batch_size, seed, 0):
+        assert len({*batch.tolist()}) == batch_size
+
+
 def test_steps_are_the_same_in_any_order_and_for_any_number_of_processes():
     batches = TrainBatches(Keyed(KEYS), 8, seed=3, num_steps=20)
     steps = range(20)

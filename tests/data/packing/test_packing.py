@@ -137,7 +137,7 @@ two_sides = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size
 @given(sizes=two_sides, length=st.integers(1, 40), seed=st.integers(-5, 5))
 def test_best_fit_takes_every_pair_that_fits_once_and_fills_no_side_over(sizes, length, seed):
     source, target = np.transpose(sizes)
-    pairs, sequence_starts = best_fit(source, target, length, seed)
+    pairs, sequence_starts = best_fit(source, target, (length, length), seed)
     fitting = np.flatnonzero(np.maximum(source, target) <= length)
     assert sorted(pairs.tolist()) == fitting.tolist()
     assert (sequence_starts[0], sequence_starts[-1]) == (0, len(pairs))
@@ -146,7 +146,7 @@ def test_best_fit_takes_every_pair_that_fits_once_and_fills_no_side_over(sizes, 
         assert len(row) > 0
         assert source[row].sum() <= length
         assert target[row].sum() <= length
-    again = best_fit(source, target, length, seed)
+    again = best_fit(source, target, (length, length), seed)
     assert all(map(np.array_equal, again, (pairs, sequence_starts)))
 
 
@@ -160,15 +160,15 @@ def two_lengths():
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("length", [64, 128])
 def test_best_fit_packs_well(two_lengths, length, seed):
-    _, sequence_starts = best_fit(*two_lengths, length, seed)
+    _, sequence_starts = best_fit(*two_lengths, (length, length), seed)
     assert np.sum(two_lengths) / (2 * length * (len(sequence_starts) - 1)) > 0.93
 
 
 def test_best_fit_depends_on_the_seed(two_lengths):
-    one, other = (best_fit(*two_lengths, 128, seed)[0] for seed in (0, 1))
+    one, other = (best_fit(*two_lengths, (128, 128), seed)[0] for seed in (0, 1))
     assert not np.array_equal(one, other)
 
 
 def test_best_fit_of_nothing_that_fits(two_lengths):
-    nothing, starts = best_fit(*two_lengths, 1, 0)
+    nothing, starts = best_fit(*two_lengths, (1, 1), 0)
     assert (len(nothing), starts.tolist()) == (0, [0])

@@ -3,6 +3,8 @@
 import json
 import sys
 import types
+from collections.abc import Iterator
+from typing import Any
 
 import datasets
 import fsspec
@@ -149,13 +151,13 @@ def test_published_splits_are_used_as_those_of_tfds(folder):
             "hf:{}/splits[dev]",
             r"split .*'hf:.*got 'dev'",
         ),
-        ("hf:{}", r"save_to_disk .*\*\*/\*\.parquet"),
+        ("hf:{}", r"save_to_disk .*parquet:FOLDER"),
         ("hf:nobody/nothing", "'hf:nobody/nothing' .*hf:FOLDER"),
         ("hf:{}/hf#body", "no field 'body'.* text, score, label, de"),
         ("parquet:{}/a.parquet#body", "a.parquet .*'body'.* text"),
         ("parquet:{}/a.parquet#score", "row 1 field 'score' .*string, .* int"),
         ("parquet:{}/a.jsonl", "a.jsonl .*Parquet"),
-        ("arrow:{}/a.jsonl", "a.jsonl .*Arrow"),
+        ("arrow:{}/a.jsonl", "a.jsonl .*arrow"),
         ("text:memory://nothing/*.txt", r"matches 'memory://nothing/\*.txt'"),
         ("text:gs://bucket/a.txt", "gcsfs: pip install gcsfs"),
         ("text:s3://bucket/a.txt", "s3fs: pip install s3fs"),
@@ -184,3 +186,54 @@ def test_a_classifier_reads_the_class_names_of_a_hub_data_set(folder):
         source=f"hf:{folder}/classes", tokenizer=data.TokenizerConfig(kind="wordpiece")
     )
     assert classified.labels() == ("bad", "good")
+
+
+class _Pets(datasets.GeneratorBasedBuilder):
+    """Writes a data set to the cache of `datasets`, as a download from the hub does."""
+
+    BUILDER_CONFIGS = (datasets.BuilderConfig(name="short"), datasets.BuilderConfig(name="long"))
+
+    def _info(self):
+        label = datasets.ClassLabel(names=["cat", "dog"])
+        return datasets.DatasetInfo(
+            features=datasets.Features({"text": datasets.Value("string"), "label": label})
+        )
+
+    def _split_generators(self, dl_manager):
+        return [
+            datasets.SplitGenerator(name=name, gen_kwargs={"number": number})
+            for name, number in (("train", 30), ("validation", 4))
+        ]
+
+    def _generate_examples(self, **kwargs: Any) -> Iterator[Any]:
+        for i in range(kwargs["number"]):
+            yield i, {"text": f"{self.config.name} {i}", "label": i % 2}
+
+
+@pytest.mark.parametrize("owner", ["", "owner/"])
+def test_without_a_network_a_name_is_read_from_the_local_cache(owner, tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    datasets.disable_progress_bars()
+    name = f"{owner}pets"
+    for config in ("short", "long"):
+        builder = _Pets(
+            cache_dir=str(tmp_path),
+            dataset_name="pets",
+            repo_id=name if owner else None,
+            config_name=config,
+            hash="0123456789abcdef",
+        )
+        builder.download_and_prepare()
+    source = f"hf:{name}/short"
+    texts = data.load_documents(f"{source}#text", "train", validation_fraction=0.5)
+    assert list(texts) == [f"short {i}" for i in range(30)]
+    held_out = data.load_documents(f"{source}#text", "validation", validation_fraction=0.5)
+    assert list(held_out) == [f"short {i}" for i in range(4)]
+    classified = data.SequenceClassificationData(
+        source=source, tokenizer=data.TokenizerConfig(kind="wordpiece")
+    )
+    assert classified.labels() == ("cat", "dog")
+    # Without a configuration the message lists the configurations.
+    with pytest.raises(DataError, match=r"short.*long|long.*short"):
+        data.load_documents(f"hf:{name}#text", "train", validation_fraction=0.5)

@@ -76,8 +76,7 @@ def test_joined_sources_are_divided_as_one(tmp_path):
 def test_a_large_part_that_is_held_out_is_mentioned(tmp_path):
     name = write(tmp_path / "a", TEXTS[:2])
     _, validation = load(name, tmp_path / "cache", 0.05)
-    assert validation.note.startswith("1 of 2 files are held out, ")
-    assert f"{name}#block or #line" in validation.note
+    assert validation.note.startswith("1 of 2 documents are held out, ")
     for part in (
         load(name, tmp_path / "cache", 0.2)[0],
         *load(write(tmp_path / "b", TEXTS), tmp_path),
@@ -284,4 +283,4 @@ def test_the_log_of_a_run_mentions_a_large_part_that_is_held_out(tmp_path, monke
         source=name, length=8, tokenizer=TokenizerConfig("byte-bpe", 260), validation_fraction=0.05
     )
     (note,) = config.validation_split(config.make_tokenizer(), ()).notes
-    assert note.startswith("1 of 2 files are held out, ")
+    assert note.startswith("1 of 2 documents are held out, ")

@@ -131,8 +131,8 @@ def test_a_label_that_occurs_once_is_named(tmp_path, tokenizer):
     split = data.train_split(tokenizer, data.labels(), 0)
     assert split.notes == (
         "labels: 0 (10), 1 (10), O (1)",
-        f"warning: a label occurs only once, 'O' at {tmp_path}/c.tsv line 21: check that this is "
-        "neither misspelled nor a column name",
+        f"warning: 1 label in only one example, 'O' at {tmp_path}/c.tsv line 21: check that this "
+        "is neither misspelled nor a column name",
     )
     assert split.summary == "21 examples"
 

@@ -61,7 +61,7 @@ def test_published_records_are_filtered(publish, tokenizer, monkeypatch, tmp_pat
     assert sorted(documents["validation"]) == [f"text {i}" for i in range(20, 24)]
     everything = load_documents("tfds:tiny_sentiment", "train", validation_fraction=0.0)
     assert everything.fingerprint != documents["train"].fingerprint
-    with pytest.raises(DataError, match=r"no document .*idx>99"):
+    with pytest.raises(DataError, match=r"no text .*idx>99"):
         load_documents("tfds:tiny_sentiment#text?idx>99", "train", validation_fraction=0.0)
     pairs = open_parallel("tfds:tiny_sentiment#text,text?idx<2", "train")
     assert (len(pairs), len(pairs.fingerprint)) == (2, 32)

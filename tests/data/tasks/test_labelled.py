@@ -133,7 +133,9 @@ def test_a_source_is_read_once(tmp_path, tokenizer, monkeypatch):
     config = data(write(tmp_path / "a.tsv", ROWS))
     read, times = SequenceClassificationData.read, []
     monkeypatch.setattr(
-        SequenceClassificationData, "read", lambda *args: times.append(args[1].name) or read(*args)
+        SequenceClassificationData,
+        "read",
+        lambda *args: times.append(args[1].source.name) or read(*args),
     )
     labels = config.labels()
     assert len(list(config.texts())) > 40

@@ -111,5 +111,9 @@ def test_sentinels_count_in_the_size_of_a_vocabulary(made):
     assert (tokenizer.vocab_size, len(tokenizer.sentinels)) == (300, 7)
     with pytest.raises(UserError, match=r"vocab_size 100 .*sentinels 100"):
         made(tokenizer=TokenizerConfig("sentencepiece-bpe", 100))
-    with pytest.raises(DataError, match=r"at least \d+.* 100 sentinels"):
+    # The minimum includes the sentinels.
+    with pytest.raises(DataError, match=r"120 tokens .* at least \d+") as caught:
         made(tokenizer=TokenizerConfig("sentencepiece-bpe", 120)).make_tokenizer()
+    least = int(str(caught.value).rpartition(" ")[2])
+    smallest = made(tokenizer=TokenizerConfig("sentencepiece-bpe", least)).make_tokenizer()
+    assert (smallest.vocab_size, len(smallest.sentinels)) == (least, 100)

@@ -61,11 +61,13 @@ def segments_of(row):
 def test_sequences_have_whole_and_separate_pairs(sizes, length):
     rng = np.random.default_rng(0)
     sources, targets = ([rng.integers(1, 99, n) for n in side] for side in zip(*sizes, strict=True))
-    pairs, starts = best_fit(*np.transpose(sizes), length, 1)
+    pairs, starts = best_fit(*np.transpose(sizes), (length, length), 1)
     seen = []
     for a, b in pairwise(starts):
         chosen = pairs[a:b].tolist()
-        row = packed_pairs.arrays_of_pairs([(sources[i], targets[i]) for i in chosen], length, 7)
+        row = packed_pairs.arrays_of_pairs(
+            [(sources[i], targets[i]) for i in chosen], (length, length), 7
+        )
         found = segments_of(row)
         assert found == [(sources[i].tolist(), 7, targets[i].tolist()) for i in chosen]
         seen += chosen
@@ -218,7 +220,7 @@ def test_numbers_depend_on_seed_epoch_and_index_alone(numbers):
         rows.example(epoch, index)["input_ids"].tolist() for epoch in (0, 1) for index in (0, 1)
     ]
     assert len(set(map(tuple, inputs))) == 4
-    reseeded = translation.NumberExamples(rows.languages, tokenizer, rows.length, 4)
+    reseeded = translation.NumberExamples(rows.languages, tokenizer, rows.lengths, 4)
     assert reseeded.example(0, 0)["input_ids"].tolist() != inputs[0]
 
 

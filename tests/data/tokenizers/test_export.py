@@ -7,7 +7,6 @@ import pytest
 from flaxzoo.data import DataError, TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from flaxzoo.data.tokenizers.sentencepiece_model import (
-    obstacle,
     parse_model,
     sentencepiece_backend,
 )
@@ -192,9 +191,6 @@ def test_published_vocabularies(datasets, tmp_path):
         theirs = exported(ours, tmp_path / name)
         lines = [line for file in FILES[:3] for line in lines_of(datasets / file)[:999]]
         assert differences(ours, theirs, [*NASTY, *lines]) == (0, 0)
-        if ours.kind == "byte-bpe":
-            (tmp_path / name / "tokenizer.json").unlink()
-            assert load_tokenizer(tmp_path / name).encode_batch(lines) == ours.encode_batch(lines)
 
 
 def foreign(texts, **options):
@@ -207,44 +203,24 @@ def foreign(texts, **options):
     return train_sentencepiece(lines, **plain | options)
 
 
-PAIRS = {"model_type": "bpe"}
-
-
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    "options",
     [
-        ({}, None),
-        (PAIRS, None),
-        (PAIRS | {"byte_fallback": False}, None),
-        (PAIRS | {"byte_fallback": False, "character_coverage": 0.98}, None),
-        (PAIRS | {"split_by_whitespace": False, "allow_whitespace_only_pieces": True}, None),
-        ({"split_by_whitespace": False, "allow_whitespace_only_pieces": True}, None),
-        ({"control_symbols": ["[MASK]", "<x>"], "pad_id": 3}, None),
-        ({"user_defined_symbols": ["e", "\t"]}, None),
-        ({"user_defined_symbols": ["<sep>"]}, "longer than a character or part of others"),
-        ({"normalization_rule_name": "nmt_nfkc"}, "nmt_nfkc"),
-        ({"add_dummy_prefix": True}, "a space before each text"),
-        ({"remove_extra_whitespaces": True}, "drops repeated spaces"),
-        ({"treat_whitespace_as_suffix": True}, "marks spaces after words"),
-        ({"byte_fallback": False, "character_coverage": 0.98}, "unknown characters would be"),
-        ({"model_type": "char", "byte_fallback": False}, "neither a unigram nor a BPE model"),
-        ({"model_type": "word", "byte_fallback": False}, "neither a unigram nor a BPE model"),
+        {},
+        {"normalization_rule_name": "nmt_nfkc"},
+        {"add_dummy_prefix": True},
+        {"treat_whitespace_as_suffix": True},
+        {"model_type": "bpe", "byte_fallback": False},
+        {"model_type": "char", "byte_fallback": False},
     ],
 )
-def test_foreign_sentencepiece_models(options, reason, prose, tmp_path):
+def test_foreign_sentencepiece_models(options, prose, tmp_path):
     ours = SentencePieceTokenizer(foreign(prose, **options))
     line = ours.export(tmp_path)
     assert (tmp_path / "sentencepiece.model").read_bytes() == ours.model
     assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint
-    if reason is None:
-        assert obstacle(parse_model(ours.model)) is None
-        theirs = AutoTokenizer.from_pretrained(tmp_path)
-        texts = [*NASTY, *(line for text in prose[:20] for line in text.split("\n"))]
-        assert differences(ours, theirs, texts) == (0, 0)
-    else:
-        assert reason in line
-        assert "no tokenizer.json" in line
-        assert not (tmp_path / "tokenizer.json").exists()
+    assert "no tokenizer.json" in line
+    assert not (tmp_path / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize(

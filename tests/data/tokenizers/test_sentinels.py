@@ -7,6 +7,7 @@ import pytest
 from flaxzoo.data import TokenizerConfig, load_tokenizer, train_tokenizer
 from flaxzoo.data.common.errors import DataError
 from flaxzoo.data.tasks.translation import start_and_end
+from flaxzoo.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from flaxzoo.data.tokenizers.sentinels import SentinelTokenizer
 from transformers import AutoTokenizer, T5Tokenizer
 
@@ -99,9 +100,19 @@ def test_a_vocabulary_trained_here(tmp_path):
     assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint
 
 
+@pytest.mark.parametrize("options", [{"add_dummy_prefix": False}, {"model_type": "bpe"}])
+def test_other_sentencepiece_models_with_sentinels_are_refused(options, tmp_path):
+    """The class of transformers for T5 would give other ids."""
+    model = train_sentencepiece([" ".join(WORDS)] * 9, vocab_size=60, **options)
+    with pytest.raises(DataError, match=r"sentencepiece .*transformers"):
+        SentinelTokenizer(SentencePieceTokenizer(model)).export(tmp_path)
+
+
 @pytest.mark.parametrize("extra", [-1, "many"])
 def test_damaged_numbers_of_sentinels_are_named(folder, tmp_path, extra):
     (tmp_path / "spiece.model").write_bytes((folder / "spiece.model").read_bytes())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"extra_ids": extra}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": extra})
+    )
     with pytest.raises(DataError, match=rf"extra_ids .*{extra}"):
         load_tokenizer(tmp_path)

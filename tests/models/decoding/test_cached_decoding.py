@@ -18,6 +18,7 @@ MODELS = {
     },
     "bert": {"family": "bert", "head": "causal_lm"},
     "roberta": {"family": "roberta", "head": "causal_lm"},
+    "electra": {"family": "electra", "head": "causal_lm"},
 }
 LAYERS = ("scan", "unroll", "separate")
 GPT_RUNS = [
@@ -26,6 +27,7 @@ GPT_RUNS = [
     ("gpt-scaled", "scan"),
 ]
 BERT_RUNS = [(name, layers) for name in ("bert", "roberta") for layers in LAYERS]
+BERT_RUNS += [("electra", "scan")]
 
 
 @pytest.mark.parametrize(("name", "layers"), GPT_RUNS)

@@ -280,24 +280,55 @@ def test_a_model_by_splash(config, splash):
         out = models.create(config, execution).apply(params, **inputs)
         return jnp.sum(jnp.square(out.last_hidden_state) * (segments != 0)[..., None])
 
-    def both(execution):
-        found = jax.jit(jax.value_and_grad(functools.partial(loss, execution=execution)))
-        return found(params), kernel_calls(found.trace(params).jaxpr.jaxpr)
+    def gradients(**execution):
+        run = functools.partial(loss, execution=models.Execution(**execution))
+        return jax.jit(jax.value_and_grad(run))
 
-    xla, none = both(models.Execution())
-    splashed, calls = both(models.Execution(attention="splash"))
-    _, rematerialized = both(models.Execution(attention="splash", remat="dots"))
-    assert none == 0
+    def calls(found):
+        return kernel_calls(found.trace(params).jaxpr.jaxpr)
+
+    xla, splashed = gradients(), gradients(attention="splash")
+    assert calls(xla) == 0
     # One call forward and two backward; the GPT has layers of two kinds in its scan, and the
     # Transformer attention of three kinds.
-    assert calls == rematerialized == {GPT: 6, LLAMA: 3, TRANSFORMER: 9}[config]
-    for a, b in zip(jax.tree.leaves(splashed), jax.tree.leaves(xla), strict=True):
+    rematerialized = gradients(attention="splash", remat="dots")
+    assert calls(splashed) == calls(rematerialized) == {GPT: 6, LLAMA: 3, TRANSFORMER: 9}[config]
+    for a, b in zip(jax.tree.leaves(splashed(params)), jax.tree.leaves(xla(params)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 BERT = models.BertConfig(
     vocab_size=32, max_length=128, num_layers=2, d_model=32, num_heads=2, d_ff=32, dropout_rate=0.1
 )
+
+
+@functools.cache
+def bert_params():
+    return jax.jit(models.create(BERT).init)(jax.random.key(0), input_ids=jnp.zeros((2, 128), int))
+
+
+def bert_gradients(attention, remat="none"):
+    """A compiled function from parameters to the loss of a BERT that drops weights, and gradients.
+
+    Args:
+        attention: which kernel computes attention.
+        remat: what the backward pass computes again.
+    """
+    ids = np.random.default_rng(0).integers(5, 32, (2, 128))
+    mask = (np.arange(128) < np.array([[128], [70]])).astype(np.int32)
+    model = models.create(BERT, models.Execution(attention=attention, remat=remat))
+
+    def loss(params):
+        rng = models.row_keys(jax.random.key(3), 2)
+        out = model.apply(params, ids, attention_mask=mask, rng=rng)
+        return jnp.sum(jnp.square(out.last_hidden_state) * mask[..., None])
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+@functools.cache
+def bert_gradients_by_xla():
+    return bert_gradients("xla")(bert_params())
 
 
 @pytest.mark.slow
@@ -314,26 +345,14 @@ BERT = models.BertConfig(
 def test_a_model_that_drops_weights_by_flash_attention(kernel, remat, request):
     """Its gradients are those of XLA, and with "dots" it keeps what the backward pass reads."""
     request.getfixturevalue(kernel)
-    ids = np.random.default_rng(0).integers(5, 32, (2, 128))
-    mask = (np.arange(128) < np.array([[128], [70]])).astype(np.int32)
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    params = jax.jit(models.create(BERT).init)(jax.random.key(0), **inputs)
-
-    def loss(params, execution):
-        rng = models.row_keys(jax.random.key(3), 2)
-        out = models.create(BERT, execution).apply(params, **inputs, rng=rng)
-        return jnp.sum(jnp.square(out.last_hidden_state) * mask[..., None])
-
-    def gradients(attention, remat):
-        execution = models.Execution(attention=attention, remat=remat)
-        return jax.jit(jax.value_and_grad(functools.partial(loss, execution=execution)))
 
     def calls(remat):
         name = "scan" if kernel == "blocks" else "pallas_call"
-        return kernel_calls(gradients(kernel, remat).trace(params).jaxpr.jaxpr, name)
+        return kernel_calls(bert_gradients(kernel, remat).trace(bert_params()).jaxpr.jaxpr, name)
 
     assert calls(remat) == calls("none") + (remat == "full")
-    xla, ours = (gradients(attention, remat)(params) for attention in ("xla", kernel))
+    ours = bert_gradients(kernel, remat)(bert_params())
+    xla = bert_gradients_by_xla()
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(xla), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 

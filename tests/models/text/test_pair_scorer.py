@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from flaxzoo import models
+from flaxzoo import data, models
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
 from flaxzoo.models.finite import load_finite
@@ -219,6 +219,22 @@ def test_the_command_line_scores_by_yes_and_no(tmp_path, capsys):
     np.testing.assert_allclose(found, scorer.score(PAIRS[:3], silent), atol=1e-6)
     assert main([*given, "--instruction", "Find the sea?"]) == 2
     assert "applies to --yes-no" in capsys.readouterr().err
+
+
+def test_an_evaluation_ranks_by_yes_and_no(tmp_path, capsys):
+    """Of two documents that BM25 finds, the one with the higher score comes first."""
+    language_model(tmp_path / "model", True)
+    documents = {"a": "the sea is blue", "b": "the sea is the sea"}
+    data.RetrievalData(documents, {"q": "the sea"}, {"q": {"a": 1}}).save(tmp_path / "beir")
+    given = ["evaluate", str(tmp_path / "model"), "--data", f"beir:{tmp_path / 'beir'}"]
+    assert main([*given, "--yes-no"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    scorer = models.YesNoScorer.of_run(tmp_path / "model")
+    of_a, of_b = scorer.score([("the sea", text) for text in documents.values()], silent)
+    assert of_a != of_b
+    assert scores["mrr@10"] == (1.0 if of_a > of_b else 0.5)
+    assert main(["evaluate", str(tmp_path / "model"), "--yes-no"]) == 2
+    assert "--yes-no applies to --data beir:FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -247,7 +247,7 @@ def test_the_commands_print_what_the_functions_return(scorer, tokenizer, tmp_pat
     assert main(["next", str(folder), "The train", "--words"]) == 2
     assert "words is empty" in capsys.readouterr().err
     assert main(["score", str(folder)]) == 2
-    assert "--text TEXT or --input FILE" in capsys.readouterr().err
+    assert "--text nor --input" in capsys.readouterr().err
 
 
 def test_the_factors_of_the_lectures_sentence(scorer):

@@ -429,7 +429,7 @@ def test_a_vocabulary_that_is_too_large(flaxzoo, text, tmp_path):
 @pytest.mark.slow
 def test_a_published_data_set_without_a_network(flaxzoo, tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-    monkeypatch.setattr("flaxzoo.data.sources.tfds.documents._any_reachable", lambda urls: False)
+    monkeypatch.setattr("flaxzoo.data.sources.tfds.documents._is_reachable", lambda url: False)
     for name, message in (
         ("ag_news_subset#description", "cannot be downloaded"),
         ("ag_news_subst", " ag_news_subset"),

@@ -269,9 +269,9 @@ def test_gpus_are_divided_among_processes(monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "command train, .*two dashes"),
-        (["train", "quickstart"], "command train, .*two dashes"),
-        (["--", "evaluate", "runs/x"], "command train, .*'evaluate', "),
+        ([], "command train after two dashes"),
+        (["train", "quickstart"], "command train after two dashes"),
+        (["--", "evaluate", "runs/x"], "command train .*'evaluate': "),
         (["--", "train", "quickstar"], "'quickstar': .*quickstart"),
     ],
 )

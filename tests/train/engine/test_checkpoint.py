@@ -1,3 +1,4 @@
+import asyncio
 import dataclasses
 import functools
 import shutil
@@ -12,6 +13,7 @@ from flaxzoo.models.run_files import newest_step, steps
 from flaxzoo.train import TrainState
 from flaxzoo.train.engine.checkpoint import Checkpoints, set_aside_damaged
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint._src.futures.future import CommitFuture
 
 
 def make_state(step, sharding=None):
@@ -47,6 +49,24 @@ def save(folder, losses, last=2, best=1):
     with Checkpoints(folder, keep_last=last, keep_best=best) as checkpoints:
         for step, loss in losses.items():
             checkpoints.save(make_state(step), {"step": step}, loss)
+
+
+def test_a_writer_that_fails_later_does_not_replace_the_first_error(tmp_path):
+    async def fail():
+        await asyncio.sleep(0.3)
+        raise ValueError("later")
+
+    def end_with_an_error():
+        with Checkpoints(tmp_path, keep_last=2, keep_best=1):
+            writers.append(CommitFuture(fail()))
+            raise KeyError("first")
+
+    writers = []
+    with pytest.raises(KeyError, match="first"):
+        end_with_an_error()
+    (writer,) = writers
+    with pytest.raises(ValueError, match="later"):
+        writer.result(timeout=0)  # it has ended
 
 
 def test_a_state_comes_back_bit_for_bit(tmp_path):

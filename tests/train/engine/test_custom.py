@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from flaxzoo import data, models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.engine import start
+from flaxzoo.train.engine.loop import Loop
 from flaxzoo.train.runs.custom import Custom
 from flaxzoo.train.runs.run_folder import prepare_run
 
@@ -370,3 +372,15 @@ def test_nan_equals_itself_when_an_example_is_made_again():
     source, tokenizer = Unknown(((5, 6), (6, 7))), data.train_tokenizer(TEXTS, VOCABULARY)
     training, _ = Custom(examples=lambda _: (source, source)).splits(tokenizer)
     assert training.examples is source
+
+
+def test_callbacks_cannot_read_parameters_of_several_processes():
+    """Adapters are not merged first, because one process would wait for the others."""
+    loop = Loop.__new__(Loop)
+    loop.config = dataclasses.replace(train.recipe("quickstart"), lora=models.LoRAConfig())
+    tokenizer = data.train_tokenizer(TEXTS, VOCABULARY)
+    loop.run = types.SimpleNamespace(tokenizer=tokenizer)
+    elsewhere = types.SimpleNamespace(is_fully_addressable=False)
+    loop.state = types.SimpleNamespace(params={}, frozen={"kernel": elsewhere}, step=1)
+    with pytest.raises(UserError, match="on_checkpoint"):
+        loop._running_model().params()

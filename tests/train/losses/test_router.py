@@ -137,7 +137,7 @@ def test_a_model_without_experts_has_none():
     assert train.with_router(train.CAUSAL, models.preset("gpt2")) is train.CAUSAL
 
 
-def test_an_objective_with_further_models_has_no_router_losses():
+def test_an_objective_with_auxiliary_models_has_no_router_losses():
     objective = dataclasses.replace(train.CAUSAL, forward=lambda run, batch: run["model"]())
     with pytest.raises(UserError, match=r"num_experts 4 .*forward"):
         train.with_router(objective, CONFIG)

@@ -95,7 +95,7 @@ CASES = {
         lambda v: scored.margin_error(v, jnp.einsum("bd,bcd->bc", GUIDE.anchors, GUIDE.documents)),
     ),
 }
-NO_MODEL = train.FurtherModel(lambda params: None, lambda rng: {})
+NO_MODEL = train.AuxiliaryModel(lambda params: None, lambda rng: {})
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def mean_loss(objective, vectors, batch):
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_is_the_mean_over_items_and_filler_is_none(name):
     settings, number, scores, loss = CASES[name]
-    guide = None if settings.second_model is None else GUIDE
+    guide = None if settings.guide_model is None else GUIDE
     vectors = Vectors(A, jnp.stack((P, N1, N2), axis=1)[:, :number], guide)
     batch = {"anchor_mask": jnp.ones((6, 4), int), "attention_mask": jnp.ones((6, number, 4), int)}
     batch["input_ids"] = batch["attention_mask"]
@@ -181,7 +181,7 @@ def test_each_data_set_has_its_loss(tmp_path):
     # A guide reads the texts of all data sets, and an evaluation has none.
     guided = train.SeveralConfig(kinds=("qa=gist,guide=x,margin=0.1", "sts=cosine"))
     guided = guided.of_data(given, is_default=False)
-    assert (guided.second_model, guided.build(given).models) == ("x", {"guide": NO_MODEL})
+    assert (guided.guide_model, guided.build(given).models) == ("x", {"guide": NO_MODEL})
     two = Vectors(N2, jnp.stack((N1, P), axis=1))
     found = guided.build(given).terms(vectors.replace(guide=two), batch)
     first = jax.tree.map(lambda x: x[:4], vectors.replace(guide=two))
@@ -322,7 +322,7 @@ def test_a_loss_of_pairs_names_the_remedy_for_negatives():
 
 
 @pytest.mark.parametrize("config", [train.GISTConfig, train.DistillationConfig])
-def test_an_evaluation_without_the_second_model_keeps_the_settings_of_vectors(config):
+def test_an_evaluation_without_the_guide_keeps_the_settings_of_vectors(config):
     settings: dict[str, Any] = {"normalize": False, "matryoshka_dims": (64, 32)}
     name = "teacher" if hasattr(config, "teacher") else "guide"
     evaluated = config(**{name: "folder"}, **settings).for_evaluation()

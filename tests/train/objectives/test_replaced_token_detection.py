@@ -60,8 +60,8 @@ def made(config, **fields):
     objective = learned.with_models(learned.build(DATA), config, Execution())
     model = models.create(config)
     params = models.init_params(model, jax.random.key(0))
-    further, _ = objective.initial_models(jax.random.key(1))
-    return model.apply, objective, joined(params, further)
+    auxiliary, _ = objective.initial_models(jax.random.key(1))
+    return model.apply, objective, joined(params, auxiliary)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_both_losses_and_who_learns_from_which():
     generator = models.create(generator_config(config, 0.25))
     assert (generator.config.d_model, generator.config.num_heads) == (4, 1)
     assert generator.config.d_embedding == 16
-    own = params["further"][GENERATOR]
+    own = params["auxiliary"][GENERATOR]
     assert not own.keys() & set(EMBEDDINGS)
     keys = models.row_keys(jax.random.key(2), B)
     run = jax.jit(lambda params, batch: objective.apply(apply, params, batch, rng=keys))
@@ -112,8 +112,8 @@ def test_both_losses_and_who_learns_from_which():
     for name in EMBEDDINGS:
         assert learns(masked[name])
         assert learns(detection[name])
-    assert learns(masked["further"])
-    assert not learns(detection["further"])
+    assert learns(masked["auxiliary"])
+    assert not learns(detection["auxiliary"])
     assert learns(detection["layers"])
     assert not learns(masked["layers"])
     # An evaluation samples the same tokens for a batch each time.
@@ -143,7 +143,7 @@ def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
     def summed(parts):
         tables = {
             name: jax.tree.map(lambda g, d: jax.lax.stop_gradient(g) + d, generator, parts[name])
-            for name, generator in parts["further"][GENERATOR].items()
+            for name, generator in parts["auxiliary"][GENERATOR].items()
             if name in EMBEDDINGS
         }
         return {**parts, **tables}
@@ -153,7 +153,7 @@ def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
         counts = objective.counts(batch)
         return sum(c * means[n] / counts[n] for n, c in objective.coefficients.items())
 
-    parts = joined(state.params, state.further)
+    parts = joined(state.params, state.auxiliary)
     parts |= {name: jax.tree.map(jnp.zeros_like, parts[name]) for name in EMBEDDINGS}
     by_formula = jax.jit(jax.value_and_grad(loss))
     moments, key = tx.init(parts), jax.random.key(1)
@@ -166,7 +166,7 @@ def test_disentangled_embeddings_are_a_sum_of_which_each_model_trains_a_part():
         np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-5)
         updates, moments = tx.update(gradient, moments, parts)
         parts = optax.apply_updates(parts, updates)
-    found = joined(state.params, state.further)
+    found = joined(state.params, state.auxiliary)
     for (path, ours), (_, wanted) in zip(
         jax.tree.leaves_with_path(found), jax.tree.leaves_with_path(summed(parts)), strict=True
     ):
@@ -182,7 +182,7 @@ def test_the_average_of_disentangled_embeddings_is_one_of_parameters():
     step, expected = jax.jit(make_train_step(model.apply, objective, tx)), ema_of(state.opt_state)
     for _ in range(2):
         state, _ = step(state, BATCH, jax.random.key(1))
-        found = joined(state.params, state.further)
+        found = joined(state.params, state.auxiliary)
         expected = jax.tree.map(lambda old, x: 0.75 * old + 0.25 * x, expected, found)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), ema_of(state.opt_state), expected
@@ -194,15 +194,15 @@ def test_followed_embeddings_begin_at_those_of_the_model():
     learned = ReplacedTokenConfig(embeddings="disentangled", generator_size=0.5)
     objective = learned.with_models(learned.build(DATA), config, Execution())
     params = {name: {"embedding": jnp.full((2, 2), 3.0)} for name in EMBEDDINGS}
-    further = {GENERATOR: {**jax.tree.map(jnp.zeros_like, params), "layers": jnp.zeros(3)}}
-    begun = objective.with_followed(further, params)[GENERATOR]
+    auxiliary = {GENERATOR: {**jax.tree.map(jnp.zeros_like, params), "layers": jnp.zeros(3)}}
+    begun = objective.with_followed(auxiliary, params)[GENERATOR]
     assert all((begun[name]["embedding"] == 3).all() for name in EMBEDDINGS)
     assert (begun["layers"] == 0).all()
 
 
 def tables_of(state):
     """The generator's parameters."""
-    return state.further[GENERATOR]
+    return state.auxiliary[GENERATOR]
 
 
 def test_samples_follow_the_softmax():
@@ -223,7 +223,7 @@ def test_the_sizes_of_generators():
     # Separate embeddings, and a DeBERTa, whose distances are as wide as its layers.
     config = DebertaConfig(**SIZES, head="replaced_token_detection", norm_distances=True)
     apply, objective, params = made(config, embeddings="separate", generator_size=0.5)
-    own = params["further"][GENERATOR]
+    own = params["auxiliary"][GENERATOR]
     assert own["token_embedding"]["embedding"].shape == (V, 16)
     assert own["distance_embedding"]["embedding"].shape == (2 * T, 8)
     _, terms = jax.jit(lambda params, batch: objective.apply(apply, params, batch))(params, BATCH)
@@ -265,7 +265,7 @@ def test_a_run_resumes_and_is_evaluated_and_exported(tmp_path):
         assert scores[name] == pytest.approx(result.validation[name], rel=1e-5)
     model, params = models.load(whole)
     assert model.config.head == "replaced_token_detection"
-    assert "further" not in params
+    assert "auxiliary" not in params
     # The generator alone, with the tables of both.
     train.export_model(whole, tmp_path / "generator", generator=True)
     model, generator = models.load(tmp_path / "generator")

@@ -14,6 +14,8 @@ from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.optim.ema import ema_of
 from flaxzoo.train.optim.optimizer import make_optimizer
+from flaxzoo.train.serve.rows.settings import RowSettings
+from flaxzoo.train.serve.served import open_models
 
 from tests.support.run_folders import assert_same, everything, small_run
 
@@ -63,21 +65,29 @@ class Stop(train.Callback):
             raise ZeroDivisionError
 
 
-@pytest.mark.slow
-def test_a_run_saves_resumes_evaluates_and_exports_its_average(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def whole(on_one_device, tmp_path_factory):
+    """The configuration and the folder of a finished run, and the callback that has read it."""
+    folder, read = tmp_path_factory.mktemp("averaged"), Read()
     fields = {"checkpoint_every": 100, "best_metric": "min:ema_loss"}
-    config = small_run(tmp_path, steps=4, optimizer=OPTIMIZER, **fields)
-    train.train(config, tmp_path / "whole", quiet=True, callbacks=[read := Read()])
+    config = small_run(folder, steps=4, optimizer=OPTIMIZER, **fields)
+    train.train(config, folder / "whole", quiet=True, callbacks=[read])
+    return config, folder / "whole", read
+
+
+@pytest.mark.slow
+def test_a_run_saves_resumes_evaluates_and_exports_its_average(whole, tmp_path, capsys):
+    config, uninterrupted, read = whole
     with pytest.raises(ZeroDivisionError):
         train.train(config, tmp_path / "run", quiet=True, callbacks=[Stop()])
     result = train.train(config, tmp_path / "run", quiet=True)
     run = tmp_path / "run"
-    assert_same(everything(run, 4), everything(tmp_path / "whole", 4))
-    average, other = (models.load(x, ema=True)[1] for x in (run, tmp_path / "whole"))
+    assert_same(everything(run, 4), everything(uninterrupted, 4))
+    average, other = (models.load(x, ema=True)[1] for x in (run, uninterrupted))
     jax.tree.map(np.testing.assert_array_equal, average, other)
     assert read.step == 4
     jax.tree.map(np.testing.assert_array_equal, average, read.average)
-    stored = tmp_path / "whole" / "checkpoints" / "4" / "metrics" / "metrics"
+    stored = uninterrupted / "checkpoints" / "4" / "metrics" / "metrics"
     assert json.loads(stored.read_text())["loss"] == read.metrics["ema_loss"]
     # The last parameters have moved further than their average.
     assert result.validation is not None
@@ -94,6 +104,29 @@ def test_a_run_saves_resumes_evaluates_and_exports_its_average(tmp_path, capsys)
     # An older run has none.
     with pytest.raises(UserError, match="moving average"):
         models.load(tmp_path / "exported", ema=True)
+
+
+@pytest.mark.slow
+def test_an_index_and_a_server_use_the_average(whole, tmp_path, capsys):
+    _, run, _ = whole
+    texts = ["the cat sat", "a big red house", "some dog"]
+    file, index = tmp_path / "texts.txt", tmp_path / "index"
+    file.write_text("\n".join(texts))
+    assert cli.main(["index", str(file), str(index), "--run", str(run), "--ema"]) == 0
+    of_average = models.TextEmbedder.of_run(run, ema=True)
+    opened = train.SearchIndex.open(index)
+    np.testing.assert_allclose(opened.vectors, of_average.comparable(of_average(texts)), rtol=1e-6)
+    # A search embeds its query with the average too, also after the run has moved.
+    for options in ([], ["--run", str(run)], ["--ema"]):
+        capsys.readouterr()
+        assert cli.main(["search", str(index), texts[1], "--json", *options]) == 0
+        first = json.loads(capsys.readouterr().out.splitlines()[0])
+        assert (first["text"], first["score"]) == (texts[1], pytest.approx(1.0, abs=1e-5))
+    assert cli.main(["search", str(index), texts[1], "--no-ema"]) == 2
+    # The workers of a server share the parameters.
+    average = models.load(run, ema=True)[1]
+    served = open_models([str(run)], RowSettings(), print, ema=True)["whole"]
+    jax.tree.map(np.testing.assert_array_equal, served.front.loaded[1], average)
 
 
 def test_the_average_is_sharded_like_the_parameters():

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -12,14 +13,17 @@ from flaxzoo.models.registry import families
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.engine.compile import configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
+from flaxzoo.train.plan import worker
 from flaxzoo.train.plan.least_memory import WAYS, least_memory, trained_by
 from flaxzoo.train.plan.topology import parse_topology
 from flaxzoo.train.state import count_parameters
 
+SMALL: dict[str, Any] = {"model.num_layers": 2, "model.vocab_size": 512}
+
 
 @pytest.mark.parametrize("way", list(WAYS)[:2])
 def test_the_state_is_that_of_the_step_and_the_gradient(way):
-    config = train.recipe("gpt", **{"model.num_layers": 2, "model.vocab_size": 512})
+    config = train.recipe("gpt", **SMALL)
     config = trained_by(dataclasses.replace(config, mesh=train.MeshConfig(fsdp=8)), way)
     mesh = train.make_mesh(config.mesh)
     state = configured_step(config, objective_of(config), mesh, None).state
@@ -33,7 +37,7 @@ def test_the_state_is_that_of_the_step_and_the_gradient(way):
 
 
 def test_adapters_need_their_base_in_16_bits():
-    config = train.recipe("gpt", **{"model.num_layers": 2, "model.vocab_size": 512})
+    config = train.recipe("gpt", **SMALL)
     whole, adapted = (least_memory(trained_by(config, way), 1) for way in ("AdamW", list(WAYS)[2]))
     number = count_parameters(models.init_params(models.create(config.model), jax.random.key(0)))
     assert 2 * number < adapted.state < 2.3 * number
@@ -77,3 +81,23 @@ def test_a_published_size_fits_the_topology_of_the_page(
 
 def test_the_page_has_each_family():
     assert {row[0] for row in SIZES} == {name for name, x in families().items() if x.presets}
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_window_and_is_linear_in_the_length():
+    """ModernBERT's windows change the work of attention in blocks, but not its memory."""
+    sizes = {"vocab_size": 64, "d_model": 32, "num_heads": 2, "d_ff": 32}
+
+    def planned(length, window):
+        fields = {f"model.{name}": size for name, size in sizes.items()}
+        fields |= {"batch_size": 1, "data.length": length, "model.max_length": length}
+        config = train.recipe("modernbert-quickstart", **fields, **{"model.window": window})
+        return worker.plan_run(config, parse_topology("cpu:1"), jax.devices()[:1])
+
+    narrow, wide, long = (planned(*x) for x in ((2048, 65), (2048, 1025), (4096, 65)))
+    assert narrow.temp_bytes is not None
+    assert long.temp_bytes is not None
+    assert narrow.attention == "attention by XLA block by block"
+    assert narrow.temp_bytes == wide.temp_bytes
+    assert narrow.device_flops < wide.device_flops
+    assert long.temp_bytes < 2 * narrow.temp_bytes

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 from flaxzoo.train.cli import main as cli
-from flaxzoo.train.plan.chips import CHIPS, Gpu
+from flaxzoo.train.plan.chip import Gpu
+from flaxzoo.train.plan.chips import CHIPS
 from flaxzoo.train.plan.topology import parse_topology
 
 pytestmark = [
@@ -107,7 +108,7 @@ def test_the_calls_of_kernels_and_their_matmuls(kernel, rate, window, matmuls):
     """The scan over the layers runs three times; of a window every second one."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COUNT, "h100:1", kernel, str(rate), str(window)],
-        env={**os.environ, **parse_topology("h100:1").environment()},
+        env={**os.environ, **parse_topology("h100:1").chip.environment()},
         capture_output=True,
         text=True,
         check=True,

@@ -2,7 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 from flaxzoo.data.common.errors import UserError
-from flaxzoo.train.plan.chips import CHIPS, Gpu, Tpu
+from flaxzoo.train.plan.chip import Gpu, Tpu
+from flaxzoo.train.plan.chips import CHIPS
 from flaxzoo.train.plan.topology import parse_topology
 
 
@@ -20,7 +21,7 @@ from flaxzoo.train.plan.topology import parse_topology
 def test_names(name, slices, devices):
     topology = parse_topology(name)
     assert (topology.name, topology.units, topology.num_devices) == (name, slices, devices)
-    assert (topology.chip is None) == name.startswith("cpu")
+    assert topology.is_virtual == name.startswith("cpu")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_a_program_may_use_the_part_of_a_gpu_that_jax_takes(monkeypatch):
             for value in ("most", "90", "0", "nan"):
                 patch.setenv(name, value)
                 with pytest.raises(UserError, match=f"{name} .*got '{value}'"):
-                    parse_topology("h100:1").environment()
+                    parse_topology("h100:1").chip.environment()
 
 
 @pytest.mark.parametrize("kind", [kind for kind, chip in CHIPS.items() if isinstance(chip, Gpu)])

@@ -38,7 +38,7 @@ def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
         ]
 
     settings = GRPOConfig(rewards=("exact_match",), reward_weights=(1.0, 0.5))
-    rewards = rewards_of(settings, [long])
+    rewards = rewards_of(settings, [long], open_model=named_reward)
     assert list(rewards.functions) == ["exact_match", "long"]
     assert rewards.weights == (1.0, 0.5)
     prompts = [prompt_of("a", answer="x"), prompt_of("?", answer=None)]
@@ -57,7 +57,7 @@ def test_an_own_reward_gets_the_arguments_that_it_takes_and_none_is_no_reward():
 )
 def test_a_wrong_name_is_one_line(name, message):
     with pytest.raises(UserError, match=message):
-        rewards_of(GRPOConfig(rewards=(name,)))
+        rewards_of(GRPOConfig(rewards=(name,)), open_model=named_reward)
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,19 @@ def test_a_wrong_name_is_one_line(name, message):
     ],
 )
 def test_a_wrong_reward_is_one_line(reward, message):
-    rewards = rewards_of(GRPOConfig(), [reward])
+    rewards = rewards_of(GRPOConfig(), [reward], open_model=named_reward)
     with pytest.raises(UserError, match=message):
         rewards([prompt_of("a"), prompt_of("b")], ["x", "y"])
 
 
 def test_a_run_needs_a_reward_and_a_weight_for_each():
     with pytest.raises(UserError, match=r"objective\.rewards"):
-        rewards_of(GRPOConfig())
+        rewards_of(GRPOConfig(), open_model=named_reward)
     with pytest.raises(UserError, match=r"reward_weights .*2 numbers .*1"):
-        rewards_of(GRPOConfig(rewards=("exact_match",), reward_weights=(1.0, 2.0)))
+        rewards_of(
+            GRPOConfig(rewards=("exact_match",), reward_weights=(1.0, 2.0)),
+            open_model=named_reward,
+        )
 
 
 def test_reward_models_are_asked_first_and_keep_their_column(tmp_path):

@@ -20,14 +20,6 @@ def test_a_configuration_survives_json():
     assert from_dict(VALID) == train.recipe("bert-classify")
 
 
-@pytest.mark.parametrize(("shared", "embeddings"), [(True, "shared"), (False, "separate")])
-def test_runs_from_before_embeddings_could_be_disentangled_are_read(shared, embeddings):
-    fields = json.loads(json.dumps(to_dict(train.recipe("electra-quickstart"))))
-    del fields["objective"]["embeddings"]
-    fields["objective"]["share_embeddings"] = shared
-    assert from_dict(fields).objective.embeddings == embeddings
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

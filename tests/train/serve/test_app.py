@@ -285,7 +285,7 @@ def test_an_error_does_not_replace_a_complete_answer():
         async with running() as (_, worker, engine):
             worker.may.set()
             async with engine.submit(worker, ["a"], tokens=1) as job:
-                while not job.num_ready:
+                while not job._events:
                     await asyncio.sleep(0.001)
                 engine.cancel_all(ApiError(503, "the server shuts down"))
                 assert [event async for _, event in job] == ["a"]
@@ -492,7 +492,7 @@ def test_models_are_named_by_their_folders(monkeypatch, tmp_path):
     monkeypatch.setattr(served, "local_folder", lambda folder: folder)
     monkeypatch.setattr(served, "model_config", lambda folder: SimpleNamespace(head="none"))
     monkeypatch.setattr(
-        served.opening, "open_rows", lambda name, folder, *_: Served(name, folder, {})
+        served.opening, "open_rows", lambda name, folder, *_, ema: Served(name, folder, {})
     )
     found = served.open_models([f"{folder}", f"b={folder}"], RowSettings(), print)
     assert {name: (one.name, one.front) for name, one in found.items()} == {
@@ -511,7 +511,7 @@ def test_a_setting_of_the_other_form_of_documents_is_refused():
 def test_the_prompt_of_several_texts_is_counted_once():
     metrics, growing = Metrics(Engine(Limits(), [])), SimpleNamespace(num_chosen=2)
     works: Any = [
-        SimpleNamespace(number=i, ids=[1, 2, 3], first_token=0.0, growing=growing) for i in range(2)
+        SimpleNamespace(index=i, ids=[1, 2, 3], first_token=0.0, growing=growing) for i in range(2)
     ]
     metrics.texts("m", works)
     figures = metrics.text().decode()

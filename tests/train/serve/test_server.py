@@ -16,9 +16,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 def test_a_signal_ends_the_server_after_its_requests(run_folder, tmp_path):
     """A stream that has begun is finished, and later requests are refused or not accepted."""
-    with running(tmp_path, f"a={run_folder}", "--rows", 1, FLAXZOO_API_KEY="secret") as server:
+    with (
+        running(tmp_path, f"a={run_folder}", "--rows", 1, FLAXZOO_API_KEY="secret") as server,
+        httpx.Client(timeout=60, headers={"Authorization": "Bearer secret"}) as client,
+    ):
         body = {"model": "a", "prompt": "the", "max_tokens": 100, "stream": True}
-        client = httpx.Client(timeout=60, headers={"Authorization": "Bearer secret"})
         assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 401
         begun, lines = threading.Event(), []
 
@@ -45,7 +47,7 @@ LOADING = """
 import time
 from pathlib import Path
 from flaxzoo.train.serve import server
-def load(*arguments):
+def load(*arguments, ema):
     Path("loading").touch()
     time.sleep(60)
 server.open_models = load

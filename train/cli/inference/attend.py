@@ -41,7 +41,7 @@ class AttendArguments(ModelArguments):
     part: Literal["cross", "encoder", "decoder"] | None = None
     """For an encoder-decoder: attention from the target to the source (cross, the default), or
     within the source or the target."""
-    output: Annotated[Path, Suffix(".png")] | None = None
+    output: Annotated[Path, Suffix((".png",))] | None = None
     """Also draw the weights as a PNG: a panel for each layer, or with --layer a panel for each head
     of this layer."""
     json: bool = False
@@ -96,17 +96,17 @@ def _print_all(attention: "Attention", parsed: AttendArguments) -> None:
 def _print_word(attention: "Attention", parsed: AttendArguments, word: str) -> None:
     """Prints what each occurrence of a word attends to, with columns for layers or heads."""
     weights = attention.chosen(parsed.layer, parsed.head)  # [layers, heads, Q, K]
-    name = "layer" if parsed.layer is None else "head"
     # The table has a column for each layer (its mean over heads), or for each head of the chosen
     # layer.
-    columns = weights.mean(axis=1) if parsed.layer is None else weights[0]
-    one_head = parsed.layer is not None and parsed.head is not None
-    numbers = [parsed.head] if one_head else range(1, len(columns) + 1)
+    if parsed.layer is None:
+        name, columns, first = "layer", weights.mean(axis=1), 1
+    else:
+        name, columns, first = "head", weights[0], parsed.head or 1
+    titles = [f"{f'{name} {number}':>8}" for number in range(first, first + len(columns))]
     width = max(4, *map(len, attention.keys))
     for place in attention.places(word):
         print(f"{attention.queries[place]}, word {place + 1} of {len(attention.queries)}")
-        titles = [f"{name} {number}" for number in numbers]
-        print("  ".join([f"{'word':<{width}}", f"{'mean':>6}", *(f"{t:>8}" for t in titles)]))
+        print("  ".join([f"{'word':<{width}}", f"{'mean':>6}", *titles]))
         mean = columns[:, place].mean(axis=0)
         for i in (-mean).argsort(kind="stable")[: parsed.top_k or 10]:
             values = [f"{value:8.3f}" for value in columns[:, place, i]]

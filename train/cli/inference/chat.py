@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 import os
+import re
 import sys
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,9 @@ COMMANDS = """\
 /save FILE    write the conversation as JSON lines
 /help         show these commands
 /exit         end (also Ctrl-D)"""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Matches control characters other than tabs and line feeds, and lone surrogates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,8 +150,7 @@ def _unused_name(path: Path) -> Path:
 
 def _printable(text: str) -> str:
     """Replaces control characters, which a terminal would execute, with question marks."""
-    kept = (c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs") else "?" for c in text)
-    return "".join(kept)
+    return CONTROL.sub("?", text)
 
 
 def _lines(interactive: bool) -> Iterator[str]:

@@ -23,7 +23,7 @@ class EmbedArguments(ModelArguments):
 
     input: str
     """A file with one text per line; - reads standard input."""
-    output: Annotated[Path, Suffix(".npy", ".jsonl")]
+    output: Annotated[Path, Suffix((".npy", ".jsonl"))]
     """The file to write: a float32 array [lines, width] in numpy's format (.npy); for a sparse
     encoder JSON lines (.jsonl), whose objects map tokens to their weights, the largest first."""
     pooling: (

@@ -2,15 +2,16 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from ....data.common.fields import NonNegativeInt, PositiveInt, Seed, require
 from ....data.common.json_text import to_json
 from ....models.decoding.request import NumBeams
 from ...compilation_cache import enable_compilation_cache
 from ...evaluate_config import EvaluateConfig
-from ..options import log, parse
+from ..options import flag_of, is_given, log, parse
 from .arguments import ModelArguments
+from .prompt import chosen_pattern
 
 if TYPE_CHECKING:
     from ....models.text.text_model import Loaded
@@ -31,6 +32,9 @@ class EvaluateArguments(ModelArguments):
     of the run. With --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv,
     builtin:reviews, builtin:patterns …). For any model that embeds texts: beir:FOLDER, a folder
     with corpus.jsonl, queries.jsonl and qrels/test.tsv (beir:FOLDER#dev reads qrels/dev.tsv)."""
+    yes_no: bool = False
+    """With --data beir:FOLDER: the model is a language model that answers whether a document fits a
+    query, as Qwen3-Reranker does. It ranks the first documents of BM25 again."""
     num_beams: NumBeams | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
     max_length: PositiveInt | None = None
@@ -79,7 +83,7 @@ OPTIONS_OF = {
     "--tasks": {"tasks", "shots", "chat", "limit", "max_new_tokens", "stop", "ema"},
     "--shots": {"shots", "data", "limit", "ema", *PROMPTED},
     "--without-heads": {"without_heads", "data"},
-    RETRIEVAL: {"data", "ema"},
+    RETRIEVAL: {"data", "yes_no", "ema"},
     "the loss": {"data", "num_beams", "max_length", "ema"},
 }
 """Mode of evaluation → the options that apply to this mode, in addition to `run` and `step`."""
@@ -116,17 +120,16 @@ def evaluate_command(arguments: list[str]) -> None:
 
 def _check(parsed: EvaluateArguments) -> None:
     """Raises UserError if an option would be ignored, or if examples are missing."""
-    # An option is given if its value differs from the default.
-    fields = {field.name: field.default for field in dataclasses.fields(EvaluateArguments)}
-    given = [name for name, default in fields.items() if getattr(parsed, name) != default]
-    chosen = [f"--{name}".replace("_", "-") for name in ("tasks", "shots", "without_heads")]
+    names = sorted(set().union(*OPTIONS_OF.values()))
+    given = [name for name in names if is_given(parsed, name)]
     usual = RETRIEVAL if _is_retrieval(parsed) else "the loss"
-    mode = next((x for x in chosen if x[2:].replace("-", "_") in given), usual)
+    chosen = (flag_of(name) for name in ("tasks", "shots", "without_heads") if name in given)
+    mode = next(chosen, usual)
     for name in given:
         modes = [mode for mode, options in OPTIONS_OF.items() if name in options]
         require(
-            not modes or mode in modes,
-            f"--{name.replace('_', '-')} applies to {' and '.join(modes)}, not to {mode}: "
+            mode in modes,
+            f"{flag_of(name)} applies to {' and '.join(modes)}, not to {mode}: "
             "leave one of them out",
         )
     if mode == "--shots":
@@ -147,9 +150,15 @@ def _evaluate_retrieval(parsed: EvaluateArguments) -> None:
     """Prints how well the vectors of the model find documents, as JSON."""
     from ...evaluation.vectors.retrieval import evaluate_retrieval
 
-    assert parsed.data is not None
     loaded = _average_of(parsed)
-    scores = evaluate_retrieval(parsed.run, parsed.data, step=parsed.step, loaded=loaded, log=log)
+    scores = evaluate_retrieval(
+        parsed.run,
+        cast(str, parsed.data),
+        step=parsed.step,
+        loaded=loaded,
+        yes_no=parsed.yes_no,
+        log=log,
+    )
     print(to_json(scores))
 
 
@@ -179,7 +188,7 @@ def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
     from ...evaluation.tasks import Judged, judge, open_all
 
     settings = EvaluateConfig(
-        tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
+        tasks=tuple(filter(None, map(str.strip, tasks.split(",")))),
         shots=parsed.shots[0] if parsed.shots else None,
         limit=parsed.limit,
         chat=parsed.chat,
@@ -197,7 +206,6 @@ def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
 def _evaluate_shots(parsed: EvaluateArguments) -> None:
     """Prints the accuracy for each number of examples, as a table and as JSON."""
     from ....data.prompts.examples import prompt_examples
-    from ....data.prompts.pattern import pattern_for, prompt_pattern
     from ....models.text.prompting.continuations import ContinuationScorer
     from ....models.text.prompting.few_shot import (
         LIMIT,
@@ -207,20 +215,17 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
         table_of,
     )
 
-    assert parsed.data is not None
     if parsed.plot is not None:
         # Check the path before the model is evaluated, to fail fast.
         check_picture(parsed.plot)
-    examples = prompt_examples(parsed.data)
-    queries = prompt_examples(parsed.queries or parsed.data, "validation")
-    # Without a given pattern, the names of the fields determine the pattern.
-    if parsed.pattern is None:
-        pattern = pattern_for([name for name in examples[0].fields if name != "task"])
-    else:
-        pattern = prompt_pattern(parsed.pattern)
+    # `_check` has required the examples.
+    source = cast(str, parsed.data)
+    questions = parsed.queries or source
+    examples = prompt_examples(source)
+    queries = prompt_examples(questions, "validation")
     found = few_shot_accuracy(
         ContinuationScorer.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema),
-        pattern,
+        chosen_pattern(parsed.pattern, examples),
         examples,
         queries,
         shots=parsed.shots,
@@ -232,5 +237,5 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
     )
     print("\n".join(table_of(found)))
     if parsed.plot is not None:
-        draw_accuracy(found, parsed.plot, f"{parsed.run} on {parsed.queries or parsed.data}")
+        draw_accuracy(found, parsed.plot, f"{parsed.run} on {questions}")
     print(to_json({"shots": {str(number): x.to_json() for number, x in found.items()}}))

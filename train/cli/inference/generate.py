@@ -5,9 +5,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from ....data.common.errors import UserError
-from ....data.common.fields import require
 from ...compilation_cache import enable_compilation_cache
-from ..options import log, parse
+from ..options import check_applies, check_one_given, log, parse
 from .arguments import DecodingArguments
 
 if TYPE_CHECKING:
@@ -37,10 +36,9 @@ class GenerateArguments(DecodingArguments):
 def generate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo generate RUN --prompt TEXT`."""
     parsed = parse(GenerateArguments, arguments, "flaxzoo generate")
-    problem = "--prompt and --prompt-file are both given: leave one out"
-    require(parsed.prompt_file is None or parsed.prompt == ("",), problem)
+    check_one_given(parsed, "prompt", "prompt_file", least=0)
     enable_compilation_cache()
-    from ....data.common.progress import Progress
+    from ....data.common.progress import Progress, ignore
     from ....models.text.completions import completed_to_json, read_prompts
     from ....models.text.generate import completed_to_samples
 
@@ -51,15 +49,15 @@ def generate_command(arguments: list[str]) -> None:
     prompts = list(parsed.prompt) if file is None else read_prompts(file)
     generator = open_generator(parsed, parsed.run)
     number = len(prompts) * (parsed.num_return_sequences or 1)
-    # A single continuation is printed while it is generated.
-    alone = file is None and not parsed.json and number == 1
+    alone = False
     if file is None:
         # The prompts of one call are one batch, as in transformers. A stored `max_length` therefore
         # allows every prompt as many new tokens as the longest prompt.
         request = generator.request(parsed.prompt, **requested)
         requested["max_new_tokens"] = request.max_new_tokens or 0
-        # A folder in the Hugging Face format may return several sequences by default.
-        alone = alone and request.num_return_sequences == 1
+        # A single continuation is printed while it is generated. A folder in the Hugging Face
+        # format may return several sequences by default.
+        alone = not parsed.json and len(prompts) * request.num_return_sequences == 1
     if alone:
         _write(parsed.prompt[0])
     with Progress(quiet=file is None).counter("completions", number) as advance:
@@ -68,7 +66,7 @@ def generate_command(arguments: list[str]) -> None:
             stop_strings=parsed.stop_strings,
             seed=parsed.seed,
             batch_size=None if file is None else parsed.batch_size,
-            on_text=_write if alone else None,
+            on_text=_write if alone else ignore,
             on_batch=advance,
             log=log,
             **requested,
@@ -120,11 +118,7 @@ def check_requested(parsed: DecodingArguments) -> None:
     Raises:
         UserError: an option is out of range, or without effect.
     """
-    require(
-        parsed.num_assistant_tokens is None or parsed.assistant_model is not None,
-        f"--num-assistant-tokens {parsed.num_assistant_tokens} requires a draft model: "
-        f"give --assistant-model, or leave it out",
-    )
+    check_applies(parsed, "num_assistant_tokens", to="assistant_model")
     from ....models.text.generate import merged_request
 
     # The folder may set the number of beams, so the length penalty cannot be checked yet without

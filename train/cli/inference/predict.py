@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Annotated
 
-from ....data.common.fields import PositiveInt, require
+from ....data.common.fields import PositiveInt
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import Positional, log, parse
+from ..options import Positional, check_applies, log, parse
 from .arguments import ModelArguments
 from .score import print_words
 
@@ -37,10 +37,7 @@ class PredictArguments(ModelArguments):
 def predict_command(arguments: list[str]) -> None:
     """Runs `flaxzoo predict RUN --input FILE`."""
     parsed = parse(PredictArguments, arguments, "flaxzoo predict")
-    require(
-        parsed.yes_no or parsed.instruction is None,
-        f"--instruction {parsed.instruction!r} applies to --yes-no: give both, or leave it out",
-    )
+    check_applies(parsed, "instruction", to="yes_no")
     enable_compilation_cache()
     from ...evaluation.predict import predict, predict_yes_no
 

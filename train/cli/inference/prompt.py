@@ -1,7 +1,8 @@
 """The command `flaxzoo prompt`."""
 
 import dataclasses
-from pathlib import Path
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ....data.common.errors import UserError
@@ -9,7 +10,7 @@ from ....data.common.fields import NonNegative, NonNegativeInt, Seed, require
 from ....data.common.json_text import to_json
 from ....models.decoding.request import NewTokens
 from ...compilation_cache import enable_compilation_cache
-from ..options import log, parse
+from ..options import check_one_given, log, parse
 from .arguments import DecodingArguments
 from .generate import check_requested, log_acceptance, open_generator
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 MOST_SHOTS = 8
 """The maximum number of examples if --shots is not given."""
-TABLES = (".jsonl", ".csv", ".tsv")
-"""Suffixes of files with named fields."""
+NAMED = re.compile(r":|\.(jsonl|csv|tsv)(\.gz)?$")
+"""Matches sources and files with named fields."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,10 +79,8 @@ class PromptArguments(DecodingArguments):
 def prompt_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prompt RUN --examples FILE --shots K --query TEXT`."""
     parsed = parse(PromptArguments, arguments, "flaxzoo prompt")
-    problem = "prompt needs either --query TEXT or --query-file FILE"
-    require(bool(parsed.query) != (parsed.query_file is not None), problem)
-    problem = "--pattern and --labels are both given: leave one out"
-    require(parsed.pattern is None or not parsed.labels, problem)
+    check_one_given(parsed, "query", "query_file")
+    check_one_given(parsed, "pattern", "labels", least=0)
     few_shot, queries = _few_shot(parsed)
     # Build all prompts first, so that a missing field fails before the model is loaded.
     prompts = list(map(few_shot.prompt, queries))
@@ -125,13 +124,13 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
 
     examples = [] if parsed.examples is None else prompt_examples(parsed.examples)
     file = parsed.query_file
-    named = file is not None and (":" in file or Path(file.removesuffix(".gz")).suffix in TABLES)
     # Sources and tables have named fields. Other files have one text per line.
-    queries = prompt_examples(file, "validation") if file is not None and named else []
+    named = NAMED.search(file or "")
+    queries = prompt_examples(str(file), "validation") if named else []
     if named and parsed.task is not None:
         queries = [query for query in queries if query.task == parsed.task]
         require(queries, f"{file} has no query of the task {parsed.task!r}: check --task")
-    pattern = _pattern(parsed, (examples or queries)[:1])
+    pattern = chosen_pattern(parsed.pattern, examples or queries, parsed.labels)
     if not named:
         # Plain texts need the pattern, which names their fields.
         texts = parsed.query if file is None else read_lines(file)
@@ -164,11 +163,23 @@ def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExam
     )
 
 
-def _pattern(parsed: PromptArguments, first: "list[PromptExample]") -> "PromptPattern":
+def chosen_pattern(
+    given: str | None, examples: "Sequence[PromptExample]", labels: Sequence[str] = ()
+) -> "PromptPattern":
+    """Returns the given pattern, or the pattern of the fields of the examples.
+
+    Args:
+        given: a name or a template.
+        examples: examples or queries.
+        labels: the label before each field, instead of a named pattern.
+
+    Raises:
+        UserError: the pattern is invalid, or there is neither a pattern nor an example.
+    """
     from ....data.prompts.pattern import PromptPattern, pattern_for, prompt_pattern
 
-    if parsed.pattern is not None:
-        return prompt_pattern(parsed.pattern)
-    require(first, "--query without --examples needs a pattern: give --pattern")
-    fields = [name for name in first[0].fields if name != "task"]
-    return PromptPattern.of_labels(parsed.labels, fields) if parsed.labels else pattern_for(fields)
+    if given is not None:
+        return prompt_pattern(given)
+    require(examples, "--query without --examples needs a pattern: give --pattern")
+    fields = [name for name in examples[0].fields if name != "task"]
+    return PromptPattern.of_labels(labels, fields) if labels else pattern_for(fields)

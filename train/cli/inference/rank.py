@@ -1,15 +1,17 @@
 """The command `flaxzoo rank`."""
 
 import dataclasses
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ....data.common.errors import UserError
 from ....data.common.fields import Range, require
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import OutputPath, log, parse
+from ..options import OutputPath, check_one_given, log, parse
 from .arguments import SamplingArguments
 
 if TYPE_CHECKING:
@@ -41,8 +43,7 @@ class RankArguments(SamplingArguments):
 def rank_command(arguments: list[str]) -> None:
     """Runs `flaxzoo rank RUN OUTPUT --prompt TEXT`."""
     parsed = parse(RankArguments, arguments, "flaxzoo rank")
-    problem = "rank needs either --prompt TEXT or --prompt-file FILE"
-    require(bool(parsed.prompt) != (parsed.prompt_file is not None), problem)
+    check_one_given(parsed, "prompt", "prompt_file")
     enable_compilation_cache()
     from ....data.common.progress import Progress
     from ....models.text.chat.conversation import answer_options
@@ -65,7 +66,6 @@ def rank_command(arguments: list[str]) -> None:
             begun,
             seed=parsed.seed,
             batch_size=BATCH_SIZE,
-            on_text=None,
             on_batch=advance,
             log=log,
             **options,
@@ -97,49 +97,41 @@ def _ranked(prompt: "Prompt", completed: "Completed", *, chat: bool) -> dict[str
     print(f"\n{prompt.text}")
     for number, answer in enumerate(answers, start=1):
         print(f"[{number}] {answer}", flush=True)
-    while True:
+    ranks = None
+    while ranks is None:
         try:
-            line = input("best first: " if sys.stdin.isatty() else "")
+            ranks = read_ranking(input("best first: " if sys.stdin.isatty() else ""), len(answers))
         except EOFError:
             return None
-        try:
-            ranks = list(read_ranking(line, len(answers)))
         except UserError as error:
             # A user may try again; an error in a script's input ends the program.
             if not sys.stdin.isatty():
                 raise
             log(str(error))
-            continue
-        break
     if not ranks:
         return None
 
-    def written(answer: str) -> object:
-        return [{"role": "assistant", "content": answer}] if chat else answer
+    def written(role: str, text: str) -> object:
+        return [{"role": role, "content": text}] if chat else text
 
-    ranked = [[written(answers[i]) for i in rank] for rank in ranks]
-    asked = [{"role": "user", "content": prompt.text}] if chat else prompt.text
+    ranked = [[written("assistant", answers[i]) for i in rank] for rank in ranks]
     # A rank of one answer is stored as this answer, and a rank of equal answers as a list.
-    return {"prompt": asked, "ranked": [one if len(one) > 1 else one[0] for one in ranked]}
+    stored = [one if len(one) > 1 else one[0] for one in ranked]
+    return {"prompt": written("user", prompt.text), "ranked": stored}
 
 
-def read_ranking(line: str, number: int) -> Iterator[Sequence[int]]:
-    """Yields the indices, from 0, of the answers of each rank; nothing for an empty line.
+def read_ranking(line: str, number: int) -> list[list[int]]:
+    """Returns the indices, from 0, of the answers of each rank; an empty list for an empty line.
 
     Raises:
         UserError: the line is not a ranking of at least two answers in two ranks.
     """
     ranks = [rank.split("=") for rank in line.split()]
-    named = [word for rank in ranks for word in rank]
-    is_valid = (
-        all(word.isdecimal() and 1 <= int(word) <= number for word in named)
-        and len(set(named)) == len(named)
-        and len(ranks) != 1
-    )
+    # Each number may occur once.
+    allowed = Counter(map(str, range(1, number + 1)))
     require(
-        is_valid,
+        Counter(itertools.chain(*ranks)) <= allowed and len(ranks) != 1,
         f"the ranking must be different numbers from 1 to {number}, the best first, as in 2 1 "
         f"or 2 1=3, got {line!r}",
     )
-    for rank in ranks:
-        yield [int(word) - 1 for word in rank]
+    return [[int(word) - 1 for word in rank] for rank in ranks]

@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from ....data.common.fields import PositiveInt, require
+from ....data.common.fields import PositiveInt
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import Positional, log, parse
+from ..options import Positional, check_applies, check_one_given, log, parse
 from .arguments import ContextArguments
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ class ScoreArguments(ContextArguments):
 def score_command(arguments: list[str]) -> None:
     """Runs `flaxzoo score RUN --text TEXT`."""
     parsed = parse(ScoreArguments, arguments, "flaxzoo score")
-    problem = "score requires either --text TEXT or --input FILE (see flaxzoo score --help)"
-    require(bool(parsed.text) != (parsed.input is not None), problem)
-    problem = "--source and --source-input are both given: leave one out"
-    require(not parsed.source or parsed.source_input is None, problem)
-    problem = "--whole requires --input: give it, or leave --whole out"
-    require(not parsed.whole or parsed.input is not None, problem)
+    check_one_given(parsed, "text", "input")
+    check_one_given(parsed, "source", "source_input", least=0)
+    check_applies(parsed, "whole", to="input")
     enable_compilation_cache()
     from ....data.common.files import read_lines, text_lines
     from ....models.text.score import TextScorer
@@ -65,7 +62,7 @@ def score_command(arguments: list[str]) -> None:
     scorer = TextScorer.of_run(
         parsed.run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
     )
-    scores = scorer(texts, sources=sources or None, stride=parsed.stride, log=log)
+    scores = scorer(texts, sources=sources, stride=parsed.stride, log=log)
     for score in scores:
         if parsed.json:
             print(to_json(_as_json(score)))

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from ....data.common.fields import NonNegativeInt, PositiveInt, require
+from ....data.common.fields import NonNegativeInt, PositiveInt
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import Positional, log, parse
+from ..options import Positional, check_applies, log, parse
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class IndexArguments:
     hub."""
     step: NonNegativeInt | None = None
     """The checkpoint of a run. Defaults to the newest checkpoint."""
+    ema: bool = False
+    """Use the moving average of the parameters (--optimizer.ema-decay)."""
 
 
 def index_command(arguments: list[str]) -> None:
@@ -35,7 +37,9 @@ def index_command(arguments: list[str]) -> None:
     from ...search.index import SearchIndex
 
     documents = read_named_texts(parsed.input)
-    SearchIndex.build(documents, parsed.output, parsed.run, step=parsed.step, log=log)
+    SearchIndex.build(
+        documents, parsed.output, parsed.run, step=parsed.step, ema=parsed.ema, log=log
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,9 @@ class SearchArguments:
     run: str | None = None
     """The current location of the index's model. Defaults to the location of the model when the
     index was built."""
+    ema: bool | None = None
+    """Whether to use the moving average of the parameters of the index's model. By default as when
+    the index was built."""
     json: bool = False
     """Print one JSON object for each text, with the whole text."""
 
@@ -64,13 +71,12 @@ class SearchArguments:
 def search_command(arguments: list[str]) -> None:
     """Runs `flaxzoo search INDEX QUERY`."""
     parsed = parse(SearchArguments, arguments, "flaxzoo search")
-    problem = f"--candidates {parsed.candidates} applies to --rerank: give both, or leave it out"
-    require(parsed.candidates is None or parsed.rerank is not None, problem)
+    check_applies(parsed, "candidates", to="rerank")
     enable_compilation_cache()
     from ....models.text.yes_no_scorer import open_pair_scorer
     from ...search.index import CANDIDATES, SearchIndex
 
-    index = SearchIndex.open(parsed.index, run=parsed.run, log=log)
+    index = SearchIndex.open(parsed.index, run=parsed.run, ema=parsed.ema, log=log)
     reranker = None if parsed.rerank is None else open_pair_scorer(parsed.rerank, log=log)
     (hits,) = index.search(
         [parsed.query],

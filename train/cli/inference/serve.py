@@ -20,6 +20,8 @@ class ServeArguments(RowSettings):
     models: Annotated[tuple[str, ...], Positional("RUN_OR_FOLDER")]
     """Run folders, folders in the Hugging Face format, or names on the Hugging Face hub. Requests
     name a model by the last part of its folder, or as NAME in NAME=FOLDER."""
+    ema: bool = False
+    """Use the moving averages of the parameters of all models (--optimizer.ema-decay)."""
     host: str = "127.0.0.1"
     """The address to listen on. Any other address than localhost requires a key."""
     port: Port = 8000
@@ -50,4 +52,4 @@ def serve_command(arguments: list[str]) -> None:
     limits = Limits(parsed.max_requests, parsed.max_tokens, parsed.time_limit)
     address = Address(parsed.host, parsed.port, parsed.api_key_file)
     rows = RowSettings(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(RowSettings)})
-    serve(parsed.models, address, limits, rows=rows, log=log)
+    serve(parsed.models, address, limits, rows=rows, ema=parsed.ema, log=log)

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from ....data.common.fields import PositiveInt
+from ....data.common.fields import PositiveInt, without_none
 from ....models.decoding.request import LengthPenalty, NumBeams
 from ...compilation_cache import enable_compilation_cache
 from ..options import log, parse
@@ -47,7 +47,7 @@ def translate_command(arguments: list[str]) -> None:
         check_output_path(parsed.output, parsed.input)
     translator = TextTranslator.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     names = ("num_beams", "length_penalty", "num_return_sequences")
-    options = {name: x for name in names if (x := getattr(parsed, name)) is not None}
+    options = without_none({name: getattr(parsed, name) for name in names})
     # Creating the request checks the options before the input is read.
     dataclasses.replace(translator.request, **options)
     # Read all lines, because batches are formed by length.

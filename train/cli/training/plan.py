@@ -1,9 +1,8 @@
 """The command `flaxzoo plan`."""
 
-from ....data.common.errors import UserError
-from ....data.common.fields import Positive, check_value, require
+from ....data.common.fields import Positive, require
 from ...recipes import RECIPES
-from ..options import asks_for_help, log
+from ..options import asks_for_help, log, reader
 from ..recipe_options import RecipeParser
 
 DESCRIPTION = """\
@@ -34,12 +33,12 @@ def plan_command(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--price",
-        type=float,
+        type=reader(Positive),
         help="Price of one device for an hour. The estimate then includes the cost of the run.",
     )
     parser.add_argument(
         "--bytes-per-token",
-        type=float,
+        type=reader(Positive),
         default=4.0,
         help="Bytes of text in a token: about 4 in English with a vocabulary of sub-words, 1 with "
         "characters. By default 4.",
@@ -50,13 +49,11 @@ def plan_command(arguments: list[str]) -> int:
     from ...plan.report import report
     from ...plan.topology import parse_topology
 
-    if not parsed.topology:
-        raise UserError("plan needs the name of the devices: --topology h100:8, v5e:4x4, or cpu:8")
+    problem = "plan needs the name of the devices: --topology h100:8, v5e:4x4, or cpu:8"
+    require(parsed.topology, problem)
     topology = parse_topology(parsed.topology)
-    for name in ("price", "bytes_per_token"):
-        check_value(name, getattr(parsed, name), Positive | None)
     require(
-        parsed.price is None or topology.chip is not None,
+        parsed.price is None or not topology.is_virtual,
         f"--price {parsed.price} needs a chip whose speed is known, got the topology "
         f"{topology.name}: name one, such as h100:8, or leave it out",
     )

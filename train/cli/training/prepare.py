@@ -1,13 +1,14 @@
 """The command `flaxzoo prepare`."""
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-from ....data.common.fields import Fraction, PositiveInt, Rate, require
+from ....data.common.fields import Fraction, PositiveInt, Rate
 from ....data.packing.packing import Packing
 from ....data.prepared.shard_format import SHARDS, SUMMARY
-from ..options import Positional, SourceName, log, parse, split_at_dashes
+from ..options import Positional, SourceName, check_applies, log, parse, split_at_dashes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +45,11 @@ def prepare_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM OPTIONS]`."""
     own, for_beam = split_at_dashes(arguments)
     parsed = parse(PrepareArguments, own, "flaxzoo prepare")
+    check_applies(parsed, "threshold", to="keep")
     from ....data.filters.conditions import LeftOut, left_out_note
     from ....data.prepared.apache_beam import beam_workers
     from ....data.prepared.write_shards import prepare, total_left_out
 
-    require(
-        parsed.threshold is None or parsed.keep is not None,
-        f"--threshold {parsed.threshold} applies to the classifier of --keep: give both or neither",
-    )
     selector = None
     if parsed.keep is not None:
         from ...runs.quality import THRESHOLD, QualityClassifier
@@ -70,17 +68,16 @@ def prepare_command(arguments: list[str]) -> None:
         selector=selector,
         workers=beam_workers(for_beam),
     )
-    train, held_out = (
-        sum(shard.splits[split].rows for shard in shards if split in shard.splits)
-        for split in ("train", "validation")
-    )
+    rows = Counter[str]()
+    for shard in shards:
+        rows.update({split: part.rows for split, part in shard.splits.items()})
     if note := left_out_note(LeftOut(total_left_out(shards))):
         log(f"{parsed.output}: {note}")
     kept = len(before & _written(parsed.output))
     made = len({shard.name for shard in shards}) - kept
     log(
-        f"{parsed.output}: {made:,} shards made, {kept:,} kept; {train:,} sequences "
-        f"of {parsed.length} tokens for training, {held_out:,} for validation; next: "
+        f"{parsed.output}: {made:,} shards made, {kept:,} kept; {rows['train']:,} sequences "
+        f"of {parsed.length} tokens for training, {rows['validation']:,} for validation; next: "
         f"flaxzoo train RECIPE --data.source prepared:{parsed.output} --data.length {parsed.length}"
     )
 

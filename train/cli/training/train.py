@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from ....data.common.errors import UserError
 from ....data.common.fields import PositiveInt, Suffix, require
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
@@ -97,7 +96,7 @@ def _add_options(parser: RecipeParser, workdir: Path) -> None:
     )
     saving.add_argument(
         "--save-config",
-        type=reader(Annotated[Path, Suffix(SUFFIX)]),
+        type=reader(Annotated[Path, Suffix((SUFFIX,))]),
         metavar="FILE",
         help="Write the recipe and all changed options to this file, and train nothing. "
         "flaxzoo train FILE reads this file. (a file name with the ending .toml)",
@@ -149,14 +148,13 @@ class LaunchArguments:
 def launch_command(arguments: list[str]) -> int:
     """Runs `flaxzoo launch --processes N -- train RECIPE [options]`."""
     own, command = split_at_dashes(arguments)
-    if command[:1] != ["train"] and not {"-h", "--help"} & set(own):
-        instead = f", not {command[0]!r}" if command else ""
-        raise UserError(
-            f"flaxzoo launch starts the command train{instead}, after two dashes: "
-            "flaxzoo launch --processes 2 -- train quickstart"
-        )
+    require(
+        command[:1] == ["train"] or not {"-h", "--help"}.isdisjoint(own),
+        "flaxzoo launch starts the command train after two dashes, got "
+        f"{' '.join(command[:1])!r}: flaxzoo launch --processes 2 -- train quickstart",
+    )
     parsed = parse(LaunchArguments, own, "flaxzoo launch")
-    if not command[1:] or command[1] in ("-h", "--help"):
+    if asks_for_help(command[1:]):
         return train_command(command[1:])
     # Report errors in the options once, before any process starts.
     _parse(command[1:])

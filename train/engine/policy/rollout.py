@@ -29,7 +29,7 @@ from ...losses.objective import ApplyFn, Batch, Terms
 
 @struct.dataclass
 class Rollout:
-    """Sampled answers, as rows that each have a prompt and its answer."""
+    """Sampled answers. Each row contains a prompt and its answer."""
 
     input_ids: Int[Array, "R T"]
     labels: Int[Array, "R T"]
@@ -92,11 +92,11 @@ class RolloutPrograms:
     """The model's `apply`, as the train step calls it."""
     mesh: Mesh
     temperature: float
-    """The number that divides the logits."""
+    """The sampling temperature, which divides the logits."""
     answer_length: int
     """The maximum number of tokens of an answer, N."""
     end_ids: tuple[int, ...]
-    """The indices of the tokens that end an answer."""
+    """The ids of the tokens that end an answer."""
     num_parts: int = 1
     """The number of equal parts of a rollout that are scored one by one, to save memory."""
     adapter: LoRA | None = None
@@ -111,13 +111,13 @@ class RolloutPrograms:
         *,
         group_size: int,
     ) -> Rollout:
-        """Samples G answers to each prompt. Row r is answer number r mod G to prompt number r // G.
+        """Samples G answers to each prompt. Row r is answer r mod G to prompt r // G.
 
         Args:
             params: the trained parameters of the train state.
             frozen: the frozen parameters of the train state.
             prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation also `index` `[B]`,
-                which sets the row numbers.
+                which sets the indices of the rows.
             rng: the key of the step.
             group_size: the number of answers to each prompt, G.
         """
@@ -168,7 +168,7 @@ class RolloutPrograms:
             params: the trained parameters of the train state.
             frozen: the frozen parameters of the train state.
             rollout: the answers.
-            reference: whether the reference model scores the answers too.
+            reference: whether the reference model also scores the answers.
 
         Returns:
             `log_probs` and `entropy` of the policy, in nats and at the sampling temperature;
@@ -176,13 +176,13 @@ class RolloutPrograms:
         """
         # If adapters are trained, `frozen` is their base model, and the reference is this base
         # model alone.
-        policy, first = params, frozen
+        policy, reference_params = params, frozen
         if self.adapter is not None:
-            policy, first = self.adapter.combine(params, frozen)
+            policy, reference_params = self.adapter.combine(params, frozen)
         scored = self._of_model(policy, rollout)
         if reference:
-            assert first is not None
-            scored["reference_log_probs"] = self._of_model(first, rollout)["log_probs"]
+            assert reference_params is not None
+            scored["reference_log_probs"] = self._of_model(reference_params, rollout)["log_probs"]
         return jax.lax.stop_gradient(scored)
 
     def _of_model(self, params: Params, rollout: Rollout) -> dict[str, Float[Array, "R T"]]:
@@ -194,11 +194,11 @@ class RolloutPrograms:
                 input_ids=part["input_ids"],
                 attention_mask=part["attention_mask"],
             )
-            found = label_log_probs(outputs, part, self.temperature)
+            scores = label_log_probs(outputs, part, self.temperature)
             values = getattr(outputs, "values", None)
             return {
-                "log_probs": found.log_prob,
-                "entropy": found.entropy,
+                "log_probs": scores.log_prob,
+                "entropy": scores.entropy,
                 **({} if values is None else {"values": values}),
             }
 
@@ -251,7 +251,7 @@ def rollout_metrics(
 
 
 def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array]:
-    """Returns how much rewards vary within the answers to one prompt, under TRL's names."""
+    """Returns metrics of how much the rewards of a prompt's answers vary, under TRL's names."""
     # The reward of a single answer cannot vary, so use the standard deviation over the batch.
     if group_size < 2:
         return {"reward_std": jnp.nanstd(total, ddof=1)}

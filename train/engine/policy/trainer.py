@@ -93,26 +93,26 @@ class PolicyTrainer:
         """Samples answers to a batch of prompts, and makes one or several updates on these answers.
 
         Args:
-            state: the state, which is consumed.
+            state: the state, which is donated.
             batch: the prompts, as arrays `[B, …]`.
 
         Raises:
             StepNotTaken: a reward function failed; `state` is unchanged.
         """
         # Derive the key from the step number alone, so that a resumed run samples the same answers.
-        number = int(state.step)
+        step = int(state.step)
         rollout = self._sample(
             state.params,
             state.frozen,
             self._placed(batch),
-            jax.random.fold_in(self._sample_key, number),
+            jax.random.fold_in(self._sample_key, step),
             group_size=self.objective.num_generations,
         )
         # The reward functions run on the host, between two compiled programs.
         rewards = self._rewards(rollout, batch, self.training)
         rows, metrics = self._score(state.params, state.frozen, rollout, rewards)
         collected: list[Metrics] = []
-        for update, part in enumerate(self._mini_batches(rows, number)):
+        for update, part in enumerate(self._mini_batches(rows, step)):
             if update:  # only the first update counts as a step of the run
                 state = dataclasses.replace(state, step=state.step - 1)
             key = jax.random.fold_in(self._update_key, update)
@@ -123,7 +123,7 @@ class PolicyTrainer:
                 jax.block_until_ready(metrics_of_update)
         means = _mean(collected)
         # The learning-rate schedule counts updates, so log the rate of the step's last update.
-        rate = jnp.asarray(self._schedule((number + 1) * len(collected) - 1))
+        rate = jnp.asarray(self._schedule((step + 1) * len(collected) - 1))
         return state, {**means, **metrics, "learning_rate": rate}
 
     def _placed(self, batch: NumpyBatch, *more: str) -> dict[str, Array]:
@@ -214,14 +214,14 @@ class PolicyTrainer:
         return rollout_metrics(rollout, rewards, total, list(self.rewards.functions), scored)
 
     def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
-        """Returns the mini-batches of a step, shuffled (if several) by the seed and the step."""
+        """Returns the mini-batches of a step; if several, rows are shuffled by seed and step."""
         parts, iterations = self.objective.num_mini_batches, self.objective.num_iterations
         if parts == 1:
             return [rows] * iterations
-        number = next(iter(rows.values())).shape[0]
+        num_rows = next(iter(rows.values())).shape[0]
         # Each pass over the answers shuffles them again.
         rng = np.random.default_rng([self.config.seed, step])
-        orders = [rng.permutation(number) for _ in range(iterations)]
+        orders = [rng.permutation(num_rows) for _ in range(iterations)]
         return [
             self._take(rows, chosen.astype(np.int32))
             for order in orders
@@ -252,7 +252,7 @@ class PolicyTrainer:
         rewards: Float[Array, "R F"],
     ) -> EvaluatedBatch:
         total = self._total(rollout, rewards)
-        # An evaluation needs log-probabilities only for the metric of the divergence.
+        # An evaluation needs log-probabilities only for the metric `kl`.
         scored = {}
         if self.objective.beta:
             scored = self.programs.log_probs(params, frozen, rollout, reference=True)
@@ -274,10 +274,10 @@ class PolicyTrainer:
         sample = functools.partial(self.programs.sample, group_size=group)
         # Trace sampling and scoring with shapes alone, to get the shapes of an update's batch.
         rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
-        number = rollout.real.shape[0]
-        rewards = jax.ShapeDtypeStruct((number, len(self.rewards.functions)), np.float32)
+        num_rows = rollout.real.shape[0]
+        rewards = jax.ShapeDtypeStruct((num_rows, len(self.rewards.functions)), np.float32)
         rows, _ = jax.eval_shape(self._scored, state.params, state.frozen, rollout, rewards)
-        size = number // self.objective.num_mini_batches
+        size = num_rows // self.objective.num_mini_batches
         part = {
             name: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for name, x in rows.items()
         }
@@ -313,7 +313,7 @@ def compile_policy_trainer(
         own_rewards: reward functions of the caller, in addition to the configured rewards.
 
     Raises:
-        UserError: mesh, batch and parameters do not fit each other, a reward is unknown, or the
+        UserError: the batch or the parameters do not fit the mesh, a reward is unknown, or the
           tokenizer has no token that ends an answer.
     """
     config, data = run.config, cast(PolicyData, run.config.data)

@@ -8,23 +8,23 @@ from ...objectives.online import OnlineConfig
 
 
 def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
-    """Returns `config` for single updates, with their batch size and with steps counted in updates.
+    """Returns `config` with the batch size of an update, and with updates counted as steps.
 
     Raises:
-        UserError: the answers of a step are not a multiple of the mini-batches, or the run uses
-          pmap.
+        UserError: the number of answers per step is not a multiple of the number of mini-batches,
+          or the run uses pmap.
     """
     rows, parts = config.batch_size * objective.num_generations, objective.num_mini_batches
     require(
         rows % (parts * config.micro_batches) == 0,
-        f"the {rows} answers of a step do not divide into objective.num_mini_batches {parts} of "
-        f"micro_batches {config.micro_batches}: change one of them",
+        f"the {rows} answers of a step are not divisible by objective.num_mini_batches {parts} "
+        f"times micro_batches {config.micro_batches}: change one of them",
     )
     require(
         config.parallel == "jit",
         f"parallel must be jit for reinforcement learning, got {config.parallel}: leave it out",
     )
-    # The optimizer counts updates, not steps, so multiply all of its numbers of steps.
+    # The optimizer counts updates, so convert numbers of steps to numbers of updates.
     updates = objective.num_iterations * parts
     warmup = config.optimizer.warmup_steps * updates
     stage = config.stage

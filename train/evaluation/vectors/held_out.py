@@ -1,5 +1,6 @@
-"""Scores of vectors during training, such as of a search among the validation data's documents."""
+"""Scores of vectors during training, such as retrieval scores on the validation data."""
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -25,41 +26,40 @@ def vector_scores(
     scores are computed for each data set, such as `qa_ndcg@10`, and then averaged.
 
     Args:
-        evaluation: Its predictions are `anchors` float `[N, D]` and `documents` float `[N, C, D]`.
+        evaluation: The evaluation, with the predictions `anchors` float `[N, D]` and `documents`
+            float `[N, C, D]`.
         split: The data, with N examples.
         by_dot: Whether a search compares by dot product instead of cosine.
     """
-    examples, found = split.examples, evaluation.predictions
-    if not isinstance(examples, EmbeddingExamples) or "documents" not in found:
+    examples, predictions = split.examples, evaluation.predictions
+    if not isinstance(examples, EmbeddingExamples) or "documents" not in predictions:
         return {}
-    anchors, documents = found["anchors"], found["documents"]
+    anchors, documents = predictions["anchors"], predictions["documents"]
     if not examples.names:
         return _scores_of(examples, anchors, documents, by_dot=by_dot)
-    scores = {
-        name: _scores_of(part, anchors[rows], documents[rows], by_dot=by_dot)
-        for name, (rows, part) in zip(examples.names, examples.parts(), strict=True)
-    }
-    each = {f"{name}_{metric}": x for name, own in scores.items() for metric, x in own.items()}
-    metrics = dict.fromkeys(metric for own in scores.values() for metric in own)
+    each: dict[str, float] = {}
     # Data sets may have different metrics, so average each metric over the data sets that have it.
-    means = {
-        metric: float(np.mean([own[metric] for own in scores.values() if metric in own]))
-        for metric in metrics
-    }
-    return {**each, **means}
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for name, (rows, part) in zip(examples.names, examples.parts(), strict=True):
+        scores = _scores_of(part, anchors[rows], documents[rows], by_dot=by_dot)
+        for metric, value in scores.items():
+            each[f"{name}_{metric}"] = value
+            values[metric].append(value)
+    return each | {metric: float(np.mean(of_sets)) for metric, of_sets in values.items()}
 
 
 def _scores_of(
     examples: EmbeddingExamples, anchors: np.ndarray, documents: np.ndarray, *, by_dot: bool
 ) -> dict[str, Any]:
     """Returns the scores of the vectors of one data set."""
-    if examples.labels is not None:
-        return label_scores(anchors, examples.labels)
-    if examples.scores is not None:
+    if "labels" in examples.targets:
+        return label_scores(anchors, examples.targets["labels"])
+    if "scores" in examples.targets:
+        scores = examples.targets["scores"]
         # If an example has a negative, its single score is a difference of similarities, not the
         # similarity of its pair.
-        of_pairs = examples.scores.ndim == 1 and (examples.rows[:, 2:] < 0).all()
-        is_varied = of_pairs and len(np.unique(examples.scores)) > 1
+        of_pairs = scores.ndim == 1 and (examples.rows[:, 2:] < 0).all()
+        is_varied = of_pairs and len(np.unique(scores)) > 1
         if not is_varied:
             return {}
         pairs = anchors, documents[:, 0]
@@ -67,17 +67,17 @@ def _scores_of(
         # run.
         if len(np.unique(cosines(*pairs))) == 1:
             return {"spearman": 0.0, "pearson": 0.0}
-        return similarity_scores(*pairs, examples.scores)
+        return similarity_scores(*pairs, scores)
     # Keep each distinct text once, and leave out missing documents (-1).
-    queries, numbers = examples.rows[:, 0], examples.rows[:, 1:]
+    queries, indices = examples.rows[:, 0], examples.rows[:, 1:]
     distinct, first_query = np.unique(queries, return_index=True)
-    stored, first = np.unique(numbers, return_index=True)
+    stored, first = np.unique(indices, return_index=True)
     stored, first = stored[stored >= 0], first[stored >= 0]
-    corpus = documents.reshape(numbers.size, -1)[first]
-    # If there are several data sets, the numbers of a data set's texts do not begin at 0, so find
-    # the index of each text.
+    corpus = documents.reshape(indices.size, -1)[first]
+    # With several data sets, the indices of a data set's texts do not begin at 0, so convert them
+    # to rows of `corpus`.
     relevant: list[dict[int, float]] = [{} for _ in distinct]
-    positives = np.searchsorted(stored, numbers[:, 0])
+    positives = np.searchsorted(stored, indices[:, 0])
     rows = zip(np.searchsorted(distinct, queries).tolist(), positives.tolist(), strict=True)
     for query, document in rows:
         relevant[query][document] = 1.0
@@ -91,13 +91,13 @@ def label_scores(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Returns `label_accuracy`: the fraction of texts whose nearest text has the same label.
 
     Args:
-        vectors: float `[N, D]`, at least two.
+        vectors: float `[N, D]`. Fewer than two vectors have no score.
         labels: the label of each text, int `[N]`.
     """
     if len(vectors) < 2:
         return {}
     units = normalized(vectors)
     first, second = nearest(units, units, 2)[1].T
-    # The nearest vector need not be the text itself, but may be another text with an equal vector.
+    # A text with an equal vector may be listed before the text itself.
     other = np.where(first == np.arange(len(labels)), second, first)
     return {"label_accuracy": float(np.mean(labels[other] == labels))}

@@ -78,12 +78,12 @@ class MTEBEncoder:
     def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Returns the cosines `[N, M]` between vectors `[N, D]` and other vectors `[M, D]`.
 
-        If one argument is a single vector `[D]`, the result has no dimension for it.
+        If an argument is a single vector `[D]`, the result has no axis for it.
         """
         return normalized(first) @ normalized(second).T
 
     def similarity_pairwise(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Returns the cosines of pairs of vectors, two arrays `[N, D]`: `[N]`."""
+        """Returns the cosines `[N]` of the pairs of vectors in two arrays `[N, D]`."""
         return cosines(first, second)
 
     @cached_property

@@ -12,8 +12,8 @@ from ....models.nn.typing import Array, Float, Int
 BLOCK = 16_384
 """The largest number of documents whose vectors are on the device at once."""
 FLOATS = 1024 * BLOCK
-"""The largest number of floats in these vectors; for wide vectors, such as sparse ones, it allows
-fewer documents."""
+"""The largest number of floats in these vectors. Blocks of wide vectors, such as sparse vectors,
+therefore have fewer documents."""
 QUERIES = 256
 """The number of queries that are compared with a block of documents at once."""
 
@@ -47,7 +47,7 @@ def nearest(
     shape = QUERIES, top_k
     empty = jnp.full(shape, -jnp.inf, jnp.float32), jnp.zeros(shape, jnp.int32)
     best = [empty for _ in parts]
-    number, size = 0, min(BLOCK, max(1, FLOATS // queries.shape[1]))
+    num_documents, size = 0, min(BLOCK, max(1, FLOATS // queries.shape[1]))
     for block in _blocks(documents, size):
         require(
             block.shape[1] == queries.shape[1],
@@ -56,14 +56,15 @@ def nearest(
         )
         rows = jnp.asarray(_padded(block, size))
         for i, part in enumerate(parts):
-            best[i] = _merge(best[i], part, rows, number, len(block))
-        number += len(block)
-    require(number, "documents must have at least one row, got 0: give the vectors to search")
-    kept = min(top_k, number)
+            best[i] = _merge(best[i], part, rows, num_documents, len(block))
+        num_documents += len(block)
+    problem = "documents must have at least one row, got 0: give the vectors to search"
+    require(num_documents, problem)
+    kept = min(top_k, num_documents)
     # Concatenate the results of all groups of queries, without padding and without columns beyond
     # the number of documents.
-    found = [np.concatenate([np.asarray(pair[i]) for pair in best]) for i in (0, 1)]
-    return found[0][: len(queries), :kept], found[1][: len(queries), :kept]
+    scores, indices = [np.concatenate([np.asarray(pair[i]) for pair in best]) for i in (0, 1)]
+    return scores[: len(queries), :kept], indices[: len(queries), :kept]
 
 
 @jax.jit
@@ -72,7 +73,7 @@ def _merge(
     queries: Float[Array, "Q D"],
     block: Float[Array, "N D"],
     start: Int[Array, ""] | int,
-    number: Int[Array, ""] | int,
+    num_documents: Int[Array, ""] | int,
 ) -> tuple[Float[Array, "Q K"], Int[Array, "Q K"]]:
     """Merges a block into the best documents found so far; returns their scores and indices.
 
@@ -81,14 +82,14 @@ def _merge(
         queries: the queries.
         block: the vectors of the documents in the block, followed by padding.
         start: the index of the first document of the block.
-        number: the number of documents in the block.
+        num_documents: the number of documents in the block.
     """
     # The default precision of a GPU or a TPU could change the order of documents with close scores.
     scores = jnp.dot(queries, block.T, precision="highest")
-    scores = jnp.where(jnp.arange(block.shape[0]) < number, scores, -jnp.inf)
-    found, rows = jax.lax.top_k(scores, min(best[0].shape[1], block.shape[0]))
+    scores = jnp.where(jnp.arange(block.shape[0]) < num_documents, scores, -jnp.inf)
+    scores_of_block, rows = jax.lax.top_k(scores, min(best[0].shape[1], block.shape[0]))
     # `top_k` takes the first of equal scores, so put the documents of earlier blocks first.
-    scores = jnp.concatenate([best[0], found], axis=1)
+    scores = jnp.concatenate([best[0], scores_of_block], axis=1)
     indices = jnp.concatenate([best[1], rows + start], axis=1)
     scores, chosen = jax.lax.top_k(scores, best[0].shape[1])
     return scores, jnp.take_along_axis(indices, chosen, axis=1)
@@ -101,8 +102,8 @@ def _blocks(documents: np.ndarray | Iterable[np.ndarray], size: int) -> Iterator
             yield array[start : start + size]
 
 
-def _padded(rows: np.ndarray, number: int) -> np.ndarray:
-    """Converts rows to float32, and pads them with zeros to `number` rows."""
-    padded = np.zeros((number, rows.shape[1]), np.float32)
+def _padded(rows: np.ndarray, num_rows: int) -> np.ndarray:
+    """Converts rows to float32, and pads them with zeros to `num_rows` rows."""
+    padded = np.zeros((num_rows, rows.shape[1]), np.float32)
     padded[: len(rows)] = rows
     return padded

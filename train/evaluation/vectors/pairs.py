@@ -26,7 +26,7 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def similarity_scores(
     first: np.ndarray, second: np.ndarray, labels: Sequence[float] | Sequence[int] | np.ndarray
 ) -> dict[str, float]:
-    """Correlates the cosines of pairs with given scores, as EmbeddingSimilarityEvaluator does.
+    """Correlates the cosines of pairs with their scores, as EmbeddingSimilarityEvaluator does.
 
     Args:
         first: float `[N, D]`.
@@ -41,23 +41,23 @@ def similarity_scores(
     """
     from scipy.stats import pearsonr, spearmanr
 
-    found = cosines(first, second)
-    for name, values in {"labels": labels, "the cosines": found}.items():
+    similarities = cosines(first, second)
+    for name, values in {"labels": labels, "the cosines": similarities}.items():
         require(
-            len(values) == len(found) > 1 and len(set(map(float, values))) > 1,
-            f"{name} must have different values for the {len(found)} pairs, got {len(values)}: "
-            "give pairs that differ in similarity",
+            len(values) == len(similarities) > 1 and len(set(map(float, values))) > 1,
+            f"{name} must have different values for the {len(similarities)} pairs, got "
+            f"{len(values)}: give pairs that differ in similarity",
         )
     return {
-        "spearman": float(spearmanr(labels, found)[0]),  # pyright: ignore[reportArgumentType]
-        "pearson": float(pearsonr(labels, found)[0]),  # pyright: ignore[reportArgumentType]
+        "spearman": float(spearmanr(labels, similarities)[0]),  # pyright: ignore[reportArgumentType]
+        "pearson": float(pearsonr(labels, similarities)[0]),  # pyright: ignore[reportArgumentType]
     }
 
 
 def pair_classification_scores(
     first: np.ndarray, second: np.ndarray, labels: Sequence[int] | np.ndarray
 ) -> dict[str, float]:
-    """Scores similar-or-not decisions by cosine, as BinaryClassificationEvaluator does.
+    """Scores the classification of pairs by cosine, as BinaryClassificationEvaluator does.
 
     Args:
         first: float `[N, D]`.
@@ -66,7 +66,7 @@ def pair_classification_scores(
 
     Returns:
         `accuracy` at the threshold that maximizes it (`accuracy_threshold`), `f1`, `precision`,
-        `recall` and `mcc` (the correlation of Matthews) at the threshold that maximizes F1
+        `recall` and `mcc` (Matthews' correlation) at the threshold that maximizes F1
         (`f1_threshold`), and `ap` (average precision).
 
     Raises:
@@ -91,13 +91,13 @@ def pair_classification_scores(
     # If a midpoint is rounded down to the next group's score, take the score of the upper group, so
     # that the threshold excludes the next group.
     thresholds = np.where(middle == lower, ranked[last], middle)
-    hits, taken = positive.cumsum()[last], last + 1
+    hits, num_predicted = positive.cumsum()[last], last + 1
     # For the accuracy, there is an additional threshold above all scores. It predicts no pair
     # as similar.
-    correct = np.append(0, 2 * hits - taken) + (~positive).sum()
+    correct = np.append(0, 2 * hits - num_predicted) + (~positive).sum()
     above = np.nextafter(ranked[0], np.float32(np.inf))
     # F1 = 2 · hits / (predicted positives + true positives), at each threshold.
-    f1 = 2 * hits / (taken + positive.sum())
+    f1 = 2 * hits / (num_predicted + positive.sum())
     best = int(f1.argmax())
     predicted = scores >= thresholds[best]
     return {
@@ -105,7 +105,7 @@ def pair_classification_scores(
         "accuracy_threshold": float(np.append(above, thresholds)[correct.argmax()]),
         "f1": float(f1[best]),
         "f1_threshold": float(thresholds[best]),
-        "precision": float(hits[best] / taken[best]),
+        "precision": float(hits[best] / num_predicted[best]),
         "recall": float(hits[best] / positive.sum()),
         "ap": float(average_precision_score(truth, scores)),
         "mcc": float(matthews_corrcoef(truth, predicted)),
@@ -115,7 +115,7 @@ def pair_classification_scores(
 def triplet_scores(
     anchors: np.ndarray, positives: np.ndarray, negatives: np.ndarray
 ) -> dict[str, float]:
-    """Scores triplets of vectors, given as three arrays float `[N, D]`, as TripletEvaluator does.
+    """Scores triplets of vectors, three arrays float `[N, D]`, as TripletEvaluator does.
 
     Returns:
         `accuracy`: the fraction of triplets whose positive has a larger cosine with the anchor than
@@ -139,19 +139,18 @@ def bitext_scores(
     Args:
         sources: float `[N, D]`.
         targets: float `[N, D]`; row i translates row i of `sources`.
-        texts: the texts of the sources and of the targets. If given, a result in another row is
-          also correct if its text is the same. If None, only row i is correct for row i.
+        texts: the texts of the sources and of the targets. A result in another row with the same
+          text is then also correct. If None, only row i is correct for row i.
 
     Returns:
-        `source_to_target_accuracy`, `target_to_source_accuracy`, their mean `accuracy`, and `f1`,
-        the mean of F1 over classes, where each target is a class of the sources, and only row i is
-        correct for row i.
+        `source_to_target_accuracy`, `target_to_source_accuracy`, their mean `accuracy`, and the
+        macro-averaged `f1` of the sources, where source i is the only member of class i.
 
     Raises:
         UserError: the shapes differ.
     """
-    number = len(cosines(sources, targets))
-    rows = np.arange(number)
+    num_pairs = len(cosines(sources, targets))
+    rows = np.arange(num_pairs)
     keys = (rows, rows) if texts is None else tuple(np.array(one, object) for one in texts)
     vectors = normalized(sources), normalized(targets)
     forward = nearest(vectors[0], vectors[1], 1)[1][:, 0]
@@ -161,7 +160,7 @@ def bitext_scores(
         float(np.mean(keys[0][backward] == keys[0])),
     ]
     # Source i is the only member of class i.
-    counts = np.bincount(forward, minlength=number)
+    counts = np.bincount(forward, minlength=num_pairs)
     return {
         "source_to_target_accuracy": accuracies[0],
         "target_to_source_accuracy": accuracies[1],

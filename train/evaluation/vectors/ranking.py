@@ -1,4 +1,4 @@
-"""Scores of rankings, which equal those that sentence-transformers computes.
+"""Scores of rankings, with the same values as in sentence-transformers.
 
 nDCG is from Järvelin and Kekäläinen 2002, "Cumulated gain-based evaluation of IR techniques".
 """
@@ -14,7 +14,7 @@ from .nearest import nearest
 CUTOFFS = (1, 3, 5, 10)
 """The values of k of accuracy@k, precision@k and recall@k."""
 DEPTH = 100
-"""The scores depend only on this number of documents at the top of each ranking."""
+"""The number of documents at the top of each ranking that determine its scores."""
 
 Gains = Mapping[int, float | int]
 """The index of each relevant document of a query → its gain; all other documents have the gain
@@ -37,8 +37,8 @@ def retrieval_scores(
     Raises:
         UserError: the numbers of queries differ, or a query has no relevant document.
     """
-    found = nearest(normalized(queries), normalized(documents), DEPTH)
-    return ranking_scores(found[1], relevant)
+    _, ranked = nearest(normalized(queries), normalized(documents), DEPTH)
+    return ranking_scores(ranked, relevant)
 
 
 def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, float]:
@@ -56,7 +56,7 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
         Means over the queries: `ndcg@10`, `mrr@10`, `map@100`, and for k = 1, 3, 5, 10
         `accuracy@k` (whether one of the first k documents is relevant), `precision@k` and
         `recall@k`. nDCG uses the gain 1 for each relevant document; if some gain is not 1,
-        `graded_ndcg@10` uses the given gains, as trec_eval and BEIR do.
+        `graded_ndcg@10` uses the gains of `relevant`, as trec_eval and BEIR do.
 
     Raises:
         UserError: the numbers of queries differ, or a query has no relevant document.
@@ -68,9 +68,9 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
     )
     # Sorted gains of each query's relevant documents, padded with 0.
     sorted_gains = [sorted((x for x in one.values() if x > 0), reverse=True) for one in relevant]
-    numbers = np.array(list(map(len, sorted_gains)))
+    num_relevant = np.array(list(map(len, sorted_gains)))
     require(
-        len(numbers) and numbers.min() > 0,
+        len(num_relevant) and num_relevant.min() > 0,
         "each query must have a relevant document: leave out queries without a relevant document",
     )
     ideal = _padded(sorted_gains)
@@ -79,18 +79,18 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
     )
     gains = np.maximum(gains, 0)
     hits = gains > 0
-    found = hits.cumsum(1)  # [Q, K]: how many relevant documents there are up to each rank
+    num_hits = hits.cumsum(1)  # [Q, K]: the number of relevant documents up to each rank
     ranks = np.arange(1, hits.shape[1] + 1)
     scores = {
         "ndcg@10": _ndcg(hits, ideal > 0),
-        "mrr@10": (hits & (found == 1) & (ranks <= 10)) @ (1 / ranks),
-        "map@100": (hits * found / ranks).sum(1) / np.minimum(numbers, DEPTH),
+        "mrr@10": (hits & (num_hits == 1) & (ranks <= 10)) @ (1 / ranks),
+        "map@100": (hits * num_hits / ranks).sum(1) / np.minimum(num_relevant, DEPTH),
     }
     for k in CUTOFFS:
         scores |= {
-            f"accuracy@{k}": found[:, k - 1] > 0,
-            f"precision@{k}": found[:, k - 1] / k,
-            f"recall@{k}": found[:, k - 1] / numbers,
+            f"accuracy@{k}": num_hits[:, k - 1] > 0,
+            f"precision@{k}": num_hits[:, k - 1] / k,
+            f"recall@{k}": num_hits[:, k - 1] / num_relevant,
         }
     if (ideal[ideal > 0] != 1).any():
         scores["graded_ndcg@10"] = _ndcg(gains, ideal)

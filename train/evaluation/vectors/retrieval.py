@@ -13,17 +13,18 @@ from ....models.text.folder import open_folder
 from ....models.text.pair_scorer import PairScorer
 from ....models.text.sparse_embed import SparseEmbedder, open_embedder
 from ....models.text.text_model import Loaded
+from ....models.text.yes_no_scorer import open_pair_scorer
 from .nearest import nearest
 from .ranking import DEPTH, ranking_scores
 
 AT_ONCE = 16_384
 """The largest number of documents whose vectors are in memory at once."""
 FLOATS = 1024 * AT_ONCE
-"""The largest number of floats in these vectors; for wide vectors, such as sparse ones, it allows
-fewer documents."""
+"""The largest number of floats in these vectors. Blocks of wide vectors, such as sparse vectors,
+therefore have fewer documents."""
 
 RERANKED = 20
-"""The number of BM25's first documents that a cross-encoder ranks again."""
+"""The number of BM25's first documents that a cross-encoder reranks."""
 
 
 def evaluate_retrieval(
@@ -32,6 +33,7 @@ def evaluate_retrieval(
     *,
     step: int | None = None,
     loaded: Loaded | None = None,
+    yes_no: bool = False,
     log: LogFn = print,
 ) -> dict[str, float]:
     """Evaluates a model and, for comparison, BM25 on a retrieval collection.
@@ -39,7 +41,8 @@ def evaluate_retrieval(
     A model that embeds texts ranks all documents by cosine. If the model has a prompt `query`, it
     precedes each query. If the model has a prompt `document`, `passage` or `corpus`, the first of
     these precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a sequence
-    classifier with one label) ranks the first 20 documents of BM25 again.
+    classifier with one label) reranks the first 20 documents of BM25. With `yes_no`, a language
+    model that answers yes or no, such as Qwen3-Reranker, does the same.
 
     Args:
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
@@ -47,6 +50,7 @@ def evaluate_retrieval(
         source: a name such as `beir:scifact` (see `data.read_retrieval`), or the collection.
         step: the checkpoint. Defaults to the newest checkpoint.
         loaded: the model in the folder and its parameters. If None, this function loads them.
+        yes_no: whether a language model ranks by its answers instead of by vectors.
         log: called with lines that describe the data.
 
     Returns:
@@ -64,7 +68,7 @@ def evaluate_retrieval(
     collection = source if isinstance(source, RetrievalData) else read_retrieval(source)
     for line in (collection.summary, *collection.notes):
         log(f"data: {line}")
-    scores = model_scores(folder, collection, step=step, loaded=loaded, log=log)
+    scores = model_scores(folder, collection, step=step, loaded=loaded, yes_no=yes_no, log=log)
     # Comparing with BM25 shows whether the model is better than a search for words.
     return scores | bm25_scores(collection)
 
@@ -75,15 +79,16 @@ def model_scores(
     *,
     step: int | None = None,
     loaded: Loaded | None = None,
+    yes_no: bool = False,
     log: LogFn = print,
 ) -> dict[str, float]:
     """Returns the scores of `evaluate_retrieval` without the scores of BM25."""
     ids, queries, documents = _texts(collection)
     model, _ = open_folder(folder)
     active = dict[str, float]()
-    if model.head == "sequence_classification" and len(model.labels) == 1:
+    if yes_no or (model.head == "sequence_classification" and len(model.labels) == 1):
         log(f"the model scores pairs: it ranks the first {RERANKED} documents of BM25 again")
-        scorer = PairScorer.of_run(folder, step=step, log=log, loaded=loaded)
+        scorer = open_pair_scorer(folder, step=step, log=log, loaded=loaded)
         ranked = _reranked(scorer, queries, documents, log)
     else:
         embedder = open_embedder(folder, step=step, log=log, loaded=loaded)
@@ -99,8 +104,8 @@ def model_scores(
 def bm25_scores(collection: RetrievalData) -> dict[str, float]:
     """Returns the nDCG scores of BM25 on a collection, such as `bm25_ndcg@10`."""
     ids, queries, documents = _texts(collection)
-    found = bm25(queries, documents, DEPTH)[1]
-    scores = ranking_scores(found, _indices(collection, ids))
+    ranked = bm25(queries, documents, DEPTH)[1]
+    scores = ranking_scores(ranked, _indices(collection, ids))
     return {f"bm25_{name}": x for name, x in scores.items() if "ndcg" in name}
 
 
@@ -113,25 +118,25 @@ def _texts(collection: RetrievalData) -> tuple[list[str], list[str], list[str]]:
 
 
 def _counted(
-    blocks: Iterator[np.ndarray], number: int, active: dict[str, float]
+    blocks: Iterator[np.ndarray], num_documents: int, active: dict[str, float]
 ) -> Iterator[np.ndarray]:
-    """Passes on blocks of document vectors, and meanwhile computes their mean active dimensions."""
+    """Yields the blocks of document vectors; adds up their mean number of active dimensions."""
     for block in blocks:
-        found = active.get("corpus_active_dims", 0.0)
-        active["corpus_active_dims"] = found + np.count_nonzero(block) / number
+        mean = active.get("corpus_active_dims", 0.0)
+        active["corpus_active_dims"] = mean + np.count_nonzero(block) / num_documents
         yield block
 
 
 def _reranked(
     scorer: PairScorer, queries: Sequence[str], documents: Sequence[str], log: LogFn
 ) -> np.ndarray:
-    """Ranks the first documents of BM25 for each query by a cross-encoder."""
+    """Reranks the first documents of BM25 for each query with a cross-encoder."""
     first = bm25(queries, documents, RERANKED)[1]  # [Q, K]; −1 where BM25 finds fewer documents
     # Score all pairs in one call. Entries without a document get the score -inf, so that they come
     # last.
     rows, columns = np.nonzero(first >= 0)
-    found = zip(rows.tolist(), first[rows, columns].tolist(), strict=True)
-    pairs = [(queries[int(i)], documents[int(j)]) for i, j in found]
+    indices = zip(rows.tolist(), first[rows, columns].tolist(), strict=True)
+    pairs = [(queries[int(i)], documents[int(j)]) for i, j in indices]
     scores = np.full(first.shape, -np.inf)
     scores[rows, columns] = scorer.score(pairs, log)
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -141,7 +146,7 @@ def _reranked(
 def embedded(
     embedder: TextEmbedder, documents: Sequence[str], log: LogFn = print
 ) -> Iterator[np.ndarray]:
-    """Yields the documents' vectors, made `comparable`, in order and in blocks float32 `[N, D]`."""
+    """Yields blocks float32 `[N, D]` of document vectors, in order, to compare with queries."""
     prompt = embedder.settings.document_prompt
     size = min(AT_ONCE, max(1, FLOATS // embedder.width))
     for start in range(0, len(documents), size):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ....models.nn.typing import Array, Bool, Float
-from .vectors import Real, Similarity, Vectors, each_to_each, to_own
+from .vectors import Real, Similarity, Vectors, each_to_each, to_documents
 
 Direction: TypeAlias = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"]
 Partition: TypeAlias = Literal["joint", "per_direction"]
@@ -50,7 +50,7 @@ def multiple_negatives(
 
     Args:
         vectors: the vectors of the batch.
-        real: masks of the real texts; only these are candidates.
+        real: masks of the real texts; only real texts are candidates.
         scale: s, the inverse of the temperature.
         similarity: cosine, or the scalar product.
         directions: the kinds of texts and of their candidates, such as query_to_doc.
@@ -100,7 +100,7 @@ def multiple_negatives(
     softmaxes = [jnp.concatenate(every, axis=1)] if partition == "joint" else every
     normalizer = sum(jax.nn.logsumexp(x, axis=1) for x in softmaxes) / len(softmaxes)
     # The positive has the same logit in each softmax, so subtract it once from the mean.
-    return normalizer - scale * to_own(vectors, similarity)[:, 0]
+    return normalizer - scale * to_documents(vectors, similarity)[:, 0]
 
 
 def gist(
@@ -123,10 +123,10 @@ def gist(
 
     Args:
         vectors: the vectors of the batch, and the guide's vectors of the same texts.
-        real: masks of the real texts; only these are candidates.
+        real: masks of the real texts; only real texts are candidates.
         temperature: divides the similarities.
-        margin: the smallest difference, by the guide, between the similarity of the pair and the
-          similarity of a candidate.
+        margin: the smallest difference, computed by the guide, between the similarity of the pair
+          and the similarity of a candidate.
         margin_strategy: whether `margin` is an absolute difference, or a fraction of the pair's
           similarity.
         contrast_anchors: whether other anchors are candidates.
@@ -142,8 +142,8 @@ def gist(
     is_positive = jnp.arange(batch * num_documents) % num_documents == 0
     # Whether a document is the positive of an anchor, [B, B · C].
     is_same = jnp.repeat(same, num_documents, axis=1) & is_positive
-    # The largest similarity, by the guide, that a negative may have.
-    pair = to_own(guide, "cosine")[:, :1]
+    # The largest similarity, computed by the guide, that a negative may have.
+    pair = to_documents(guide, "cosine")[:, :1]
     largest = pair - margin * (1.0 if margin_strategy == "absolute" else jnp.abs(pair))
     # For each pool of candidates: a function that returns the two compared arrays of vectors, a
     # mask of the real candidates, and a mask of the candidates that the guide cannot exclude.
@@ -167,7 +167,7 @@ def gist(
         logits.append(jnp.where(kept, similar / temperature, MASKED))
     # A single softmax over the candidates of all pools.
     normalizer = jax.nn.logsumexp(jnp.concatenate(logits, axis=1), axis=1)
-    return normalizer - to_own(vectors, "cosine")[:, 0] / temperature
+    return normalizer - to_documents(vectors, "cosine")[:, 0] / temperature
 
 
 def is_nearest(
@@ -182,8 +182,8 @@ def is_nearest(
     similar = each_to_each(vectors.anchors, vectors.documents.reshape(-1, size), similarity)
     similar = jnp.where(real.documents.reshape(1, -1), similar, MASKED)
     # Equal vectors may have similarities that are rounded differently, so allow a small difference.
-    own = to_own(vectors, similarity)[:, 0]
-    tolerance = 1e-6 * jnp.maximum(1.0, jnp.abs(own))
-    number = jnp.sum(similar >= (own - tolerance)[:, None], axis=1)
-    is_largest = own >= jnp.max(similar, axis=1) - tolerance
-    return jnp.where(is_largest, 1 / jnp.maximum(number, 1), 0.0)
+    positive = to_documents(vectors, similarity)[:, 0]
+    tolerance = 1e-6 * jnp.maximum(1.0, jnp.abs(positive))
+    num_nearest = jnp.sum(similar >= (positive - tolerance)[:, None], axis=1)
+    is_largest = positive >= jnp.max(similar, axis=1) - tolerance
+    return jnp.where(is_largest, 1 / jnp.maximum(num_nearest, 1), 0.0)

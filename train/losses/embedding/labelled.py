@@ -42,8 +42,8 @@ def batch_all_triplet(
         return jnp.sum(jnp.where(counted, losses, 0.0)), jnp.sum(counted, dtype=jnp.float32)
 
     # Process one anchor at a time, so that memory holds arrays [B, B] only.
-    sums, numbers = jax.lax.map(of_anchor, (distances, positive, negative))
-    return jnp.sum(sums) / jnp.maximum(jnp.sum(numbers), 1)
+    sums, counts = jax.lax.map(of_anchor, (distances, positive, negative))
+    return jnp.sum(sums) / jnp.maximum(jnp.sum(counts), 1)
 
 
 def batch_hard_soft_margin(
@@ -67,7 +67,7 @@ def batch_hard_soft_margin(
 
 
 def _relations(labels: Array, real: Array) -> tuple[Bool[Array, "B B"], Bool[Array, "B B"]]:
-    """Returns two masks [B, B]: which texts are positives of each text, and which negatives."""
+    """Returns two masks [B, B]: the positives of each text, and its negatives."""
     both, same = real[:, None] & real, labels[:, None] == labels
     return both & same & ~jnp.eye(len(labels), dtype=bool), both & ~same
 
@@ -82,7 +82,7 @@ def _euclidean(x: Float[Array, "B D"]) -> Distances:
 
 
 def _manhattan(x: Float[Array, "B D"]) -> Distances:
-    # The differences of all pairs are an array [B, B, D].
+    # Unlike the other distances, this one needs an array [B, B, D].
     return jnp.sum(jnp.abs(x[:, None] - x), axis=-1)
 
 
@@ -91,4 +91,4 @@ TO_EACH: Mapping[Distance, Callable[[Float[Array, "B D"]], Distances]] = {
     "euclidean": _euclidean,
     "manhattan": _manhattan,
 }
-"""Each function returns the distances between all pairs of the given vectors."""
+"""The name of a distance → a function that computes it between all pairs of vectors."""

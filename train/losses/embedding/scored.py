@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ....models.nn.typing import Array, Bool, Float
-from .vectors import DISTANCES, Distance, Real, Similarity, Vectors, to_own, unit
+from .vectors import DISTANCES, Distance, Real, Similarity, Vectors, to_documents, unit
 
 
 def cosent(
@@ -28,14 +28,14 @@ def cosent(
     # [B, B]: pair i is the row, pair k is the column.
     wrong = scale * (similarity[None] - similarity[:, None])
     counted = (scores[:, None] > scores[None]) & real[:, None] & real[None]
-    # exp(0) is the 1 of the formula.
+    # The appended logit 0 gives the 1 of the formula.
     logits = jnp.append(jnp.where(counted, wrong, -1e30), 0.0)
     return jax.nn.logsumexp(logits)
 
 
 def cosine(vectors: Vectors) -> Float[Array, " B"]:
     """Returns the cosine of the anchor and the first document."""
-    return to_own(vectors, "cosine")[:, 0]
+    return to_documents(vectors, "cosine")[:, 0]
 
 
 def angle(vectors: Vectors) -> Float[Array, " B"]:
@@ -77,7 +77,7 @@ def contrastive(
         vectors: the vectors of the batch.
         labels: y.
         distance: d, the kind of distance between the anchor and the first document.
-        margin: two texts that are not similar have the loss 0 if their distance is at least this.
+        margin: the distance beyond which two texts that are not similar have the loss 0.
     """
     d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])
     near = jnp.square(jax.nn.relu(margin - d))
@@ -118,10 +118,10 @@ def margin_error(
           score of n; or y itself, `[B]`, for a single negative.
         similarity: sim.
     """
-    similar = to_own(vectors, similarity)
+    similar = to_documents(vectors, similarity)
     # y of each negative: [B, 1], or [B, N] from the scores of the documents.
-    wanted = scores[:, None] if scores.ndim == 1 else scores[:, :1] - scores[:, 1:]
-    return jnp.square(similar[:, :1] - similar[:, 1:] - wanted)
+    targets = scores[:, None] if scores.ndim == 1 else scores[:, :1] - scores[:, 1:]
+    return jnp.square(similar[:, :1] - similar[:, 1:] - targets)
 
 
 def distillation(
@@ -149,7 +149,7 @@ def distillation(
     """
     log_p, log_q = (
         jax.nn.log_softmax(jnp.where(real.documents, x / temperature, -1e30))
-        for x in (scores, to_own(vectors, similarity))
+        for x in (scores, to_documents(vectors, similarity))
     )
     # exp(-1e30) is 0, and the difference of two such logarithms is finite.
     return temperature**2 * jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)

@@ -16,14 +16,25 @@ Distance: TypeAlias = Literal["cosine", "euclidean", "manhattan"]
 
 @flax.struct.dataclass
 class Vectors:
-    """The vectors of a batch, float32, which are the outputs of an objective on vectors."""
+    """The vectors of a batch, float32: the outputs of an embedding objective.
 
-    anchors: Float[Array, "B D"]
+    The vectors of packed rows have the axes R, S in place of B until `of_examples` joins them.
+    """
+
+    anchors: Float[Array, "*B D"]
     """The vector of the first text of each example."""
-    documents: Float[Array, "B C D"]
+    documents: Float[Array, "*B C D"]
     """The vectors of the other texts of each example; the first is the positive."""
     guide: "Vectors | None" = None
     """The vectors of a second, frozen model for the same texts, if the objective has one."""
+
+    def of_examples(self) -> "Vectors":
+        """Returns the vectors with a single axis of examples: `[R, S, …]` becomes `[R · S, …]`."""
+        size, num_documents = self.anchors.shape[-1], self.documents.shape[-2]
+        guide = None if self.guide is None else self.guide.of_examples()
+        return Vectors(
+            self.anchors.reshape(-1, size), self.documents.reshape(-1, num_documents, size), guide
+        )
 
     def first(self, num_dimensions: int) -> "Vectors":
         """Returns the first dimensions of the vectors, scaled to norm 1, and the whole guide."""
@@ -40,7 +51,14 @@ class Real:
 
     @classmethod
     def of(cls, batch: Batch) -> "Real":
-        """Returns masks of the texts that have a token by `anchor_mask` or `attention_mask`."""
+        """Returns masks of the texts with a token in `anchor_mask` or `attention_mask`.
+
+        In packed rows, `text_mask` has the masks of the texts of all examples.
+        """
+        if "text_mask" in batch:
+            # [R, S, 1 + C] to [R · S, 1 + C].
+            texts = batch["text_mask"].reshape(-1, batch["text_mask"].shape[-1]) != 0
+            return cls(texts[:, 0], texts[:, 1:])
         anchors = batch["anchor_mask"]
         # Texts with labels have no documents: an empty mask [B, 0, 1] gives [B, 0].
         masks = anchors, batch.get("attention_mask", jnp.zeros((len(anchors), 0, 1), jnp.int32))
@@ -58,7 +76,7 @@ class Real:
 
 
 def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-    """Returns vectors of norm 1; their gradient at a vector 0 is finite."""
+    """Returns vectors scaled to norm 1. The gradient at a zero vector is finite."""
     # Divide by at least 1e-12, as `normalize` of PyTorch does.
     return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), 1e-24))
 
@@ -73,7 +91,7 @@ def each_to_each(a: Array, b: Array, similarity: Similarity) -> Float[Array, "N 
     return jnp.dot(a, b.T, precision="highest")
 
 
-def to_own(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"]:
+def to_documents(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"]:
     """Returns the similarity of each anchor to its documents."""
     a, b = map(_BEFORE_DOT[similarity], (vectors.anchors, vectors.documents))
     # [B, 1, D] and [B, C, D] to [B, C].

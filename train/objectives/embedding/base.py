@@ -17,12 +17,13 @@ from ....data.common.fields import NonNegative, PositiveInt, field_names, requir
 from ....data.dataset import ArraySpec, BatchSpec, DataSplit, Values
 from ....data.embedding.embedding_data import EmbeddingData
 from ....data.embedding.embedding_examples import ScoreForm
-from ....models.nn.pooling import PoolingMode, pool
+from ....models.nn.pooling import PoolingMode
 from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding.matryoshka import matryoshka
+from ...losses.embedding.text_rows import TextRows, of_examples, text_inputs, vectors_of
 from ...losses.embedding.vectors import Real, Vectors, unit
 from ...losses.eval_step import Evaluation
-from ...losses.objective import Batch, FurtherModel, Inputs, Objective, RunModel, Terms
+from ...losses.objective import AuxiliaryModel, Batch, Objective, RunModel, Terms
 from ...objective_config import ObjectiveConfig, Scores
 from .guide import frozen_embedder
 
@@ -39,8 +40,8 @@ DEFAULTS: dict[ScoreForm, str] = {
     "documents": "distillation",
     "labels": "batch_all_triplet",
 }
-"""The form of the data's scores → the default objective. The form says whether scores refer to
-nothing, pairs, documents or labels."""
+"""What the scores of the data refer to → the default objective. Data of the form `none` have no
+scores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     """The names of all `measures`."""
 
     pooling: tuple[PoolingMode, ...] | None = None
-    """How the hidden states of a text become one vector; see `flaxzoo embed`. Defaults to the
-    setting of `init_from`, else mean."""
+    """How the hidden states of a text are pooled into a vector; see `flaxzoo embed`. Defaults to
+    the setting of `init_from`, else mean."""
     normalize: bool | None = None
     """Whether vectors are scaled to length 1. Defaults to the setting of `init_from`, else no."""
     matryoshka_dims: tuple[PositiveInt, ...] = ()
@@ -80,11 +81,11 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number, weights = len(self.matryoshka_dims), len(self.matryoshka_weights)
+        num_dims, num_weights = len(self.matryoshka_dims), len(self.matryoshka_weights)
         require(
-            weights in (0, number),
-            f"matryoshka_weights must have {number} numbers, as many as matryoshka_dims, "
-            f"got {weights}",
+            num_weights in (0, num_dims),
+            f"matryoshka_weights must have {num_dims} numbers, as many as matryoshka_dims, "
+            f"got {num_weights}",
         )
 
     @abstractmethod
@@ -111,6 +112,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             return {self.kind: jnp.sum(self.items(real), dtype=jnp.float32), **measured}
 
         def terms(vectors: Vectors, batch: Batch) -> Terms:
+            vectors, batch = of_examples(vectors, batch)
             self._check_batch(batch)
             real = Real.of(batch)
             loss = self._nested(lambda vectors: self.losses(vectors, batch))
@@ -122,7 +124,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
         return Objective(
             coefficients={self.kind: 1.0},
-            inputs=embedding_inputs,
+            inputs=text_inputs,
             counts=counts,
             terms=terms,
             predictions=vector_predictions,
@@ -131,20 +133,21 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             models=self._models(),
         )
 
-    def _models(self) -> dict[str, FurtherModel]:
+    def _models(self) -> dict[str, AuxiliaryModel]:
         """Returns the guide or teacher, if the loss needs one, as a frozen model."""
-        return {} if self.second_model is None else {GUIDE: frozen_embedder(self.second_model)}
+        return {} if self.guide_model is None else {GUIDE: frozen_embedder(self.guide_model)}
 
     def _check_batch(self, batch: Batch) -> None:
         """Checks the shapes of a batch; called when a step is traced."""
-        number, (least, most) = Real.of(batch).documents.shape[1], self.accepted_documents
+        num_documents = Real.of(batch).documents.shape[1]
+        least, most = self.accepted_documents
         fewer = "leave out negatives with --data.num-negatives 0"
-        remedy = "give negatives" if number < least else fewer
+        remedy = "give negatives" if num_documents < least else fewer
         require(
-            least <= number <= most,
+            least <= num_documents <= most,
             f"objective {self.kind} learns from anchors with "
             f"{least} {'document' if most == 1 else 'or more documents'} each, but the data "
-            f"have {number}: {remedy}, or choose another --objective.kind",
+            f"have {num_documents}: {remedy}, or choose another --objective.kind",
         )
         needed = "labels" if "labels" in self.accepted_scores else "scores"
         problem = f"objective {self.kind} requires {needed}, but the batch has none"
@@ -152,7 +155,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The `ScoreForm`s of data that the objective accepts with these settings."""
+        """The forms of scores in data that the objective accepts with these settings."""
         return self.score_forms
 
     @property
@@ -197,7 +200,12 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             anchors = {name: spec[name] for name in ("anchor_ids", "anchor_mask")}
             return {**anchors, "labels": ArraySpec((), Values.LABEL)}
         if self.accepted_scores[0] != "none":
-            shape = spec["input_ids"].shape[:1] if self.accepted_scores[0] == "documents" else ()
+            # The axes of examples and documents: [C], or [S, C] in packed rows.
+            axes = spec["input_ids"].shape[:1]
+            if "text_mask" in spec:
+                slots, columns = spec["text_mask"].shape
+                axes = slots, columns - 1
+            shape = axes if self.accepted_scores[0] == "documents" else axes[:-1]
             spec["scores"] = ArraySpec(shape, Values.LABEL, "float32")
         return spec
 
@@ -248,7 +256,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @staticmethod
     def _with_prompts(data: EmbeddingData, settings: "EmbeddingSettings") -> EmbeddingData:
-        """Returns the data; unset prompts and lowercasing come from the initial model."""
+        """Returns the data, with unset prompts and lowercasing set as in the initial model."""
         prompts = {
             "query_prompt": settings.prompt(settings.query_prompt),
             "document_prompt": settings.prompt(settings.document_prompt),
@@ -271,13 +279,13 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         from ....models.hf.sentence_embedding import DOCUMENT_PROMPTS, EmbeddingSettings
 
         settings = EmbeddingSettings() if settings is None else settings.texts
-        own = {"query": data.query_prompt, "document": data.document_prompt}
+        run_prompts = {"query": data.query_prompt, "document": data.document_prompt}
         # Clear prompts of the initial model that training did not use, so that a search does not
         # use them either.
         left_out = {"query": ("query",), "document": DOCUMENT_PROMPTS}
-        empty = {x for name, text in own.items() if text == "" for x in left_out[name]}
+        empty = {x for name, text in run_prompts.items() if text == "" for x in left_out[name]}
         kept = {name: "" if name in empty else text for name, text in settings.prompts.items()}
-        prompts = {**kept, **{name: text for name, text in own.items() if text}}
+        prompts = {**kept, **{name: text for name, text in run_prompts.items() if text}}
         return dataclasses.replace(
             settings.normalized(bool(self.normalize)),
             pooling=self.pooling or settings.pooling,
@@ -286,10 +294,10 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             similarity="dot" if self._compares_by_dot else None,
         )
 
-    def embed(self, run: RunModel, inputs: Inputs) -> Float[Array, "R D"]:
+    def embed(self, run: RunModel, rows: TextRows) -> Float[Array, "N D"]:
         """Computes the vectors of texts with the model of the run."""
-        hidden = run(**inputs).last_hidden_state
-        x = pool(hidden, inputs["attention_mask"], self.pooling or ("mean",))
+        hidden = run(**rows.inputs).last_hidden_state
+        x = rows.pool(hidden, self.pooling or ("mean",))
         return unit(x) if self.normalize else x
 
     def vectors(self) -> Callable[[Mapping[str, RunModel], Batch], Vectors]:
@@ -298,9 +306,9 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         def forward(run: Mapping[str, RunModel], batch: Batch) -> Vectors:
             guide = None
             if GUIDE in run:  # the guide returns vectors, not hidden states
-                guide = vectors_of(lambda inputs: run[GUIDE](**inputs), batch)
-            own = vectors_of(functools.partial(self.embed, run["model"]), batch)
-            return Vectors(own.anchors, own.documents, guide)
+                guide = vectors_of(lambda rows: run[GUIDE](rows=rows), batch)
+            vectors = vectors_of(functools.partial(self.embed, run["model"]), batch)
+            return Vectors(vectors.anchors, vectors.documents, guide)
 
         return forward
 
@@ -315,25 +323,6 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         """Returns the means of the measures, and the number of examples."""
         del data
         return {**evaluation.means, "examples": split.examples.num_examples}
-
-
-def embedding_inputs(batch: Batch) -> tuple[Inputs, ...]:
-    """Returns the model's inputs for anchors `[B, Q]` and, if any, documents `[B · C, T]`."""
-    anchors = {"input_ids": batch["anchor_ids"], "attention_mask": batch["anchor_mask"]}
-    names = ("input_ids", "attention_mask")
-    if "input_ids" not in batch:  # texts with labels
-        return (anchors,)
-    return anchors, {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in names}
-
-
-def vectors_of(embed: Callable[[Inputs], Array], batch: Batch) -> Vectors:
-    """Computes the vectors of a batch; `embed` returns the vectors of texts, `[R, D]`."""
-    anchors, *documents = map(embed, embedding_inputs(batch))
-    # Texts with labels have an empty array of documents, [B, 0, D].
-    if not documents:
-        return Vectors(anchors, anchors[:, None][:, :0])
-    # [B · C, D] to [B, C, D].
-    return Vectors(anchors, documents[0].reshape(len(anchors), -1, anchors.shape[-1]))
 
 
 def vector_predictions(outputs: Vectors) -> dict[str, Array]:

@@ -2,17 +2,17 @@
 
 import functools
 
-from ....models.nn.pooling import pool
 from ....models.nn.typing import Array, Params
-from ...losses.objective import FurtherModel
+from ...losses.embedding.text_rows import TextRows
+from ...losses.objective import AuxiliaryModel
 
 
 @functools.lru_cache(maxsize=2)  # a run builds its objective several times
-def frozen_embedder(folder: str) -> FurtherModel:
-    """Returns a model whose `apply(params, input_ids=, attention_mask=)` returns vectors `[R, D]`.
+def frozen_embedder(folder: str) -> AuxiliaryModel:
+    """Returns a model whose `apply(params, rows=TextRows)` returns the vectors of texts `[N, D]`.
 
     Args:
-        folder: a run folder, or a folder in the Hugging Face format, with a model of vectors. The
+        folder: a run folder, or a folder in the Hugging Face format, with an embedding model. The
           returned model uses this folder's pooling, layers and number of dimensions, but not its
           prompts.
     """
@@ -24,11 +24,10 @@ def frozen_embedder(folder: str) -> FurtherModel:
     model, params = load_finite(path)
     settings = read_embedding_settings(path) or EmbeddingSettings()
 
-    def apply(params: Params, *, input_ids: Array, attention_mask: Array) -> Array:
-        hidden = model.apply(params, input_ids=input_ids, attention_mask=attention_mask)
-        x = pool(hidden.last_hidden_state, attention_mask, settings.pooling)
+    def apply(params: Params, *, rows: TextRows) -> Array:
+        x = rows.pool(model.apply(params, **rows.inputs).last_hidden_state, settings.pooling)
         for layer in settings.layers:
             x = layer(x)
         return x[:, : settings.num_dimensions]
 
-    return FurtherModel(apply, lambda rng: params)
+    return AuxiliaryModel(apply, lambda rng: params)

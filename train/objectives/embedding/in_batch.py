@@ -34,12 +34,11 @@ class MultipleNegativesConfig(EmbeddingObjective):
     four directions together are the loss of GTE."""
     partition: Partition = "joint"
     """joint: one softmax over all candidates. per_direction: one softmax for each direction, and
-    the mean of their losses; with query_to_doc doc_to_query, this mean is the symmetric loss.
-    """
+    the mean of their losses. For query_to_doc and doc_to_query, this mean is the symmetric loss."""
     hardness: Hardness = "none"
     """The negatives whose logits are raised, in proportion to their similarity."""
     hardness_strength: NonNegative = 0.0
-    """α: the logit of such a negative is raised by α times its similarity."""
+    """α: the logits of the negatives of `hardness` are raised by α times their similarity."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,13 +85,13 @@ class GISTConfig(EmbeddingObjective):
     whole_batch = True
 
     guide: str = ""
-    """The folder of the guide, a model of vectors with the same tokenizer. The guide is not
+    """The folder of the guide, an embedding model with the same tokenizer. The guide is not
     trained."""
     temperature: Positive = 0.01
     """The temperature, which divides the cosine similarities."""
     margin: NonNegative = 0.0
-    """A negative is left out unless the guide finds it less similar than the positive, by at least
-    this difference."""
+    """A negative is left out unless its similarity, computed by the guide, is smaller than the
+    similarity of the positive by at least this margin."""
     margin_strategy: Literal["absolute", "relative"] = "absolute"
     """Whether `margin` is an absolute difference, or a fraction of the similarity of the
     positive."""
@@ -118,7 +117,7 @@ class GISTConfig(EmbeddingObjective):
         return {"accuracy": is_nearest(vectors, real)}
 
     @property
-    def second_model(self) -> str:
+    def guide_model(self) -> str:
         """The folder of the guide."""
         require(self.guide, "objective gist needs a guide: give --objective.guide FOLDER")
         return self.guide

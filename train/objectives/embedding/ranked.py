@@ -8,7 +8,7 @@ from ....data.embedding.embedding_data import EmbeddingData
 from ....data.embedding.embedding_examples import ScoreForm
 from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding import scored
-from ...losses.embedding.vectors import Distance, Real, Similarity, Vectors, to_own
+from ...losses.embedding.vectors import Distance, Real, Similarity, Vectors, to_documents
 from ...losses.objective import Batch
 from ...objective_config import ObjectiveConfig
 from .base import EmbeddingObjective
@@ -18,7 +18,7 @@ from .in_batch import MultipleNegativesConfig
 def _is_nearer(vectors: Vectors, real: Real, similarity: Similarity = "cosine") -> Array:
     """Returns whether each anchor is more similar to its positive than to all its negatives."""
     # A missing negative counts as less similar than the positive.
-    similar = to_own(vectors, similarity)
+    similar = to_documents(vectors, similarity)
     return ((similar[:, :1] > similar[:, 1:]) | ~real.documents[:, 1:]).all(axis=1)
 
 
@@ -56,20 +56,20 @@ class TaughtConfig(EmbeddingObjective):
     num_documents = (2, math.inf)
 
     teacher: str | None = None
-    """The folder of the teacher, a model of vectors with the same tokenizer. The teacher is not
+    """The folder of the teacher, an embedding model with the same tokenizer. The teacher is not
     trained. If None, the data must have the teacher's scores."""
     similarity: Similarity = "dot"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The accepted forms of the data's scores; none if a teacher computes the scores."""
+        """The accepted forms of scores; only ``none`` if a teacher computes the scores."""
         return self.score_forms if self.teacher is None else ("none",)
 
     def scores(self, vectors: Vectors, batch: Batch) -> Array:
         """Returns the teacher's scores, computed by the teacher or read from the data."""
         if vectors.guide is not None:
-            return to_own(vectors.guide, self.similarity)
+            return to_documents(vectors.guide, self.similarity)
         return batch["scores"]
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
@@ -77,7 +77,7 @@ class TaughtConfig(EmbeddingObjective):
         return {"accuracy": _is_nearer(vectors, real, self.similarity)}
 
     @property
-    def second_model(self) -> str | None:
+    def guide_model(self) -> str | None:
         """The folder of the teacher, if a teacher computes scores in the run."""
         return self.teacher
 
@@ -103,8 +103,8 @@ class MarginMSEConfig(TaughtConfig):
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, "B N"]:
         """Returns the loss of each negative."""
-        wanted = self.scores(vectors, batch)
-        return scored.margin_error(vectors, wanted, similarity=self.similarity)
+        scores = self.scores(vectors, batch)
+        return scored.margin_error(vectors, scores, similarity=self.similarity)
 
     def items(self, real: Real) -> Bool[Array, "B N"]:
         """Returns a mask of the real negatives."""

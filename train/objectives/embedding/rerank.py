@@ -33,8 +33,8 @@ class RerankConfig(ObjectiveConfig[RerankData]):
     scores_pairs = True
 
     loss: Loss = "binary"
-    """binary: the cross-entropy of each pair alone. contrast: tells the positive from the other
-    documents. list_net, lambda, rank_net: learn the order of the documents by their scores.
+    """binary: the cross-entropy of each pair alone. contrast: distinguishes the positive from the
+    other documents. list_net, lambda, rank_net: learn the order of the documents by their scores.
     margin_mse: learns differences of a teacher's scores. See `train.rerank`."""
     scale: Positive = 10.0
     """For contrast: a factor that multiplies the sigmoid of a score."""
@@ -60,7 +60,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
             )
 
     def of_data(self, data: RerankData, *, is_default: bool) -> "RerankConfig":
-        """See `ObjectiveConfig`; raises UserError for data that the loss would not learn from."""
+        """See `ObjectiveConfig`; raises UserError for data that the loss cannot learn from."""
         del is_default
         # The loss `binary` treats each pair alone, so it only needs scores from 0 to 1.
         if self.loss == "binary":
@@ -69,20 +69,18 @@ class RerankConfig(ObjectiveConfig[RerankData]):
             return self
         if self.loss == "margin_mse":
             data.require_one_negative("the loss margin_mse")
-        # The other losses compare documents. A query has several documents in any case if negatives
-        # are sampled.
+        # The other losses compare documents. If negatives are sampled, every query has several
+        # documents.
         examples = data.train_examples()
-        scores = [example.score for example in examples]
-        samples = scores[0] is None and data.sampled_negatives != 0
+        samples = examples[0].form == "none" and data.sampled_negatives != 0
         require(
             samples or any(len(example.documents) > 1 for example in examples),
             f"objective.loss {self.loss} compares the documents of a query, but each record of "
             f"{data.source_name!r} has one document: choose --objective.loss binary",
         )
         for example in examples if self.loss == "contrast" else ():
-            given = example.score if isinstance(example.score, tuple) else ()
             require(
-                all(max(given[:1]) > x for x in given[1:]),
+                all(example.scores[0] > x for x in example.scores[1:]),
                 f"the first document of {example.location} does not have the largest score, "
                 f"but the loss contrast treats the first document as the best: choose "
                 f"--objective.loss "
@@ -117,8 +115,8 @@ class _Loss:
 
     total: Callable[[RerankConfig, Array, Array, Array], Float[Array, ""]]
     """Returns the sum of the loss over its items: pairs, queries, or pairs of documents."""
-    number: Callable[[Array, Array], Float[Array, ""]]
-    """Returns the number of items, given the labels and the mask of the real documents."""
+    num_items: Callable[[Array, Array], Float[Array, ""]]
+    """Returns the number of items from the labels and the mask of the real documents."""
 
 
 def _num_queries(labels: Array, real: Array) -> Array:
@@ -129,8 +127,8 @@ def _num_queries(labels: Array, real: Array) -> Array:
 def _binary(settings: RerankConfig, scores: Array, labels: Array, real: Array) -> Array:
     del settings
     # Each pair is an item with a single label, [B, C] to [B · C, 1].
-    flat, wanted = scores.reshape(-1, 1), labels.reshape(-1, 1)
-    return sigmoid_cross_entropy(flat, wanted, real.reshape(-1).astype(jnp.float32))
+    flat, targets = scores.reshape(-1, 1), labels.reshape(-1, 1)
+    return sigmoid_cross_entropy(flat, targets, real.reshape(-1).astype(jnp.float32))
 
 
 def _of_pairs(settings: RerankConfig, weighting: ranking.Weighting) -> Callable[..., Array]:
@@ -188,7 +186,7 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
 
     See `RerankData` for the arrays of a batch. The model has a head of sequence classification with
     a single label. Measures: `ndcg@10` and `mrr@10` of the documents sorted by score, averaged over
-    the queries that have both a document with a label above 0 and a document with another label.
+    the queries that have both a relevant document (label above 0) and an irrelevant document.
 
     Args:
         settings: the hyperparameters.
@@ -198,8 +196,8 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
     def counts(batch: Batch) -> Terms:
         labels, real = batch["scores"], real_documents(batch)
         ranked = jnp.sum(ranking.can_be_ranked(labels, real)).astype(jnp.float32)
-        number = loss.number(labels, real).astype(jnp.float32)
-        return {"ranking": number, **dict.fromkeys(measured, ranked)}
+        num_items = loss.num_items(labels, real).astype(jnp.float32)
+        return {"ranking": num_items, **dict.fromkeys(measured, ranked)}
 
     def terms(outputs: Outputs, batch: Batch) -> Terms:
         labels, real = batch["scores"], real_documents(batch)

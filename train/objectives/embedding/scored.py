@@ -33,13 +33,12 @@ class ScoredPairsConfig(EmbeddingObjective):
 
     def loss_note(self, data: EmbeddingData) -> str | None:
         """Returns a message if the scores look like classes, such as the labels of NLI."""
-        scores = {example.score for example in data.train_examples()}
-        numbers = sorted(x for x in scores if isinstance(x, float))
+        scores = sorted({x for example in data.train_examples() for x in example.scores})
         # Scores with two values may mean "similar" and "different". Three or more values look like
         # classes.
-        if len(numbers) < 3 or not all(x.is_integer() for x in numbers):
+        if len(scores) < 3 or not all(x.is_integer() for x in scores):
             return None
-        shown = ", ".join(f"{x:g}" for x in numbers[:4])
+        shown = ", ".join(f"{x:g}" for x in scores[:4])
         return (
             f"note: the scores are whole numbers ({shown}), and the loss {self.kind} learns that a "
             "larger score means more similar texts: for classes, use flaxzoo train bert-classify"
@@ -101,7 +100,7 @@ class ContrastiveConfig(ScoredPairsConfig):
     score_range = (0.0, 1.0)
 
     margin: NonNegative = 0.5
-    """Two different texts have the loss 0 if their distance is at least this."""
+    """The distance beyond which two different texts have the loss 0."""
     distance: Distance = "cosine"
     """The distance of two vectors; cosine is 1 - cos."""
 

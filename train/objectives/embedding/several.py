@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 
@@ -12,10 +12,11 @@ from ....data.common.fields import field_names, require, require_one_of
 from ....data.dataset import ArraySpec, BatchSpec, Values
 from ....data.embedding.embedding_data import EmbeddingData
 from ....models.nn.typing import Array
+from ...losses.embedding.text_rows import text_inputs
 from ...losses.embedding.vectors import Vectors
 from ...losses.objective import Batch, Objective, Terms
 from ...objective_config import ObjectiveConfig
-from .base import DEFAULTS, EmbeddingObjective, embedding_inputs, vector_predictions
+from .base import DEFAULTS, EmbeddingObjective, vector_predictions
 
 LOSSES = (
     *("multiple_negatives", "gist", "cosent", "angle", "cosine", "contrastive", "triplet"),
@@ -73,7 +74,7 @@ class SeveralConfig(EmbeddingObjective):
         # The guide runs on every batch, even if the objective of its data set needs no guide.
         return Objective(
             coefficients={name: 1.0 for name, _, _ in chosen},
-            inputs=embedding_inputs,
+            inputs=text_inputs,
             counts=counts,
             terms=terms,
             predictions=vector_predictions,
@@ -83,31 +84,26 @@ class SeveralConfig(EmbeddingObjective):
         )
 
     @property
-    def second_model(self) -> str | None:
+    def guide_model(self) -> str | None:
         """The folder of the guide or teacher, if the objective of a data set uses one."""
-        named = (made.second_model for made in self._chosen().values())
-        folders = [*dict.fromkeys(folder for folder in named if folder is not None)]
+        named = (made.guide_model for made in self._chosen().values())
+        folders = list(dict.fromkeys(filter(None, named)))
         require(
             len(folders) < 2,
             f"objective.kinds name the guides or teachers {', '.join(folders)}, but a run has at "
             "most one: choose one of them",
         )
-        return folders[0] if folders else None
+        return next(iter(folders), None)
 
     def for_evaluation(self) -> "SeveralConfig":
         """Replaces objectives with a guide, because an evaluation has no frozen parameters."""
-        guided = {name for name, made in self._chosen().items() if made.second_model is not None}
-        usual = DEFAULTS["none"]
-        named = ((text, _named(text)[0]) for text in self.kinds)
-        kinds = tuple(f"{name}={usual}" if name in guided else text for text, name in named)
-        return dataclasses.replace(self, kinds=kinds)
+        guided = [name for name, made in self._chosen().items() if made.guide_model is not None]
+        kinds = dict(map(_named, self.kinds)) | dict.fromkeys(guided, DEFAULTS["none"])
+        return dataclasses.replace(self, kinds=tuple(map("=".join, kinds.items())))
 
     def _chosen(self) -> Mapping[str, EmbeddingObjective]:
         """Returns the objective of each data set in `kinds`, by the data set's name."""
-        shared = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(EmbeddingObjective)
-        }
+        shared = {name: getattr(self, name) for name in field_names(EmbeddingObjective)}
         return {name: _parsed(text, shared) for name, text in map(_named, self.kinds)}
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
@@ -127,7 +123,7 @@ class SeveralConfig(EmbeddingObjective):
         complete = dataclasses.replace(self, kinds=tuple(f"{n}={kinds[n]}" for n in data.sets))
         # Check that all objectives together use at most one guide, and that each objective accepts
         # the scores of its data set.
-        _ = complete.second_model
+        _ = complete.guide_model
         for name, made in complete._chosen().items():
             made.of_data(data.sets[name], is_default=False)
         return complete
@@ -141,7 +137,8 @@ class SeveralConfig(EmbeddingObjective):
 def _named(text: str) -> tuple[str, str]:
     """Splits NAME=OBJECTIVE into the name of a data set and its objective with options."""
     name, mark, kind = text.partition("=")
-    require(name and mark and kind, f"objective.kinds must have NAME=OBJECTIVE, got {text!r}")
+    problem = f"objective.kinds must have NAME=OBJECTIVE, got {text!r}"
+    require(all((name, mark, kind)), problem)
     return name, kind
 
 
@@ -159,16 +156,13 @@ def _parsed(text: str, shared: Mapping[str, Any]) -> EmbeddingObjective:
     for name in settings:
         require_one_of(f"the option of {kind} in objective.kinds", name, sorted(known))
     values = {name: _value(x) for name, x in settings.items()}
-    # JSON reads `1` as an int, but all options that are numbers are floats.
-    numbers = {n: float(x) if type(x) is int else x for n, x in values.items()}
-    objective = made(**shared, **numbers)
-    assert isinstance(objective, EmbeddingObjective)
-    return objective
+    return cast(EmbeddingObjective, made(**shared, **values))
 
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
+        # All options that are numbers are floats.
+        return json.loads(text, parse_int=float)
     except ValueError:
         # A word such as `cosine` is not JSON.
         return text
@@ -179,7 +173,7 @@ def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
     # All examples of a batch have the same number of documents, but an objective on pairs reads
     # only the first document of each example.
     most = objective.num_documents[1]
-    number = vectors.documents.shape[1] if math.isinf(most) else int(most)
+    number = int(min(most, vectors.documents.shape[1]))
     guide = None if vectors.guide is None else _first(vectors.guide, objective)
     return Vectors(vectors.anchors, vectors.documents[:, :number], guide)
 
@@ -192,7 +186,7 @@ def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
     most = objective.num_documents[1]
     for name in {"input_ids", "attention_mask"} & batch.keys():
         texts = jnp.where(own[:, None, None], batch[name], 0)
-        found[name] = texts if math.isinf(most) else texts[:, : int(most)]
+        found[name] = texts[:, : int(min(most, texts.shape[1]))]
     if "scores" in batch and batch["scores"].ndim == 2 and "documents" not in objective.score_forms:
         # The first score of an example is the score of its pair.
         found["scores"] = batch["scores"][:, 0]

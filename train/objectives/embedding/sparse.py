@@ -21,8 +21,9 @@ from ....models.greatest_logits import greatest_logits
 from ....models.hf.sparse_encoder import SparseActivation, SparseSettings
 from ....models.nn.typing import Array, Bool, Float
 from ...losses.embedding.sparse import flops
+from ...losses.embedding.text_rows import TextRows
 from ...losses.embedding.vectors import Real, Similarity, Vectors
-from ...losses.objective import Batch, Inputs, Objective, RunModel, Terms
+from ...losses.objective import Batch, Objective, RunModel, Terms
 from ...objective_config import ObjectiveConfig
 from .base import EmbeddingObjective
 from .in_batch import MultipleNegativesConfig
@@ -44,7 +45,7 @@ REMEDIES: dict[ScoreForm, Ranking] = {
     "pairs": "margin_mse",
     "documents": "distillation",
 }
-"""The ranking loss to suggest for data with such scores."""
+"""What the scores of the data refer to → the ranking loss to suggest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class SpladeConfig(MultipleNegativesConfig):
     """A ranking loss on the dot products of sparse vectors, with a regularizer.
 
     The weight of token v is log(1 + max(0, z_v)), where z_v is the maximum of the logits of v over
-    all positions of a text. The regularizer makes few weights positive (Formal et al. 2021,
+    all positions of a text. The regularizer keeps most weights at 0 (Formal et al. 2021,
     "SPLADE v2", section 3).
     """
 
@@ -75,9 +76,9 @@ class SpladeConfig(MultipleNegativesConfig):
     """relu: weights log(1 + max(0, logit)). log1p_relu: log(1 + log(1 + max(0, logit))). Defaults
     to the setting of `init_from`, else relu."""
     document_weight: NonNegative = 3e-5
-    """The weight, in the loss, of the regularizer on the vectors of documents."""
+    """The weight of the regularizer on the vectors of documents."""
     query_weight: NonNegative = 5e-5
-    """The weight, in the loss, of the regularizer on the vectors of anchors."""
+    """The weight of the regularizer on the vectors of anchors."""
     ramp_fraction: Fraction = 1 / 3
     """The fraction of the run during which the weights of the regularizers grow quadratically from
     0."""
@@ -108,9 +109,9 @@ class SpladeConfig(MultipleNegativesConfig):
     @functools.cached_property
     def _ranked(self) -> EmbeddingObjective:
         """The objective that computes the ranking loss, with this objective's settings."""
-        made = RANKINGS[self.ranking]
-        shared = field_names(made) & field_names(self)
-        return made(**{name: getattr(self, name) for name in shared})
+        ranking_class = RANKINGS[self.ranking]
+        shared = field_names(ranking_class) & field_names(self)
+        return ranking_class(**{name: getattr(self, name) for name in shared})
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
@@ -134,12 +135,16 @@ class SpladeConfig(MultipleNegativesConfig):
             f"objective splade learns from one data set, but {data.source_name!r} has "
             f"{len(data.sets)}: give one data set",
         )
+        require(
+            data.row_length is None,
+            f"data.row_length {data.row_length} is for dense vectors: leave it out",
+        )
         chosen = super().of_data(data, is_default=False)
         self._ranked.of_data(data, is_default=False)
         return chosen
 
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
-        """Returns the ranking loss of each of its items."""
+        """Returns the ranking loss of each item."""
         return self._ranked.losses(vectors, batch)
 
     def items(self, real: Real) -> Bool[Array, "..."]:
@@ -177,13 +182,15 @@ class SpladeConfig(MultipleNegativesConfig):
             ramps=dict.fromkeys(weights, self.ramp_steps) if self.ramp_steps else {},
         )
 
-    def embed(self, run: RunModel, inputs: Inputs) -> Float[Array, "R V"]:
+    def embed(self, run: RunModel, rows: TextRows) -> Float[Array, "R V"]:
         """Returns the weight of each token, without storing the logits of all positions at once."""
         weights = SparseSettings(activation=self.activation or "relu")
-        return weights(greatest_logits(run(**inputs).projection, inputs["attention_mask"]))
+        return weights(
+            greatest_logits(run(**rows.inputs).projection, rows.inputs["attention_mask"])
+        )
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Also returns how many weights above 0 an anchor has, and how many its positive has."""
+        """Also returns the number of weights above 0 of each anchor and of its positive."""
         texts = {"query": vectors.anchors, "document": vectors.documents[:, 0]}
         active = {
             f"{name}_active_dims": jnp.sum(x != 0, axis=-1, dtype=jnp.float32)
@@ -203,7 +210,7 @@ class SpladeConfig(MultipleNegativesConfig):
     def initialized_from(
         self: S, data: EmbeddingData, settings: "VectorSettings"
     ) -> tuple[S, EmbeddingData]:
-        """See `ObjectiveConfig`; an initial model that is a sparse encoder keeps its activation."""
+        """See `ObjectiveConfig`; `activation` defaults to that of an initial sparse encoder."""
         known = settings if isinstance(settings, SparseSettings) else SparseSettings()
         activation = self.activation or known.activation
         data = self._with_prompts(data, settings.texts)

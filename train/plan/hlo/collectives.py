@@ -53,10 +53,10 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
         # A gather that overlaps with other work is printed in several parts, in fusions with this
         # work. All parts have the same channel. Different collectives may also share a channel (all
         # collectives of a `shard_map` use channel 1), but differ in kind, size or source line.
-        channel, source = (x.search(instruction.attributes) for x in (_CHANNEL, _SOURCE))
+        channel, source = instruction.find(_CHANNEL), instruction.find(_SOURCE)
         key = f"line {index}"
         if channel and id(instruction) not in alone:
-            key = f"{kind} {channel[1]} {operand_bytes} {source[1] if source else ''}"
+            key = f"{kind} {channel} {operand_bytes} {source}"
         # The result of an asynchronous start is a tuple of its operands and the actual result,
         # except for all-reduce.
         result_bytes = instruction.bytes
@@ -66,7 +66,7 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
         bytes_sent = _ring_bytes(kind, operand_bytes, result_bytes, len(group))
         # The compiler may combine an all-reduce of output vectors with all-reduces of gradients.
         is_joined = kind == "all-reduce" and len(instruction.arrays) > 1
-        if source and OUTPUTS in source[1] and not is_joined:
+        if OUTPUTS in source and not is_joined:
             kind += OF_OUTPUTS
         found[key] = CollectiveOp(kind, bytes_sent, math.ceil(runs), group)
     return [*found.values(), *_between_slices(program, num_devices)]
@@ -80,8 +80,8 @@ def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, 
             continue
         if kind == "all-reduce" and _is_reduce_scatter(instruction, computation):
             kind = "reduce-scatter"
-        operands = map(computation.get, instruction.operands)
-        yield kind, instruction, sum(x.bytes for x in operands if x is not None), runs
+        operand_bytes = sum(computation[name].bytes for name in instruction.operands)
+        yield kind, instruction, operand_bytes, runs
 
 
 def _is_reduce_scatter(all_reduce: Instruction, computation: Computation) -> bool:
@@ -106,16 +106,15 @@ def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collectiv
     with such an instruction.
     """
     for instruction, _, runs in program.instructions():
-        kind = _MEGASCALE_KIND.search(instruction.attributes)
-        slices = _MEGASCALE_SLICES.search(instruction.attributes)
-        if instruction.opcode != "send" or kind is None or slices is None:
+        slices = instruction.find(_MEGASCALE_SLICES)
+        if instruction.opcode != "send" or not slices:
             continue
         num_slices = 0
         # `1,2` are two slices, and `1:4` are four.
-        for item in slices[1].split(","):
+        for item in slices.split(","):
             first, _, last = item.partition(":")
             num_slices += int(last or first) - int(first) + 1
-        name = kind[1].lower().replace("_", "-")
+        name = instruction.find(_MEGASCALE_KIND).lower().replace("_", "-")
         part = instruction.arrays[0].bytes
         # Only an all-gather reads the size of its result.
         bytes_sent = _ring_bytes(name, part, part * num_slices, num_slices)

@@ -15,6 +15,8 @@ _NO_TRAFFIC = frozenset(
 )
 """Opcodes that move no data, or whose data are counted at the start of the operation."""
 _SLICES = ("dynamic-slice", "slice", "gather")
+_DIM_LABELS = re.compile(r"dim_labels=(\w+_\w+->\w+)")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 
 
 def matmul_flops(program: HloProgram) -> int:
@@ -29,9 +31,8 @@ def matmul_flops(program: HloProgram) -> int:
 
 def _dot_flops(dot: Instruction, computation: Computation) -> int:
     left = computation[dot.operands[0]].arrays[0].shape
-    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
     # `depth` is k of the matmul, and the result has m · n elements.
-    depth = math.prod(left[axis] for axis in integers(found[1] if found else ""))
+    depth = math.prod(left[axis] for axis in integers(dot.find(_CONTRACTED)))
     return 2 * depth * math.prod(dot.arrays[0].shape)
 
 
@@ -41,9 +42,7 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
     The TPU compiler prints all matmuls as convolutions. The batch and outer axes become spatial
     axes, with padding and holes that are never multiplied.
     """
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
-    assert labels is not None, convolution.name
-    lhs, rhs, out = labels.groups()
+    lhs, rhs, out = re.split("_|->", convolution.find(_DIM_LABELS))
     left, right = (computation[name].arrays[0].shape for name in convolution.operands[:2])
     result = convolution.arrays[0].shape
     # The number of input features.
@@ -112,12 +111,12 @@ def _instruction_bytes(
     # The result is ((the whole array), the slice, …).
     if opcode == "slice-start":
         return instruction.arrays[1].bytes
-    if opcode in ("fusion", "fusion-start") and instruction.called:
+    if opcode in ("fusion", "fusion-start"):
         return _fusion_bytes(instruction, computation, program)
     # An asynchronous copy between main memory and on-chip memory.
     if opcode.endswith("-start"):
         return instruction.arrays[0].bytes if instruction.arrays else 0
-    operands = [computation[name] for name in instruction.operands if name in computation]
+    operands = [computation[name] for name in instruction.operands]
     # The instruction reads the slice from the array, and writes it to the result.
     if opcode in _SLICES:
         return 2 * instruction.hbm_bytes
@@ -129,11 +128,11 @@ def _instruction_bytes(
 
 def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloProgram) -> int:
     """Returns the bytes that a fusion reads from its operands and writes to its results."""
-    fused = program.computations[fusion.called or ""]
+    fused = program.computations[fusion.called]
     total = 0
     for index, name in enumerate(fusion.operands):
-        operand = computation.get(name)
-        if operand is not None and operand.hbm_bytes:
+        operand = computation[name]
+        if operand.hbm_bytes:
             parameter = _parameter(fused, index)
             total += min(operand.hbm_bytes, _bytes_read(parameter, fused, program))
     result = root(fused)
@@ -169,7 +168,7 @@ def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> 
             total += _bytes_read(user, fused, program)
         elif user.opcode == "fusion":
             # Count the bytes inside the nested fusion that reads the array.
-            inner = program.computations[user.called or ""]
+            inner = program.computations[user.called]
             parameter = _parameter(inner, user.operands.index(array.name))
             total += _bytes_read(parameter, inner, program)
         elif user.opcode != "dynamic-update-slice" or user.operands[0] != array.name:
@@ -182,7 +181,7 @@ def _bytes_written(value: Instruction, array: HloArray, fused: Computation) -> i
     """Returns the bytes that a fusion writes for one result, which may be updated in place."""
     if array.on_chip:
         return 0
-    while _is_relayout(value) and value.operands[0] in fused:
+    while _is_relayout(value):
         value = fused[value.operands[0]]
     is_update = value.opcode == "dynamic-update-slice"
     return fused[value.operands[1]].bytes if is_update else array.bytes

@@ -12,10 +12,9 @@ MATMULS = {
     "bwd": (3, 2),  # Q Kᵀ again, dQ and dK; dO Vᵀ and dV
 }
 """Phase of attention → how many matmuls have the size of keys, and how many the size of values."""
-PREFIXES = {
-    f"splash_{heads}_{phase}": phase for heads in ("mha", "mqa") for phase in ("fwd", "dq", "dkv")
-}
-"""Prefix of a kernel's name → phase. In an mqa kernel all query heads share one key head."""
+_SPLASH = re.compile(r"splash_(?:mha|mqa)_(fwd|dq|dkv)")
+"""Matches names of splash attention's kernels. In an mqa kernel all query heads share one key head.
+"""
 OWN = re.compile(r"(^|_)flash_(fwd|bwd)")
 """Matches names of our TPU kernels, which state the FLOPs of the blocks that they compute."""
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
@@ -31,26 +30,26 @@ def kernel_flops(call: Instruction, computation: Computation) -> int:
     TPU kernels are counted by computed blocks, and GPU kernels by visible pairs of tokens.
     """
     if OWN.search(call.name):
-        stated = _STATED.search(call.attributes)
-        return 0 if stated is None else int(stated[1])
+        return int(call.find(_STATED, "0"))
     if triton := _TRITON.search(call.attributes):
-        causal, window = triton[2] is not None, triton[3]
-        length = int(window) if window else None
-        return _gpu_flops(call, computation, triton[1], causal=causal, window=length)
+        causal, window = triton[2] is not None, int(triton[3] or 0)
+        return _gpu_flops(call, computation, triton[1], causal=causal, window=window)
     if cudnn := _CUDNN.search(call.attributes):
-        window = _CUDNN_WINDOW.search(call.attributes)
-        length = int(window[1]) if window else 0
-        causal = length > 0 or '"mask_type": "CAUSAL"' in call.attributes
+        window = int(call.find(_CUDNN_WINDOW, "0"))
+        causal = window > 0 or '"mask_type": "CAUSAL"' in call.attributes
         phase = "bwd" if cudnn[1] else "fwd"
-        return _gpu_flops(call, computation, phase, causal=causal, window=length or None)
-    phase = next((p for prefix, p in PREFIXES.items() if call.name.startswith(prefix)), None)
-    return 0 if phase is None else _splash_flops(call, computation, phase)
+        return _gpu_flops(call, computation, phase, causal=causal, window=window)
+    splash = _SPLASH.match(call.name)
+    return 0 if splash is None else _splash_flops(call, computation, splash[1])
 
 
 def _gpu_flops(
-    call: Instruction, computation: Computation, phase: str, *, causal: bool, window: int | None
+    call: Instruction, computation: Computation, phase: str, *, causal: bool, window: int
 ) -> int:
-    """Returns a kernel's FLOPs for queries [B, T, N, H], keys [B, S, K, H], values [B, S, K, V]."""
+    """Returns a kernel's FLOPs for queries [B, T, N, H], keys [B, S, K, H], values [B, S, K, V].
+
+    A window of 0 means that there is none.
+    """
     arrays = [computation[name].arrays[0].shape for name in call.operands[:3]]
     (batch, num_queries, heads, key_dim), (_, num_keys, *_), (*_, value_dim) = arrays
     num_pairs = num_queries * num_keys

@@ -82,10 +82,14 @@ class Instruction:
         return sum(array.bytes for array in self.arrays if not array.on_chip)
 
     @property
-    def called(self) -> str | None:
-        """Name of the computation that a fusion, call or reduction runs."""
-        found = _CALLED.search(self.attributes)
-        return found[1] if found else None
+    def called(self) -> str:
+        """Name of the computation that a fusion, call or reduction runs; empty if it has none."""
+        return self.find(_CALLED)
+
+    def find(self, pattern: re.Pattern[str], default: str = "") -> str:
+        """Returns the first group of a pattern in the attributes, or the default."""
+        found = pattern.search(self.attributes)
+        return found[1] if found else default
 
     @property
     def integer(self) -> int | None:
@@ -96,9 +100,7 @@ class Instruction:
 
     def attribute(self, name: str) -> str:
         """Returns an attribute that is a name or number, such as the `body` of a loop."""
-        found = re.search(rf"\b{name}=%?([\w.-]+)", self.attributes)
-        assert found is not None, (name, self.name)
-        return found[1]
+        return self.find(re.compile(rf"\b{name}=%?([\w.-]+)"))
 
 
 Computation = dict[str, Instruction]
@@ -163,7 +165,7 @@ class HloProgram:
                 names = [instruction.attribute(f"{x}_computation") for x in ("true", "false")]
             return [(name, 1 / len(names)) for name in names]
         if opcode in ("call", "async-start") or (fused and opcode == "fusion"):
-            return [(instruction.called, 1.0)] if instruction.called else []
+            return [(instruction.called, 1.0)]
         return []
 
     def trip_count(self, loop: Instruction) -> int:

@@ -1,1 +1,1 @@
-"""Work on single texts, which is batched over requests: vectors, scores, labels, translations."""
+"""Vectors, scores, labels and translations of texts, batched over several requests."""

@@ -48,8 +48,8 @@ def classification_function(folder: str | Path, loaded: Loaded) -> RowFunction:
     predictor = Predictor.of_run(folder, loaded=loaded)
 
     def compute(items: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        found = predictor.outputs(items.__getitem__, [*map(token_length, items)])
-        return [{name: x[i] for name, x in found.items()} for i in range(len(items))]
+        outputs = predictor.outputs(items.__getitem__, [*map(token_length, items)])
+        return [{name: x[i] for name, x in outputs.items()} for i in range(len(items))]
 
     longest = predictor.config.data.length
     return RowFunction(predictor, compute, longest, predictor.filler)
@@ -63,10 +63,10 @@ async def classify(service: Service, fields: ClassifyFields) -> JsonObject:
     inputs = as_list(fields.input, "input", worker.settings.max_inputs)
     split = await asyncio.to_thread(lambda: predictor.encode(Examples.of(inputs)))
     rows = _rows(split)
-    found = await computed(service, model, worker, rows)
+    results = await computed(service, model, worker, rows)
     examples: Any = split.examples
     # Join the results of all rows, because a long example may have several rows.
-    outputs = {name: np.stack([x[name] for x in found]) for name in found[0]}
+    outputs = {name: np.stack([x[name] for x in results]) for name in results[0]}
     predictions: list[JsonValue] = [
         {"index": i, **prediction} for i, prediction in enumerate(examples.decode(outputs))
     ]

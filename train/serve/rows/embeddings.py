@@ -17,7 +17,7 @@ from ....models.hub import local_folder
 from ....models.text.embed import TextEmbedder, TextRow, normalized
 from ....models.text.text_model import Loaded
 from ..app import Endpoint, Service
-from ..fields import ApiError
+from ..fields import require_valid
 from .inputs import as_list, check_not_truncated
 from .worker import Row, RowFunction, computed, usage_of
 
@@ -32,7 +32,7 @@ class EmbeddingFields(Checked):
     model: str | None = None
     """The name of the model. Optional if the server has only one model."""
     input: str | tuple[str, ...] | Ids | tuple[Ids, ...]
-    """A text, texts, the tokens of a text, or the tokens of texts. Tokens are read unchanged,
+    """A text, texts, the token ids of a text, or lists of token ids. Token ids are read unchanged,
     without a prompt and without additional special tokens."""
     encoding_format: Literal["float", "base64"] = "float"
     """Lists of numbers, or the bytes of little-endian float32 numbers."""
@@ -43,18 +43,18 @@ class EmbeddingFields(Checked):
     """The name of one of the model's prompts, which precedes each text; "" for none. Defaults to
     the model's default prompt."""
     truncate: bool = False
-    """Truncate a text that is longer than the model reads. By default, such a text is rejected."""
+    """Truncate texts that exceed the model's maximum length. By default, they are rejected."""
     user: str | None = None
     """Ignored."""
 
 
 def fits(config: TransformerConfig) -> bool:
-    """Returns whether a model has vectors for texts."""
+    """Returns whether a model embeds texts."""
     return config.head in TextEmbedder.heads
 
 
 def embedding_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
-    """Returns the function that embeds `TextRow`s, or None for the folder of a cross-encoder."""
+    """Returns the function that embeds text rows, or None for the folder of a cross-encoder."""
     if kind_of(local_folder(folder)) == "CrossEncoder":
         return None
     embedder = TextEmbedder.of_run(folder, loaded=loaded)
@@ -72,11 +72,10 @@ async def embed(service: Service, fields: EmbeddingFields) -> JsonObject:
     service.engine.check_admission()
     embedder: TextEmbedder = worker.front
     width, kept = embedder.width, fields.dimensions or embedder.width
-    if kept > width:
-        message = f"dimensions must be at most {width:,}, got {kept:,}"
-        raise ApiError(400, message, "dimensions", "invalid_value")
-    found = await asyncio.to_thread(_rows, embedder, fields, worker.settings.max_inputs)
-    rows = [Row(row, len(row.ids)) for row in found]
+    message = f"dimensions must be at most {width:,}, got {kept:,}"
+    require_valid(kept <= width, message, "dimensions")
+    encoded = await asyncio.to_thread(_rows, embedder, fields, worker.settings.max_inputs)
+    rows = [Row(row, len(row.ids)) for row in encoded]
     vectors = np.stack(await computed(service, model, worker, rows))[:, :kept]
     # Removing dimensions changes the length of a vector.
     if kept < width and embedder.settings.has_length_1:
@@ -107,18 +106,17 @@ def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[Te
     Raises:
         ApiError: the input is empty, a text is too long or without tokens, or an id is unknown.
     """
-    given = fields.input
+    value = fields.input
     # A sequence of numbers contains the tokens of a single text.
-    is_one = isinstance(given, str) or isinstance(next(iter(given), None), int)
-    inputs = as_list(given if not is_one else (given,), "input", most)
+    is_one = isinstance(value, str) or isinstance(next(iter(value), None), int)
+    inputs = as_list(value if not is_one else (value,), "input", most)
     if isinstance(inputs[0], str):
         rows, num_truncated = embedder.encode(inputs, fields.prompt_name)
         check_not_truncated(fields.truncate, num_truncated, len(rows), embedder.max_length)
     else:
         rows = _of_ids(embedder, inputs, truncate=fields.truncate)
-    empty = next((i for i, row in enumerate(rows) if not row.ids), None)
-    if empty is not None:
-        raise ApiError(400, f"input[{empty}] has no token: leave it out", "input", "invalid_value")
+    for i, row in enumerate(rows):
+        require_valid(row.ids, f"input[{i}] has no token: leave it out", "input")
     return rows
 
 
@@ -126,10 +124,9 @@ def _of_ids(
     embedder: TextEmbedder, inputs: Sequence[Sequence[int]], *, truncate: bool
 ) -> list[TextRow]:
     longest, size = embedder.max_length, embedder.tokenizer.vocab_size
-    unknown = next((id for ids in inputs for id in ids if id >= size), None)
-    if unknown is not None:
-        message = f"the ids of input must be below {size:,}, got {unknown}"
-        raise ApiError(400, message, "input", "invalid_value")
+    greatest = max(max(ids, default=0) for ids in inputs)
+    message = f"the ids of input must be below {size:,}, got {greatest}"
+    require_valid(greatest < size, message, "input")
     num_truncated = sum(len(ids) > longest for ids in inputs)
     check_not_truncated(truncate, num_truncated, len(inputs), longest)
     return [TextRow(embedder.tokenizer.truncated(list(ids), longest)) for ids in inputs]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ....data.common.errors import UserError
+from ....data.common.fields import require
 from ....data.common.progress import LogFn
 from ....models.config import TransformerConfig
 from ....models.finite import load_finite
@@ -24,8 +25,8 @@ class Kind:
 
     Attributes:
         name: its name in `Served.workers`.
-        fits: returns whether a model with a given configuration does this kind of work.
-        make: returns the function that computes rows, given a folder and its model; None if the
+        fits: returns whether a model with this configuration does this kind of work.
+        make: returns the function that computes rows with the model of a folder, or None if the
           files in the folder do not suit this kind of work.
         shapes: returns the batch shapes (number of rows, padded length) to compile before the first
           request.
@@ -51,17 +52,16 @@ ENDPOINTS = (
 """The endpoints of this folder."""
 
 
-def open_rows(name: str, folder: str, settings: RowSettings, log: LogFn) -> Served:
+def open_rows(name: str, folder: str, settings: RowSettings, log: LogFn, *, ema: bool) -> Served:
     """Opens an encoder or an encoder-decoder.
 
     Raises:
         UserError: the server supports no kind of work of this model.
     """
-    loaded = load_finite(local_folder(folder))
+    loaded = load_finite(local_folder(folder), ema=ema)
     functions, refused = row_functions(folder, loaded)
-    if not functions:
-        reasons = ". ".join(refused) or f"it has the head {loaded[0].config.head}"
-        raise UserError(f"{folder} is not served: {reasons}")
+    reasons = ". ".join(refused) or f"it has the head {loaded[0].config.head}"
+    require(functions, f"{folder} is not served: {reasons}")
     for reason in refused:
         log(f"{name}: {reason}")
     workers = row_workers(name, functions, settings=settings, log=log)

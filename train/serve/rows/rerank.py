@@ -1,4 +1,4 @@
-"""Scores of documents for a query, in the form of text-embeddings-inference and of Cohere."""
+"""Scores of documents for a query, in the formats of text-embeddings-inference and Cohere."""
 
 import asyncio
 import dataclasses
@@ -34,10 +34,10 @@ class RerankFields(Checked):
     query: str
     """The query."""
     texts: tuple[str, ...] | None = None
-    """The documents. With this name, the answer has the form of text-embeddings-inference: a list.
-    """
+    """The documents. With this name, the answer has the format of
+    text-embeddings-inference: a list."""
     documents: tuple[str | Mapping[str, str], ...] | None = None
-    """The documents, or objects with a field `text`. With this name, the answer has the form of
+    """The documents, or objects with a field `text`. With this name, the answer has the format of
     Cohere and Jina: an object with `results`."""
     top_n: PositiveInt | None = None
     """The number of documents to return. Defaults to all documents."""
@@ -48,7 +48,7 @@ class RerankFields(Checked):
     return_documents: bool = False
     """For `documents`: return `document` with each score."""
     truncate: bool | None = None
-    """Truncate pairs that are longer than the model reads. By default, long pairs are rejected for
+    """Truncate pairs that exceed the model's maximum length. By default, they are rejected for
     `texts`, and truncated for `documents` with a line in `meta.warnings`."""
 
     def __post_init__(self) -> None:
@@ -64,8 +64,8 @@ class RerankFields(Checked):
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of the query and each document."""
-        given = self.texts if self.documents is None else self.documents
-        texts = (x if isinstance(x, str) else x["text"] for x in given or ())
+        documents = self.texts if self.documents is None else self.documents
+        texts = (x if isinstance(x, str) else x["text"] for x in documents or ())
         return [(self.query, text) for text in texts]
 
     @property
@@ -101,8 +101,8 @@ def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
             }
             for row in items
         ]
-        found = scorer.outputs(rows.__getitem__, lengths)
-        return [{name: float(x[i, 0]) for name, x in found.items()} for i in range(len(items))]
+        outputs = scorer.outputs(rows.__getitem__, lengths)
+        return [{name: float(x[i, 0]) for name, x in outputs.items()} for i in range(len(items))]
 
     def filler(length: int) -> Pair:
         return {
@@ -112,9 +112,9 @@ def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
     return RowFunction(scorer, compute, scorer.max_length, filler)
 
 
-def tokens_of(tokens: BertInputs, number: int, length: int) -> Pair:
+def tokens_of(tokens: BertInputs, index: int, length: int) -> Pair:
     """Returns the arrays of a pair without padding, which may be thousands of tokens long."""
-    return {name: x[:length].copy() for name, x in tokens.example(number).items()}
+    return {name: x[:length].copy() for name, x in tokens.example(index).items()}
 
 
 async def rerank(service: Service, fields: RerankFields) -> JsonValue:
@@ -127,8 +127,8 @@ async def rerank(service: Service, fields: RerankFields) -> JsonValue:
     tokens, num_truncated = await asyncio.to_thread(scorer.encode, pairs)
     check_not_truncated(fields.truncates, num_truncated, len(pairs), scorer.max_length, name=name)
     rows = [Row(tokens_of(tokens, i, length), length) for i, length in enumerate(tokens.lengths)]
-    found = await computed(service, model, worker, rows)
-    scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in found])
+    results_of_pairs = await computed(service, model, worker, rows)
+    scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in results_of_pairs])
     # A stable sort keeps documents with equal scores in the order of the request.
     best = np.argsort(-scores, kind="stable")[: fields.top_n].tolist()
     ranked = [(i, float(scores[i]), pairs[i][1]) for i in best]

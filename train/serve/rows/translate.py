@@ -13,7 +13,7 @@ from ....models.decoding.request import GenerationRequest, LengthPenalty, NewTok
 from ....models.text.text_model import Loaded
 from ....models.text.translate import TextTranslator, Translation
 from ..app import Endpoint, Service
-from ..fields import ApiError
+from ..fields import require_valid
 from .inputs import as_list
 from .worker import Row, RowFunction, computed, usage_of
 
@@ -33,7 +33,7 @@ class TranslateFields(Checked):
     input: str | tuple[str, ...]
     """A sentence, or sentences, each translated separately."""
     num_beams: PositiveInt | None = None
-    """The number of beams; 1 chooses the best token each time."""
+    """The number of beams. With 1, decoding is greedy."""
     length_penalty: LengthPenalty | None = None
     """The log-probability of a translation is divided by its length to the power of this number."""
     max_tokens: NewTokens | None = None
@@ -41,7 +41,7 @@ class TranslateFields(Checked):
     n: PositiveInt = 1
     """The number of translations of each text, at most `num_beams`."""
     truncate: bool = False
-    """Truncate a text that is longer than the model reads. By default, such a text is rejected."""
+    """Truncate texts that exceed the model's maximum length. By default, they are rejected."""
 
     def request(self, translator: TextTranslator) -> GenerationRequest:
         """Returns the settings of the search.
@@ -49,16 +49,14 @@ class TranslateFields(Checked):
         Raises:
             UserError: a setting is out of range.
         """
-        given = {
+        options = {
             "num_beams": self.num_beams,
             "length_penalty": self.length_penalty,
             "max_new_tokens": self.max_tokens,
         }
-        set_ones = without_none(given)
-        request = translator.request_with({**set_ones, "num_return_sequences": self.n})
-        if request.num_beams > MOST_BEAMS:
-            message = f"num_beams must be at most {MOST_BEAMS}, got {request.num_beams}"
-            raise ApiError(400, message, "num_beams", "invalid_value")
+        request = translator.request_with({**without_none(options), "num_return_sequences": self.n})
+        message = f"num_beams must be at most {MOST_BEAMS}, got {request.num_beams}"
+        require_valid(request.num_beams <= MOST_BEAMS, message, "num_beams")
         return request
 
 
@@ -101,10 +99,10 @@ async def translate(service: Service, fields: TranslateFields) -> JsonObject:
         )
 
     ids = await asyncio.to_thread(encode)
-    # Blank texts have no tokens, and an empty translation.
+    # A blank text has no tokens, and its translation is empty.
     rows = [Row((row, request), len(row), request, request.num_beams) for row in ids if row]
-    found = iter(await computed(service, model, worker, rows))
-    translated = [next(found) if row else [Translation("", 0.0, 0.0, 0)] for row in ids]
+    results = iter(await computed(service, model, worker, rows))
+    translated = [next(results) if row else [Translation("", 0.0, 0.0, 0)] for row in ids]
     written = sum(one.num_tokens for several in translated for one in several)
     return {
         "object": "list",

@@ -1,8 +1,8 @@
 """Computes the rows of several requests together, in batches of similar length.
 
 A row is a text to embed, a pair to score, an example to classify or a text to translate, encoded as
-tokens. Rows wait in the order of arrival. Each step computes one batch. Among the oldest waiting
-rows, up to a number of tokens, the batch contains the rows with the padded length of the oldest
+tokens. Rows wait in the order of arrival. Each step computes one batch. Of the oldest waiting
+rows, up to `batch_tokens` tokens, the batch contains the rows with the padded length of the oldest
 row. The result of a row does not depend on the other rows of its batch.
 """
 
@@ -26,7 +26,7 @@ from .settings import RowSettings
 
 RowTask: TypeAlias = "Task[Row, Any]"
 MANY = 1 << 20
-"""An upper bound of the rows of a batch."""
+"""An upper bound on the number of rows of a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,9 @@ class RowFunction:
 
     Attributes:
         front: the model, which encodes the texts of requests.
-        compute: returns a result for each given item, in the order of the items.
+        compute: returns a result for each item, in order.
         longest: the maximum number of tokens of a row.
-        filler: returns an item with a given number of tokens, to compile programs with.
+        filler: returns an item with this number of tokens, to compile programs with.
         in_parts: yields None after each part of a long computation, then what `compute` returns. If
           None, the computation is not divided.
     """
@@ -140,16 +140,16 @@ class RowWorker:
             self._parts = self._function.parts([task.work.item for task in self._batch])
         batch = self._batch
         try:
-            found = next(self._parts)
+            results = next(self._parts)
         except Exception as error:  # a failed batch must not end the worker
             self._batch = ()
             fail_tasks(batch, error)
             return
         # The next step computes the next part, unless all clients have disconnected.
-        if found is not None or all(task.ended for task in batch):
+        if results is not None or all(task.ended for task in batch):
             self._batch, self._parts = (), iter(())
-        if found is not None:
-            for task, result in zip(batch, found, strict=True):
+        if results is not None:
+            for task, result in zip(batch, results, strict=True):
                 task.send(result, last=True)
 
     def warm_up(self) -> tuple[()]:
@@ -168,7 +168,7 @@ class RowWorker:
     def _window(self) -> Iterator[tuple[RowTask, int]]:
         """Yields the oldest tasks of one group and their padded lengths, up to `batch_tokens`.
 
-        The number of sequences is limited as well, because the server's other work waits until the
+        The number of sequences is also limited, because the server's other work waits until the
         batch ends.
         """
         room, first = self.settings.batch_tokens, next(iter(self._arrivals)).work
@@ -236,5 +236,5 @@ def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[t
 
 
 def shapes_of_searches(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
-    """Returns the shape of one text of the shortest length; its search takes several programs."""
+    """Returns the shape of one text of the shortest length; its search needs several programs."""
     return shapes_of_short_rows(function, settings)[:1]

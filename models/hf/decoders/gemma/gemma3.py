@@ -2,7 +2,7 @@
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gemma.gemma3 import FULL_EVERY, Gemma3Config
-from ...config_mapping import ConfigMapping, Field, FixedField, Settings, typed_field
+from ...config_mapping import ConfigMapping, Field, FixedField, Settings, take_field
 from ...generation_config import NAMES
 from ..causal_decoder import (
     ATTENTION,
@@ -18,9 +18,8 @@ from .gemma2 import ACTIVATION, FOUR_NORMS, own_fields, take_windows
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the windows and the rotary base of windowed layers."""
     take_windows(fields, settings, source, num_layers=26, every=FULL_EVERY)
-    bidirectional = "use_bidirectional_attention"
-    settings["causal"] = not typed_field(fields, bidirectional, None, source, kind=bool)
-    fields.pop(bidirectional, None)
+    bidirectional = take_field(fields, "use_bidirectional_attention", None, source, kind=bool)
+    settings["causal"] = not bidirectional
     # For windows on both sides of a token, files state the whole width. Half of the width is on
     # either side.
     if not settings["causal"] and "window" in settings:

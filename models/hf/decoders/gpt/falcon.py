@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from .....data.common.fields import require
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.falcon import FalconConfig
-from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, take_field
 from ...form import head_classes
 from ...generation_config import NAMES
 from ...tensors.mapping import WeightsError
@@ -30,32 +30,29 @@ NORMS = {
 """The names of the norms for each value of `residual`."""
 
 
-def _take(fields: JsonObject, name: str, default: object, source: str) -> object:
-    """Removes a field and returns its value after checking its type."""
-    value = typed_field(fields, name, default, source, kind=int if default is None else None)
-    fields.pop(name, None)
-    return value
-
-
 def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the order of the sublayers, and the number of key/value heads."""
-    names = "new_decoder_architecture", "parallel_attn", "num_ln_in_parallel_attn"
-    defaults = (False, True, None)
-    form = tuple(_take(fields, *field, source) for field in zip(names, defaults, strict=True))
-    if form not in RESIDUALS:
-        stated = ", ".join(f"{name} {value}" for name, value in zip(names, form, strict=True))
-        raise WeightsError(f"{source}: {stated} contradict each other: correct one of them")
-    settings["residual"] = RESIDUALS[form]
+    is_new = take_field(fields, "new_decoder_architecture", False, source)
+    is_parallel = take_field(fields, "parallel_attn", True, source)
+    norms = take_field(fields, "num_ln_in_parallel_attn", None, source, kind=int)
+    settings["residual"] = residual = RESIDUALS.get((is_new, is_parallel, norms))
+    require(
+        residual,
+        f"{source}: new_decoder_architecture {is_new}, parallel_attn {is_parallel}, "
+        f"num_ln_in_parallel_attn {norms} contradict each other: correct one of them",
+        WeightsError,
+    )
     # In the newer architecture, groups of query heads share a key/value head. The older
     # architecture has one key/value head in total, or one for each query head.
-    num_heads = typed_field(fields, "num_attention_heads", 71, source)
-    number = _take(fields, "num_kv_heads", None, source) or num_heads
-    is_single = _take(fields, "multi_query", True, source) and not form[0]
-    if number != num_heads and not (is_single or form[0]):
-        raise WeightsError(
-            f"{source}: num_kv_heads {number} without new_decoder_architecture is not supported: "
-            f"only num_attention_heads, {num_heads}"
-        )
+    num_heads = fields.get("num_attention_heads", 71)
+    number = take_field(fields, "num_kv_heads", None, source, kind=int) or num_heads
+    is_single = take_field(fields, "multi_query", True, source) and not is_new
+    require(
+        number == num_heads or is_single or is_new,
+        f"{source}: num_kv_heads {number} without new_decoder_architecture is not supported: "
+        f"only num_attention_heads, {num_heads}",
+        WeightsError,
+    )
     number = 1 if is_single else number
     settings["num_kv_heads"] = None if number == num_heads else number
 
@@ -70,7 +67,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         raise WeightsError(f"{source}: partial_rotary_factor {part!r} is not supported: only 1.0")
     rotary["position_base"] = float(rotary.pop("rope_base"))
     # A model with ALiBi does not read the rotary fields.
-    settings |= {"positions": "alibi"} if _take(fields, "alibi", False, source) else rotary
+    settings |= {"positions": "alibi"} if take_field(fields, "alibi", False, source) else rotary
     if fields.get("classifier_dropout") is None:
         fields["classifier_dropout"] = 0.0
 

@@ -2,7 +2,7 @@
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.opt import OPTConfig
-from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
+from ...config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, take_field
 from ...form import head_classes
 from ...generation_config import NAMES
 from ...tensors.mapping import TensorMapping
@@ -11,11 +11,9 @@ from .gpt_form import GPTForm
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads whether norms precede sublayers, and the width of the embeddings."""
-    before = typed_field(fields, "do_layer_norm_before", True, source)
-    removed = typed_field(fields, "_remove_final_layer_norm", False, source)
-    width = typed_field(fields, "word_embed_proj_dim", None, source, kind=int)
-    for name in ("do_layer_norm_before", "_remove_final_layer_norm", "word_embed_proj_dim"):
-        fields.pop(name, None)
+    before = take_field(fields, "do_layer_norm_before", True, source)
+    removed = take_field(fields, "_remove_final_layer_norm", False, source)
+    width = take_field(fields, "word_embed_proj_dim", None, source, kind=int)
     settings["final_norm"] = not removed
     settings["norm_position"] = "pre" if before else "post"
     settings["d_embedding"] = None if width == fields.get("hidden_size", 768) else width

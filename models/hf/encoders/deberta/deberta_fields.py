@@ -1,11 +1,17 @@
 """The fields of DeBERTa's `config.json`, in both versions."""
 
-from typing import Any
-
 from .....data.common.json_text import JsonObject
 from ....encoders.deberta.deberta import DebertaConfig
 from ....encoders.deberta.disentangled import PROJECTIONS
-from ...config_mapping import ACTIVATIONS, Field, FixedField, Settings, typed_field, with_defaults
+from ...config_mapping import (
+    ACTIVATIONS,
+    Field,
+    FixedField,
+    Settings,
+    take_field,
+    typed_field,
+    with_defaults,
+)
 from ...tensors.mapping import WeightsError
 from ..encoder_form import BERT_FIELDS
 
@@ -54,22 +60,23 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
     words = words if isinstance(words, list) else [words]
     terms = tuple(filter(words.__contains__, PROJECTIONS))
     _require(len(terms) == len(words), "pos_att_type", stated, f"{source}: only c2p and p2c")
-    relative, names = _take(fields, "relative_attention", False, source), " and ".join(terms)
+    relative, names = take_field(fields, "relative_attention", False, source), " and ".join(terms)
     supported = f"{source}: only True with pos_att_type {names}"
     _require(relative or not terms, "relative_attention", relative, supported)
     # The sizes of the embeddings and of the pooler default to the width of the layers.
     width = typed_field(fields, "hidden_size", width, source)
-    narrow = _take(fields, "embedding_size", width, source)
-    pooler = _take(fields, "pooler_hidden_size", width, source)
+    narrow = take_field(fields, "embedding_size", width, source)
+    pooler = take_field(fields, "pooler_hidden_size", width, source)
     _require(pooler == width, "pooler_hidden_size", pooler, f"{source}: only hidden_size, {width}")
+    learned = take_field(fields, "position_biased_input", True, source)
     # If `legacy` is false, the tensors of the masked-word head have other names, and its matrix is
     # tied.
-    if not _take(fields, "legacy", True, source):
+    if not take_field(fields, "legacy", True, source):
         fields["tie_word_embeddings"] = True
     settings |= {
         "d_embedding": None if narrow == width else narrow,
         "distance_terms": terms,
-        "positions": "learned" if _take(fields, "position_biased_input", True, source) else "none",
+        "positions": "learned" if learned else "none",
         "key_bias": False,
     }
     _read_numbers(fields, settings, source, V1_NUMBERS)
@@ -80,10 +87,10 @@ def read_v2(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the fields of version 2 that need a conversion; see `Form.own_settings`."""
     heads = typed_field(fields, "num_attention_heads", 24, source)
     width = typed_field(fields, "hidden_size", V2_WIDTH, source)
-    size = _take(fields, "attention_head_size", None, source, int)
+    size = take_field(fields, "attention_head_size", None, source, kind=int)
     supported = f"{source}: only hidden_size / num_attention_heads"
     _require(size is None or size * heads == width, "attention_head_size", size, supported)
-    norm = _take(fields, "norm_rel_ebd", "none", source)
+    norm = take_field(fields, "norm_rel_ebd", "none", source)
     _require(norm in NORMS, "norm_rel_ebd", norm, f"{source}: only {' or '.join(NORMS)}")
     # Version 2 ignores the term "none" of small test models, which version 1 would count as a term.
     stated = fields.get("pos_att_type")
@@ -109,19 +116,11 @@ def _require(valid: bool, name: str, value: object, supported: str) -> None:
         raise WeightsError(f"{source}: {name} {value!r} is not supported: {only}")
 
 
-def _take(
-    fields: JsonObject, name: str, default: Any, source: str, kind: type | None = None
-) -> Any:
-    value = typed_field(fields, name, default, source, kind=kind)
-    fields.pop(name, None)
-    return value
-
-
 def _read_numbers(
     fields: JsonObject, settings: Settings, source: str, numbers: dict[str, tuple[str, int]]
 ) -> None:
     for name, (ours, unused) in numbers.items():
-        number = _take(fields, name, unused, source)
+        number = take_field(fields, name, unused, source)
         settings[ours] = number if number > 0 else None
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from .....data.chat_templates.chat_template import LECTURES, ChatTemplate
 from .....data.common.errors import UserError
@@ -31,39 +31,32 @@ class Written:
     """Why a call cannot be parsed, or None."""
 
 
-@dataclasses.dataclass(frozen=True)
 class CallForm:
-    """A format of tool calls."""
+    """A format of tool calls. This class is the format of a model without tools: no calls."""
 
-    name: Literal["hermes", "brackets"]
+    in_content = True
+    """Whether a message stores a call in its content instead of in a separate field."""
 
-    @classmethod
-    def of(cls, template: ChatTemplate) -> "CallForm":
+    @staticmethod
+    def of(template: ChatTemplate) -> "CallForm":
         """Returns the format of a chat template.
 
         Raises:
             UserError: the template has no known format.
         """
         if template.source == LECTURES:
-            return cls("brackets")
+            return Brackets()
         if "<tool_call>" in template.all_sources:
-            return cls("hermes")
+            return Hermes()
         raise UserError(
             "the chat template has no known format of tool calls (<tool_call>, or the default "
             "template): leave the tools out, or give another template"
         )
 
-    @property
-    def in_content(self) -> bool:
-        """Whether a message stores a call in its content instead of in a separate field."""
-        return self.name == "brackets"
-
     def instructions(self, tools: Sequence[Tool]) -> str | None:
         """Returns instructions that describe the tools, or None if the template describes them."""
-        if self.name == "hermes":
-            return None
-        lines = [f"<<{tool.name} ...>> {tool.description}" for tool in tools]
-        return "\n".join(["Tools:", *lines])
+        del tools
+        return ""
 
     def end_of_call(self, text: str) -> int | None:
         """Returns the index where the first complete call ends, so that generation can stop.
@@ -72,17 +65,12 @@ class CallForm:
         Returns None if the text contains no complete call, or if the model itself ends its turn
         after a call.
         """
-        found = _first_call(text) if self.name == "brackets" else None
-        return None if found is None else found.end()
+        del text
+        return None
 
     def begins_call(self, text: str) -> int:
         """Returns the index where a call begins or may begin, or the length of the text."""
-        mark = "<tool_call>" if self.name == "hermes" else "<<"
-        found = text.find(mark)
-        if found >= 0:
-            return found
-        overlaps = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
-        return len(text) - next(overlaps, 0)
+        return len(text)
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
         """Parses an answer of the model.
@@ -92,16 +80,52 @@ class CallForm:
             tools: the available tools. In the lectures' format, a call has one argument without a
                 name.
         """
-        # Parse the first call in brackets; its text is the only argument.
-        if self.name == "brackets":
-            found = _first_call(text)
-            if found is None:
-                return Written(text, ())
-            name, argument = found[1], found[2].strip()
-            parameters = next((tool.parameters for tool in tools if tool.name == name), {})
-            arguments = {next(iter(parameters), "argument"): argument}
-            return Written(text, (ToolCall(name, arguments if argument or parameters else {}),))
-        # Parse all calls as JSON objects. A call that cannot be parsed invalidates the answer.
+        del tools
+        return Written(text, ())
+
+
+class Brackets(CallForm):
+    """The format of the lectures: `<<name argument>>`."""
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        """See `CallForm`."""
+        lines = [f"<<{tool.name} ...>> {tool.description}" for tool in tools]
+        return "\n".join(["Tools:", *lines])
+
+    def end_of_call(self, text: str) -> int | None:
+        """See `CallForm`."""
+        found = _first_call(text)
+        return None if found is None else found.end()
+
+    def begins_call(self, text: str) -> int:
+        """See `CallForm`."""
+        return _index_of("<<", text)
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        """See `CallForm`. Parses the first call, whose text is the only argument."""
+        found = _first_call(text)
+        if found is None:
+            return Written(text, ())
+        name, argument = found[1], found[2].strip()
+        parameters = next((tool.parameters for tool in tools if tool.name == name), {})
+        arguments = {next(iter(parameters), "argument"): argument}
+        return Written(text, (ToolCall(name, arguments if argument or parameters else {}),))
+
+
+class Hermes(CallForm):
+    """The format of Hermes and Qwen: `<tool_call>` around a JSON object."""
+
+    in_content = False
+
+    def instructions(self, tools: Sequence[Tool]) -> None:
+        """See `CallForm`."""
+
+    def begins_call(self, text: str) -> int:
+        """See `CallForm`."""
+        return _index_of("<tool_call>", text)
+
+    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+        """See `CallForm`. A call that cannot be parsed invalidates the answer."""
         calls = []
         content = _HERMES.sub("", text).strip()
         for written in _HERMES.findall(text):
@@ -114,6 +138,15 @@ class CallForm:
                     f"the call {written[:100]!r} must be an object with name and arguments",
                 )
         return Written(content, tuple(calls))
+
+
+def _index_of(mark: str, text: str) -> int:
+    """Returns the index of a mark or of its beginning at the end of a text, else the length."""
+    found = text.find(mark)
+    if found >= 0:
+        return found
+    overlaps = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
+    return len(text) - next(overlaps, 0)
 
 
 def _first_call(text: str) -> re.Match[str] | None:

@@ -1,5 +1,6 @@
 """Retrieves the paragraphs of local files that match a query best (BM25)."""
 
+import itertools
 import math
 import os
 import re
@@ -64,7 +65,7 @@ class FileSearch:
         # paragraphs with each word.
         self._words = [Counter(_words(text)) for _, text in self._paragraphs]
         self._sizes = [sum(words.values()) for words in self._words]
-        self._containing = Counter(word for words in self._words for word in words)
+        self._containing = Counter(itertools.chain(*self._words))
 
     def search(self, query: str, number: int = 3) -> str:
         """Returns the paragraphs that match a query best, each after the name of its file.

@@ -24,7 +24,7 @@ class ToolCall:
     """A request of a model to a tool."""
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
 
     @property
     def message(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Tool:
     """The model calls the function by this name."""
     description: str
     """Describes the purpose of the function to the model."""
-    parameters: Mapping[str, str | Mapping[str, Any]]
+    parameters: Mapping[str, str | Mapping[str, object]]
     """A description or a JSON schema of each argument; all arguments are required."""
     run: Callable[..., object]
     """The function, called with keyword arguments. The result of the function is converted to text,
@@ -70,7 +70,7 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def __call__(self, arguments: Mapping[str, Any]) -> str:
+    def __call__(self, arguments: Mapping[str, object]) -> str:
         """Returns the output as text; an error is returned as `{"error": …}`.
 
         Args:
@@ -89,7 +89,7 @@ class Tool:
                 text = ""
             return as_error(text or type(error).__name__)
 
-    def _check(self, arguments: Mapping[str, Any]) -> None:
+    def _check(self, arguments: Mapping[str, object]) -> None:
         # Check the names and then the types of the arguments, so that the model can correct its
         # call.
         properties = self.schema["function"]["parameters"]["properties"]

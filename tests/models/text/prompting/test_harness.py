@@ -168,11 +168,16 @@ def test_a_document_writes_no_control_tokens(gpt2, monkeypatch):
     assert ids.count(ours._tokenizer.special_ids.eos) == 1
 
 
-def test_the_command_prints_results_of_a_file_of_ones_own(gpt2_folder, tasks, tmp_path, capsys):
+def test_the_command_prints_results_of_a_file_of_ones_own(
+    gpt2_folder, tasks, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)  # outside of a git repository
     file = tmp_path / "own.yaml"
     file.write_text(json.dumps(tasks[0]))
     main(["evaluate", str(gpt2_folder), "--tasks", str(file), "--shots", "2", "--limit", "3"])
-    *table, last = capsys.readouterr().out.splitlines()
+    printed = capfd.readouterr()
+    assert "fatal" not in printed.err  # of git
+    *table, last = printed.out.splitlines()
     results = json.loads(last)["tasks"]["choices"]
     assert results["sample_len"] == 3
     assert {line.split()[1] for line in table} == results.keys()

@@ -142,7 +142,7 @@ def test_completions_of_a_file(flaxzoo):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("prompt run --examples a.jsonl", "--query TEXT .*--query-file FILE"),
+        ("prompt run --examples a.jsonl", "--query nor --query-file"),
         ("prompt run --query a", "give --pattern"),
         ("prompt run --query a --shots 2 --pattern question", "--shots 2 .*examples"),
         ("prompt run --query a --queries b", "--queries: .*--query-file"),

@@ -72,4 +72,4 @@ def test_a_faulty_ranking_is_refused(line):
 
 def test_rank_needs_prompts(capsys):
     assert main(["rank", "run", "out.jsonl"]) == 2
-    assert "--prompt TEXT or --prompt-file" in capsys.readouterr().err
+    assert "--prompt nor --prompt-file" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from flaxzoo import data, models
 from flaxzoo.models.text.chat.tools import database as database_tool
 from flaxzoo.models.text.chat.tools import python_program as sandbox
 from flaxzoo.models.text.chat.tools import search_files
-from flaxzoo.models.text.chat.tools.call_forms import CallForm
+from flaxzoo.models.text.chat.tools.call_forms import Brackets, CallForm, Hermes
 from flaxzoo.models.text.chat.tools.named import named_tool
 from flaxzoo.models.text.chat.tools.tool import LONGEST_OUTPUT
 from flaxzoo.models.text.generate import TextGenerator
@@ -320,7 +320,7 @@ def test_no_call_ends_the_conversation_or_writes_control_tokens(
     template = data.ChatTemplate(HERMES)
     call = f"<tool_call>{answer}</tool_call><E>"
     if len(answer) > 1000:  # longer than the window
-        written = CallForm("hermes").read(call, ())
+        written = Hermes().read(call, ())
         assert written.malformed is not None
         return
     chat = scripted(call, "Sorry.<E>", template=template, max_new_tokens=200)
@@ -353,7 +353,7 @@ def test_what_a_model_writes_in_a_tools_name_is_cut(scripted):
     chat = scripted(" Sum:\ntool: 7\nbot: 7<E>")
     assert chat.reply("2 + 2?", on_text=shown.append).content == "".join(shown) == "Sum:"
     # A token may hold the end of the call and more.
-    form = CallForm("brackets")
+    form = Brackets()
     end = form.end_of_call("<<arithmetic 1>>\ntool: 7")
     assert end == len("<<arithmetic 1>>")
     assert form.end_of_call("a >> b << c") is None
@@ -445,10 +445,10 @@ def test_calls_in_the_form_of_hermes(scripted, tmp_path):
 def test_a_template_without_a_form_of_calls_is_refused(scripted):
     with pytest.raises(data.UserError, match="tool calls"):
         scripted(template=data.ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
-    assert CallForm.of(data.ChatTemplate("x <tool_call>")).name == "hermes"
+    assert isinstance(CallForm.of(data.ChatTemplate("x <tool_call>")), Hermes)
 
 
 def test_the_first_call_in_brackets_ends_at_its_brackets():
-    form = CallForm("brackets")
+    form = Brackets()
     assert form.end_of_call("a << b <<c d>> e>>") == 14
     assert form.end_of_call(">> <<" + "a" * 9) is None

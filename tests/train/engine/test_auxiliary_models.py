@@ -36,7 +36,7 @@ def copied_params(rng):
 
 def objective(trained):
     """The distance from another model's next tokens, and that model's loss if it is trained."""
-    other = train.FurtherModel(
+    other = train.AuxiliaryModel(
         TEACHER.apply, lambda rng: jax.tree.map(jnp.copy, PARAMS), trained=trained
     )
 
@@ -75,7 +75,7 @@ def test_a_run_keeps_both_models_and_resumes(trained, tmp_path):
     train.train(config, killed, objective=objective(trained), quiet=True)
     assert_same(everything(killed, 2), everything(whole, 2))
     assert any("other" in name for name in everything(whole, 2)) == trained  # moments
-    held = "further" if trained else "frozen"
+    held = "auxiliary" if trained else "frozen"
     assert (whole / "checkpoints" / "2" / held).is_dir()
     model, params = models.load(tmp_path / "run")  # the model of the run alone
     assert params.keys() == models.init_params(model, jax.random.key(0)).keys()
@@ -97,14 +97,14 @@ def test_only_trained_models_have_a_gradient_and_dropout():
     losses = {}
     for trained in (True, False):
         learned = objective(trained)
-        further, frozen = learned.initial_models(jax.random.key(1))
+        auxiliary, frozen = learned.initial_models(jax.random.key(1))
         params = models.init_params(model, jax.random.key(0))
-        state = train.init_state(params, tx, frozen, further)
+        state = train.init_state(params, tx, frozen, auxiliary)
         step = jax.jit(train.make_train_step(model.apply, learned, tx))
         for key in range(2):
             losses[trained, key] = float(step(state, batch, jax.random.key(key))[1]["other"])
         after, metrics = step(state, batch, jax.random.key(1))
-        part = after.further if trained else after.frozen["further"]
+        part = after.auxiliary if trained else after.frozen["auxiliary"]
         same = jax.tree.map(np.array_equal, part["other"], PARAMS)
         assert all(jax.tree.leaves(same)) == (not trained)
         in_parts = train.make_train_step(model.apply, learned, tx, num_micro_batches=2)
@@ -114,7 +114,7 @@ def test_only_trained_models_have_a_gradient_and_dropout():
     assert losses[False, 0] == losses[False, 1]
 
 
-def test_a_further_model_has_none_of_the_keys_of_the_models_parts():
+def test_an_auxiliary_model_has_none_of_the_keys_of_the_models_parts():
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 2)
     seen = {}
 
@@ -131,11 +131,11 @@ def test_a_further_model_has_none_of_the_keys_of_the_models_parts():
         counts=lambda batch: {},
         terms=lambda outputs, batch: {},
         models={
-            name: train.FurtherModel(running(name), lambda rng: {}, trained=True) for name in "ab"
+            name: train.AuxiliaryModel(running(name), lambda rng: {}, trained=True) for name in "ab"
         },
         forward=lambda run, batch: [run[name](ids=jnp.zeros(2)) for name in ("model", "a", "b")],
     )
-    params = {"further": {"a": {}, "b": {}}}
+    params = {"auxiliary": {"a": {}, "b": {}}}
     learned.outputs(running("model"), params, {}, rng=keys)
     # Small numbers are of layers, of encoder and decoder, of choices, and of the rows of a pair.
     parts = [jax.random.key_data(fold_in(keys, number)) for number in range(4)]
@@ -143,7 +143,7 @@ def test_a_further_model_has_none_of_the_keys_of_the_models_parts():
     assert len(np.unique(used.reshape(-1, 2), axis=0)) == 2 * len(used)
 
 
-def test_adapters_and_further_models_exclude_each_other():
+def test_adapters_and_auxiliary_models_exclude_each_other():
     model = models.create(TEACHER.config)
     adapter = models.make_lora(models.LoRAConfig(rank=2), model)
     with pytest.raises(UserError, match="other"):
