@@ -4,11 +4,9 @@
 - Weighted mean and last token, for causal models: Muennighoff 2022, "SGPT", section 3.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias, get_args
 
-import jax
 import jax.numpy as jnp
 
 from .masks import AnyArray
@@ -40,12 +38,7 @@ def pool(
     Returns:
         The vectors; the vector of a sequence without tokens is 0.
     """
-    x = last_hidden_state.astype(jnp.float32)
-    real = jnp.asarray(mask != 0, jnp.float32)[..., None]  # [B, T, 1]
-    vectors = jnp.concatenate([_POOL[mode](x, real) for mode in modes], axis=-1)
-    # For a sequence without tokens, the modes give different results (the maximum is -∞), so set
-    # its vector to 0.
-    return jnp.where(jnp.any(real, axis=1), vectors, 0)
+    return _pool(last_hidden_state, jnp.asarray(mask)[:, None], modes)[:, 0]
 
 
 def pool_segments(
@@ -66,8 +59,7 @@ def pool_segments(
         The vectors; the vector of a text without tokens is 0.
     """
     masks = jnp.asarray(segment_ids)[:, None] == jnp.arange(1, number + 1)[:, None]  # [B, K, T]
-    pool_text = functools.partial(pool, last_hidden_state, modes=modes)
-    return jax.vmap(pool_text, in_axes=1, out_axes=1)(masks.astype(jnp.int32))
+    return _pool(last_hidden_state, masks, modes)
 
 
 def mean_pool(
@@ -80,40 +72,57 @@ def mean_pool(
     return pool(last_hidden_state, attention_mask, ("mean",))
 
 
+def _pool(x: Array, masks: Array, modes: Sequence[PoolingMode]) -> Array:
+    """Pools the tokens of each mask `[B, K, T]` into one vector, `[B, K, modes * D]`."""
+    x = x.astype(jnp.float32)
+    real = jnp.asarray(masks != 0, jnp.float32)
+    vectors = jnp.concatenate([_POOL[mode](x, real) for mode in modes], axis=-1)
+    # Without tokens, the modes give different results, so set the vector to 0.
+    return jnp.where(jnp.any(real, axis=-1, keepdims=True), vectors, 0)
+
+
 def _weighted(x: Array, weights: Array) -> Array:
-    """Returns the mean of `x` `[B, T, D]` with weights `[B, T, 1]`."""
+    """Returns the mean of `x` `[B, T, D]` with weights `[B, K, T]`."""
+    # Sum with a matmul: for large batches, XLA:CPU of jaxlib 0.10.2 returns wrong sums of products
+    # that are broadcast over K.
+    sums = jnp.einsum("bkt,btd->bkd", weights, x, precision="highest")
     # Weights are integers, so a sum below 1 means that the sequence has no tokens.
-    return jnp.sum(x * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
+    return sums / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1)
 
 
 def _at(x: Array, positions: Array) -> Array:
-    """Returns the hidden state at one position `[B, 1]` of each sequence."""
-    return jnp.take_along_axis(x, positions[..., None], axis=1)[:, 0]
+    """Returns the hidden states `[B, K, D]` at the positions `[B, K]`."""
+    return jnp.take_along_axis(x, positions[..., None], axis=1)
 
 
-def _maximum(x: Array) -> Array:
-    """Returns the maximum of `[B, T, D]` over tokens, `[B, D]`.
+def _maximum(x: Array, real: Array) -> Array:
+    """Returns the maximum of `[B, T, D]` over the tokens of each mask, `[B, K, D]`.
 
     The gradient goes to the first maximal token, as in PyTorch. With `jnp.max`, the gradient goes
     to all tokens that equal the maximum. No token gets a gradient if the compiler recomputes the
     tokens with different rounding.
     """
-    # The first maximal token of each feature, [B, 1, D].
-    indices = jnp.argmax(x, axis=1, keepdims=True)
-    return jnp.take_along_axis(x, indices, axis=1)[:, 0]
+    # The first maximal token of each feature, [B, K, D].
+    indices = jnp.argmax(jnp.where(real[..., None] != 0, x[:, None], -jnp.inf), axis=2)
+    return jnp.take_along_axis(x, indices, axis=1)
 
 
 def _last(real: Array) -> Array:
-    """Returns the position of the last token, `[B, 1]`."""
-    return jnp.max(jnp.where(real != 0, jnp.arange(real.shape[1])[:, None], 0), axis=1)
+    """Returns the position of the last token, `[B, K]`."""
+    return jnp.max(jnp.where(real != 0, jnp.arange(real.shape[-1]), 0), axis=-1)
 
 
-# Each function maps hidden states [B, T, D] and weights [B, T, 1] (1.0 for real tokens) to [B, D].
+def _mean_sqrt_len(x: Array, real: Array) -> Array:
+    """Returns the mean times √(number of tokens)."""
+    return _weighted(x, real) * jnp.sqrt(jnp.sum(real, axis=-1, keepdims=True))
+
+
+# Each function maps hidden states [B, T, D] and masks [B, K, T] (1.0 for real tokens) to [B, K, D].
 _POOL: dict[PoolingMode, Callable[[Array, Array], Array]] = {
-    "cls": lambda x, real: _at(x, jnp.argmax(real, axis=1)),
-    "max": lambda x, real: _maximum(jnp.where(real != 0, x, -jnp.inf)),
+    "cls": lambda x, real: _at(x, jnp.argmax(real, axis=-1)),
+    "max": _maximum,
     "mean": _weighted,
-    "mean_sqrt_len_tokens": lambda x, real: _weighted(x, real) * jnp.sqrt(jnp.sum(real, axis=1)),
-    "weightedmean": lambda x, real: _weighted(x, real * jnp.cumsum(real, axis=1)),
+    "mean_sqrt_len_tokens": _mean_sqrt_len,
+    "weightedmean": lambda x, real: _weighted(x, real * jnp.cumsum(real, axis=-1)),
     "lasttoken": lambda x, real: _at(x, _last(real)),
 }

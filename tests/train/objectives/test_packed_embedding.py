@@ -125,6 +125,24 @@ def test_a_text_of_a_packed_row_has_the_vector_of_the_text_alone(assert_close, m
     assert not found[:, 1].any()
 
 
+def test_vectors_of_a_large_batch_are_means_while_gradients_are_computed():
+    # A sum of products, broadcast over texts, was wrong from this size on, but only in a gradient.
+    random = np.random.RandomState(0)
+    hidden = random.randn(32, 256, 384).astype(np.float32)
+    segments = np.sort(random.randint(1, 7, (32, 256)))
+    weights = random.randn(32, 6, 384).astype(np.float32)
+
+    def loss(hidden, segments):
+        vectors = pool_segments(hidden, segments, 6)
+        return jnp.sum(vectors * weights), vectors
+
+    gradient, vectors = jax.jit(jax.grad(loss, has_aux=True))(hidden, segments)
+    masks = segments[:, None] == np.arange(1, 7)[:, None]
+    shares = masks / masks.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(vectors, shares @ hidden, atol=1e-5)
+    np.testing.assert_allclose(gradient, shares.swapaxes(1, 2) @ weights, atol=1e-5)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40),
     st.integers(40, 90),
