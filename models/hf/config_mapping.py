@@ -176,12 +176,14 @@ def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
     known = {field.hf for field in mapping.fields} | mapping.ignored | IGNORED
     for name in hf_config.keys() & (UNUSED.keys() - known):
         _check_supported(name, hf_config[name], UNUSED[name], source)
-    if unknown := sorted(hf_config.keys() - known - UNUSED.keys()):
-        raise WeightsError(
-            f"{source} has unsupported fields: "
-            f"{', '.join(_with_nearest(name, known) for name in unknown)}; remove them if "
-            f"the model does not depend on them"
-        )
+    unknown = sorted(hf_config.keys() - known - UNUSED.keys())
+    require(
+        not unknown,
+        f"{source} has unsupported fields: "
+        f"{', '.join(_with_nearest(name, known) for name in unknown)}; remove them if "
+        f"the model does not depend on them",
+        WeightsError,
+    )
     # Convert the known fields. A missing field has transformers' default.
     settings: Settings = {}
     for field in mapping.fields:
@@ -266,9 +268,10 @@ def check_type(name: str, value: object, hint: object, source: str) -> None:
 
 
 def _check_supported(name: str, value: object, values: Iterable[object], source: str) -> None:
-    if value not in (supported := list(values)):
-        choices = ", ".join(map(repr, supported))
-        raise WeightsError(f"{source}: {name} {value!r} is not supported: only {choices}")
+    supported = list(values)
+    choices = ", ".join(map(repr, supported))
+    problem = f"{source}: {name} {value!r} is not supported: only {choices}"
+    require(value in supported, problem, WeightsError)
 
 
 def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str:
@@ -355,12 +358,11 @@ def check_exportable(
         for name, choices in own.items()
         if choices and (value := getattr(config, name, choices[0])) not in choices
     }
-    if differing:
-        only = "; ".join(
-            f"{setting}: only {', '.join(map(repr, choices))}"
-            for setting, choices in differing.items()
-        )
-        raise WeightsError(f"{family} has no {only}; train the model with this value to export it")
+    only = "; ".join(
+        f"{setting}: only {', '.join(map(repr, choices))}" for setting, choices in differing.items()
+    )
+    problem = f"{family} has no {only}; train the model with this value to export it"
+    require(not differing, problem, WeightsError)
 
 
 def labels_from_hf(hf_config: HFConfig, source: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from ...data.common.errors import suggest
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, read_object
 from ..nn.typing import Array, Float
 from .config_mapping import Field, FixedField
@@ -64,9 +65,9 @@ class PairScoring:
     """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            known = suggest(self.activation, list(ACTIVATIONS))
-            raise WeightsError(f"activation {self.activation!r} is unknown: {known}")
+        known = suggest(self.activation, list(ACTIVATIONS))
+        problem = f"activation {self.activation!r} is unknown: {known}"
+        require(self.activation in ACTIVATIONS, problem, WeightsError)
 
     def __call__(self, logits: Float[Array, "B L"]) -> Float[Array, "B L"]:
         """Returns the scores."""

@@ -211,13 +211,14 @@ def search_all(
     Raises:
       UserError: the search finds fewer hypotheses, or a row does not fit the model.
     """
-    found = generator.search(rows, request, positions=positions)
-    if (least := min(map(len, found))) < request.num_return_sequences:
-        raise UserError(
-            f"beam search found only {least} of num_return_sequences "
-            f"{request.num_return_sequences}, because few tokens are allowed: give at most {least}"
-        )
-    return found
+    hypotheses = generator.search(rows, request, positions=positions)
+    least = min(map(len, hypotheses))
+    require(
+        least >= request.num_return_sequences,
+        f"beam search found only {least} of num_return_sequences "
+        f"{request.num_return_sequences}, because few tokens are allowed: give at most {least}",
+    )
+    return hypotheses
 
 
 def _sample(

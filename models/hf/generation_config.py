@@ -249,9 +249,9 @@ def stored_request(folder: str | Path, longest: int | None = None) -> Generation
     """
     fields, _, where = _stored_fields(local_folder(folder))
     request = request_from_hf(fields, where, causal=False, longest=longest)
-    if len(request.eos_token_id) != 1:
-        value = fields.get("eos_token_id")
-        raise WeightsError(f"{where}: eos_token_id {value!r} is not supported: only one token id")
+    value = fields.get("eos_token_id")
+    problem = f"{where}: eos_token_id {value!r} is not supported: only one token id"
+    require(len(request.eos_token_id) == 1, problem, WeightsError)
     return request
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.common.errors import suggest
+from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
 from ..nn.pooling import POOLING_MODES, PoolingMode
 from ..nn.typing import Array, Float
@@ -150,8 +151,8 @@ class EmbeddingSettings:
         return self
 
     def __post_init__(self) -> None:
-        if not self.pooling:
-            raise WeightsError(f"pooling is missing: choose from {', '.join(POOLING_MODES)}")
+        problem = f"pooling is missing: choose from {', '.join(POOLING_MODES)}"
+        require(self.pooling, problem, WeightsError)
         if self.default_prompt is not None:
             self.prompt(self.default_prompt)
 
@@ -208,13 +209,14 @@ class EmbeddingSettings:
         width = d_model * len(self.pooling)
         for layer in self.layers:
             if isinstance(layer, Dense):
-                if layer.kernel.shape[0] != width:
-                    raise WeightsError(
-                        f"pooling {' '.join(self.pooling)} gives {width} dimensions, but the "
-                        f"model's Dense layer takes {layer.kernel.shape[0]}: use the pooling of "
-                        "the model"
-                    )
-                width = layer.kernel.shape[1]
+                inputs, outputs = layer.kernel.shape
+                require(
+                    inputs == width,
+                    f"pooling {' '.join(self.pooling)} gives {width} dimensions, but the "
+                    f"model's Dense layer takes {inputs}: use the pooling of the model",
+                    WeightsError,
+                )
+                width = outputs
         return width if self.num_dimensions is None else min(width, self.num_dimensions)
 
     def normalized(self, wanted: bool) -> "EmbeddingSettings":
@@ -253,19 +255,21 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         elif kind == "Normalize":
             read_settings(_NORMALIZE, folder / path / "config.json", optional=True)
             layers.append(Normalize())
-        elif kind != "Dropout":  # a Dropout module has an effect only in training
-            raise WeightsError(f"{file}: the module {path} ({kind}) is not supported")
+        else:  # a Dropout module has an effect only in training
+            problem = f"{file}: the module {path} ({kind}) is not supported"
+            require(kind == "Dropout", problem, WeightsError)
     # The pooling modes: one field since version 6, and before version 6 a flag for each mode.
     pooled = read_settings(_POOLING, folder / pooling_path / "config.json")
     stated = pooled["pooling_mode"] or [mode for mode in _KEYS if pooled[mode]] or ["mean"]
     stated = [stated] if isinstance(stated, str) else stated
     by_name: dict[str, PoolingMode] = {mode: mode for mode in POOLING_MODES}
     modes: tuple[PoolingMode, ...] = tuple(by_name[name] for name in stated if name in by_name)
-    if len(modes) < len(stated):
-        raise WeightsError(
-            f"{folder / pooling_path / 'config.json'}: pooling_mode {stated!r} is not supported: "
-            f"only {', '.join(POOLING_MODES)}"
-        )
+    require(
+        len(modes) == len(stated),
+        f"{folder / pooling_path / 'config.json'}: pooling_mode {stated!r} is not supported: "
+        f"only {', '.join(POOLING_MODES)}",
+        WeightsError,
+    )
     # The tokenizer's options and the prompts.
     tokenized = read_transformer(_TRANSFORMER, folder)
     whole = read_settings(_WHOLE, folder / WHOLE_MODEL, optional=True)
@@ -281,10 +285,11 @@ def _read_dense(folder: Path) -> Dense:
     activation = activation_name(stated, file, "activation_function")
     tensors = TensorFiles(folder)
     names = tensors.shapes().keys()
-    if not {"linear.weight"} <= names <= {"linear.weight", "linear.bias"}:
-        raise WeightsError(
-            f"{folder / WHOLE} has {', '.join(names)}: only linear.weight, and linear.bias"
-        )
+    require(
+        {"linear.weight"} <= names <= {"linear.weight", "linear.bias"},
+        f"{folder / WHOLE} has {', '.join(names)}: only linear.weight, and linear.bias",
+        WeightsError,
+    )
     # torch stores the matrix as [outputs, inputs].
     kernel = np.array(tensors.read("linear.weight").T, np.float32)
     bias = np.array(tensors.read("linear.bias"), np.float32) if "linear.bias" in names else None

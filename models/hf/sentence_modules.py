@@ -105,10 +105,8 @@ def read_modules(file: Path) -> list[tuple[str, str]]:
             if isinstance(module, dict)
             else (str(module), "")
         )
-        if path_inside(file.parent, path) is None:
-            raise WeightsError(
-                f"{file} points to {path!r}: modules must be in the folder of {MODULES}"
-            )
+        problem = f"{file} points to {path!r}: modules must be in the folder of {MODULES}"
+        require(path_inside(file.parent, path) is not None, problem, WeightsError)
         package, _, name = kind.rpartition(".")
         # Keep the full name of a class that belongs to another package, so that it is rejected.
         modules.append((name if package.startswith("sentence_transformers") else kind, path))
@@ -122,11 +120,11 @@ def check_modules(file: Path, modules: list[tuple[str, str]], *kinds: str) -> No
       WeightsError: A class is not supported, or the transformer is in another folder.
     """
     first = [kind for kind, _ in modules[: len(kinds)]]
-    if first != list(kinds):
-        found = ", ".join([*first, *["nothing"] * (len(kinds) - len(first))])
-        raise WeightsError(f"{file} begins with {found}: only {', '.join(kinds)} is supported")
-    if path := modules[0][1]:
-        raise WeightsError(f"{file} says that the model is in {path}: give that folder")
+    listed = ", ".join([*first, *["nothing"] * (len(kinds) - len(first))])
+    problem = f"{file} begins with {listed}: only {', '.join(kinds)} is supported"
+    require(first == list(kinds), problem, WeightsError)
+    path = modules[0][1]
+    require(not path, f"{file} says that the model is in {path}: give that folder", WeightsError)
 
 
 def read_settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> Settings:

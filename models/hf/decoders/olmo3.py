@@ -1,5 +1,6 @@
 """OLMo 3 in the Hugging Face format."""
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...decoders.olmo3 import FULL_EVERY, Olmo3Config
 from ..config_mapping import ConfigMapping, Field, Settings, typed_field
@@ -34,10 +35,11 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         set_windows(settings, window, windowed, source)
     # transformers ignores rotary fields that are not stated for each kind of layer.
     given = fields.get("rope_parameters")
-    if isinstance(given, dict) and not given.keys() & KINDS_OF_LAYERS:
-        raise WeightsError(
-            f"{source}: rope_parameters {given!r} must have {' and '.join(KINDS_OF_LAYERS)}"
-        )
+    require(
+        not isinstance(given, dict) or given.keys() & KINDS_OF_LAYERS,
+        f"{source}: rope_parameters {given!r} must have {' and '.join(KINDS_OF_LAYERS)}",
+        WeightsError,
+    )
     # Older files have one base for all layers.
     local: JsonObject = {"rope_theta": fields.get("rope_theta")}
     base = take_windowed_base(fields, local, source, default_base=BASE)

@@ -71,11 +71,10 @@ def take_windowed_base(
     given = fields.get("rope_parameters")
     # Newer files have one object for each kind of layer.
     if isinstance(given, dict) and given.keys() & KINDS_OF_LAYERS:
-        if unknown := sorted(given.keys() - KINDS_OF_LAYERS):
-            raise WeightsError(
-                f"{source}: rope_parameters {unknown[0]} is unknown: only "
-                f"{' and '.join(KINDS_OF_LAYERS)}"
-            )
+        unknown = min(given.keys() - KINDS_OF_LAYERS, default=None)
+        kinds = " and ".join(KINDS_OF_LAYERS)
+        problem = f"{source}: rope_parameters {unknown} is unknown: only {kinds}"
+        require(unknown is None, problem, WeightsError)
         fields["rope_parameters"] = given.get("full_attention")
         local = {**local, "rope_parameters": given.get("sliding_attention")}
     rotary = take_rotary(local, source, default_base=default_base)
@@ -105,16 +104,18 @@ def rotary_settings(
       WeightsError: The kind of scaling, or a field, is not supported.
     """
     kind = rotary.pop("rope_type")
-    if kind not in ("default", *kinds):
-        choices = ", ".join(map(repr, ("default", *kinds)))
-        raise WeightsError(
-            f"{source}: rotary scaling of type {kind!r} is not supported: only {choices}"
-        )
+    choices = ("default", *kinds)
+    require(
+        kind in choices,
+        f"{source}: rotary scaling of type {kind!r} is not supported: only "
+        f"{', '.join(map(repr, choices))}",
+        WeightsError,
+    )
     # The base and the rotated fraction are separate from the scaling.
     fraction = rotary.pop("partial_rotary_factor", None)
     settings: Settings = {"rope_base": rotary.pop("rope_theta"), "rope_fraction": fraction}
     settings = without_none(settings)
-    for name in _UNUSED.get(kind, ()):
+    for name in _UNUSED.get(str(kind), ()):
         rotary.pop(name, None)
     if kind != "default":
         settings["rope_scaling"] = scaling_from_hf(kind, rotary, max_length, source)
@@ -156,11 +157,13 @@ def scaling_from_hf(
     Raises:
       WeightsError: A field is unknown or missing.
     """
-    if unknown := sorted(rotary.keys() - _SCALING.keys()):
-        raise WeightsError(
-            f"{source} has unsupported fields of rotary positions: "
-            f"{', '.join(unknown)}; remove them if the model does not depend on them"
-        )
+    unknown = sorted(rotary.keys() - _SCALING.keys())
+    require(
+        not unknown,
+        f"{source} has unsupported fields of rotary positions: "
+        f"{', '.join(unknown)}; remove them if the model does not depend on them",
+        WeightsError,
+    )
     # Convert the names of the fields, and fill in values that transformers derives from the maximum
     # length.
     settings: Settings = {_SCALING[name]: value for name, value in rotary.items()}

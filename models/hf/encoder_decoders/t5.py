@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject
 from ...encoder_decoders.t5 import T5Config
 from ..config_mapping import (
@@ -185,11 +186,12 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
     """Returns the activation of the feed-forward layers and whether they are gated."""
     written = hf_config.get("feed_forward_proj", default)
     *gate, activation = str(written).split("-")
-    if not isinstance(written, str) or gate not in ([], ["gated"]):
-        raise WeightsError(
-            f"{source}: feed_forward_proj {written!r} is not supported: only the name of an "
-            "activation, or gated- and that name"
-        )
+    require(
+        isinstance(written, str) and gate in ([], ["gated"]),
+        f"{source}: feed_forward_proj {written!r} is not supported: only the name of an "
+        "activation, or gated- and that name",
+        WeightsError,
+    )
     # In transformers, "gated-gelu" denotes the approximation of GELU by tanh.
     if written == "gated-gelu":
         activation = "gelu_new"

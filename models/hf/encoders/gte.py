@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.gte import GteConfig
 from ..config_mapping import ConfigMapping, HFConfig, Settings, typed_field
@@ -35,8 +36,8 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     # The authors' scaling "ntk" by a factor f multiplies the base by f and divides the frequencies.
     scaling = fields.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") == "ntk":
-        if unknown := sorted(name for name, x in scaling.items() if name == "mixed_b" and x):
-            raise WeightsError(f"{source}: rope_scaling {unknown[0]} is not supported: only null")
+        problem = f"{source}: rope_scaling mixed_b is not supported: only null"
+        require(not scaling.get("mixed_b"), problem, WeightsError)
         factor = typed_field(scaling, "factor", 1.0, source)
         base = typed_field(fields, "rope_theta", 10_000.0, source)
         width = typed_field(fields, "hidden_size", 768, source)

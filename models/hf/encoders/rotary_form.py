@@ -2,6 +2,7 @@
 
 from typing import Any, TypeVar
 
+from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.nomic_bert import NomicBertConfig
 from ..config_mapping import ConfigMapping, Field, FixedField, Settings, with_defaults
@@ -36,8 +37,9 @@ def take_older_values(fields: JsonObject, values: dict[str, JsonValue], source: 
       WeightsError: A field has a different value.
     """
     for name, value in values.items():
-        if (given := fields.pop(name, value)) != value:
-            raise WeightsError(f"{source}: {name} {given!r} is not supported: only {value!r}")
+        given = fields.pop(name, value)
+        problem = f"{source}: {name} {given!r} is not supported: only {value!r}"
+        require(given == value, problem, WeightsError)
 
 
 def take_positions(fields: JsonObject, settings: Settings, source: str, base: float) -> None:
@@ -48,13 +50,12 @@ def take_positions(fields: JsonObject, settings: Settings, source: str, base: fl
     """
     rotary = take_rotary(fields, source, default_base=base)
     length = fields.get("max_position_embeddings")
-    found = rotary_settings(rotary, source, kinds=SCALINGS, max_length=length)
-    settings["position_base"] = float(found["rope_base"])
-    settings["rope_scaling"] = found.get("rope_scaling")
-    if found.get("rope_fraction", 1.0) != 1:
-        raise WeightsError(
-            f"{source}: partial_rotary_factor {found['rope_fraction']} is not supported: only 1.0"
-        )
+    rotary = rotary_settings(rotary, source, kinds=SCALINGS, max_length=length)
+    settings["position_base"] = float(rotary["rope_base"])
+    settings["rope_scaling"] = rotary.get("rope_scaling")
+    fraction = rotary.get("rope_fraction", 1.0)
+    problem = f"{source}: partial_rotary_factor {fraction} is not supported: only 1.0"
+    require(fraction == 1, problem, WeightsError)
 
 
 def _own_fields(config: NomicBertConfig) -> JsonObject:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 import numpy as np
 
 from ....data.common.errors import UserError
+from ....data.common.fields import require
 from .layout import FROM_HEADS, LINEAR, TABLE, VECTOR, Layout, Shape
 
 
@@ -99,10 +100,8 @@ class TensorMapping:
           WeightsError: A parameter has no rule, or a rule has no parameter.
         """
         names = ", ".join(sorted(self.paths ^ paths))
-        if names:
-            raise WeightsError(
-                f"the tensor mapping and the model do not have the same parameters: {names}"
-            )
+        problem = f"the tensor mapping and the model do not have the same parameters: {names}"
+        require(not names, problem, WeightsError)
 
     def find(self, name: str, names: Set[str]) -> str | None:
         """Returns the one of `names` under which a tensor is stored, or None."""

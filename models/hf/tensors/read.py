@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ....data.common.fields import require
 from .layout import Shape
 from .mapping import TensorRule, WeightsError
 
@@ -99,11 +100,12 @@ def read_parameter(
             target[...] = 0
             continue
         tensor = tensors.read(name)
-        if not jnp.issubdtype(tensor.dtype, jnp.floating):
-            raise WeightsError(
-                f"{name} in {tensors.file_of(name)} has the type {tensor.dtype}: "
-                "only floating-point numbers are supported"
-            )
+        require(
+            jnp.issubdtype(tensor.dtype, jnp.floating),
+            f"{name} in {tensors.file_of(name)} has the type {tensor.dtype}: "
+            "only floating-point numbers are supported",
+            WeightsError,
+        )
         view = rule.layout.split(tensor, location.part, shapes)[index]
         for block in blocks(view, tensors):
             target[block] = view[block]

@@ -13,6 +13,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from ....data.common.fields import require
 from ....data.common.files import path_inside
 from .layout import Shape
 from .mapping import WeightsError
@@ -95,12 +96,12 @@ class _File:
 
     def view(self, name: str) -> np.ndarray:
         entry = self._header[name]
-        if entry["dtype"] not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise WeightsError(
-                f"{name} in {self.path} has the type {entry['dtype']}, which is not supported: "
-                f"only {known}"
-            )
+        require(
+            entry["dtype"] in DTYPES,
+            f"{name} in {self.path} has the type {entry['dtype']}, which is not supported: "
+            f"only {', '.join(DTYPES)}",
+            WeightsError,
+        )
         dtype, (start, end) = np.dtype(DTYPES[entry["dtype"]]), entry["data_offsets"]
         # The offsets of a tensor count from the end of the header.
         content = memoryview(self.memory)[self._start + start : self._start + end]
@@ -115,12 +116,13 @@ def _files(folder: Path) -> dict[str, _File]:
         return dict.fromkeys(file.names(), file)
     if index.is_file():
         return _indexed(folder, index)
-    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
-        raise WeightsError(
-            f"{folder} has weights in pickled files only, which may run any code and are never "
-            "opened: save them as safetensors with the library that wrote them "
-            "(`model.save_pretrained(folder)` in transformers 5)"
-        )
+    require(
+        not [*folder.glob("*.bin"), *folder.glob("*.pt")],
+        f"{folder} has weights in pickled files only, which may run any code and are never "
+        "opened: save them as safetensors with the library that wrote them "
+        "(`model.save_pretrained(folder)` in transformers 5)",
+        WeightsError,
+    )
     raise WeightsError(f"{folder} has neither {WHOLE} nor {INDEX}: give a folder with weights")
 
 
@@ -140,14 +142,17 @@ def _indexed(folder: Path, index: Path) -> dict[str, _File]:
         file = path_inside(folder, name)
         if file is None or Path(name).name != name:
             raise WeightsError(f"{index} points to {name!r}: its files must be in the same folder")
-        if not file.is_file():
-            raise WeightsError(f"{index} names {name}, which is missing: download it again")
+        problem = f"{index} names {name}, which is missing: download it again"
+        require(file.is_file(), problem, WeightsError)
         opened = _File(file)
         files |= dict.fromkeys(opened.names(), opened)
     # Check that every tensor is in the file that the index names.
     for name, file in wanted.items():
-        if name not in files or files[name].path != folder / file:
-            raise WeightsError(f"{index} says that {name} is in {file}, which lacks it")
+        require(
+            name in files and files[name].path == folder / file,
+            f"{index} says that {name} is in {file}, which lacks it",
+            WeightsError,
+        )
     return files
 
 

@@ -63,8 +63,9 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     max_length = fields.get("max_position_embeddings", 2048)
     rotary = take_rotary(fields, source, default_base=10_000.0)
     rotary = rotary_settings(rotary, source, kinds=SCALINGS, max_length=max_length)
-    if (part := rotary.pop("rope_fraction", 1)) != 1:
-        raise WeightsError(f"{source}: partial_rotary_factor {part!r} is not supported: only 1.0")
+    fraction = rotary.pop("rope_fraction", 1)
+    problem = f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
+    require(fraction == 1, problem, WeightsError)
     rotary["position_base"] = float(rotary.pop("rope_base"))
     # A model with ALiBi does not read the rotary fields.
     settings |= {"positions": "alibi"} if take_field(fields, "alibi", False, source) else rotary

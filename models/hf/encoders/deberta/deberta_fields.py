@@ -1,5 +1,6 @@
 """The fields of DeBERTa's `config.json`, in both versions."""
 
+from .....data.common.fields import require
 from .....data.common.json_text import JsonObject
 from ....encoders.deberta.deberta import DebertaConfig
 from ....encoders.deberta.disentangled import PROJECTIONS
@@ -111,9 +112,8 @@ def _drop_unread(settings: Settings) -> None:
 
 def _require(valid: bool, name: str, value: object, supported: str) -> None:
     """Raises WeightsError if a field is not supported."""
-    if not valid:
-        source, _, only = supported.partition(": ")
-        raise WeightsError(f"{source}: {name} {value!r} is not supported: {only}")
+    source, _, only = supported.partition(": ")
+    require(valid, f"{source}: {name} {value!r} is not supported: {only}", WeightsError)
 
 
 def _read_numbers(
