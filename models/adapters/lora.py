@@ -68,7 +68,12 @@ class LoRAConfig(Checked):
     @property
     def scale(self) -> float:
         """The factor s of the product A B."""
-        return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
+        return self.alpha / scale_divisor(self.rank, self.use_rslora)
+
+
+def scale_divisor(rank: int, use_rslora: bool) -> float:
+    """Returns the divisor of alpha: the rank r, or √r for rank-stabilized LoRA."""
+    return math.sqrt(rank) if use_rslora else float(rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +82,8 @@ class LinearMap:
 
     path: str
     """The path of its parameters, such as `layers/attention/query`."""
-    layers: int | None
-    """The number of layers, which is the size of the kernel's leading axis; None for a map outside
-    a stack of layers."""
+    layers: tuple[int, ...]
+    """The size of the kernel's leading axis of layers, `(L,)`; empty for a map outside a stack."""
     inputs: tuple[int, ...]
     """Sizes of the input axes, such as `(N, H)` for a map that reads heads."""
     outputs: tuple[int, ...]
@@ -104,9 +108,9 @@ def linear_maps(model: nn.Module) -> Mapping[str, LinearMap]:
     maps = {}
     for path, axes in input_axes.items():
         shape = shapes[f"{path}/kernel"].shape
-        stacked = "layers" in path.split("/")
-        layers, shape = (shape[0], shape[1:]) if stacked else (None, shape)
-        maps[path] = LinearMap(path, layers, shape[:axes], shape[axes:])
+        first = int("layers" in path.split("/"))
+        end = first + axes
+        maps[path] = LinearMap(path, shape[:first], shape[first:end], shape[end:])
     return maps
 
 
@@ -144,13 +148,13 @@ class LoRA:
         """
         flat = {}
         for m in self.maps:
-            leading = () if m.layers is None else (m.layers,)
             limit = 1 / math.sqrt(math.prod(m.inputs))
             # The key depends on the path alone, so adding a target does not change other adapters.
             key = jax.random.fold_in(rng, zlib.crc32(m.path.encode()))
-            shape = *leading, *m.inputs, self.config.rank
+            shape = *m.layers, *m.inputs, self.config.rank
             flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
-            flat[f"{m.path}/{B}"] = jnp.zeros((*leading, self.config.rank, *m.outputs), jnp.float32)
+            shape = *m.layers, self.config.rank, *m.outputs
+            flat[f"{m.path}/{B}"] = jnp.zeros(shape, jnp.float32)
         # Parameters that are fully trained join the adapters.
         trained, frozen = self.split(params, keep_initial=keep_initial)
         return join_params(trained, nested(flat)), frozen
@@ -193,7 +197,7 @@ class LoRA:
             The parameters of the model, in float32.
         """
         flat = by_path(join_params(frozen, trained))
-        params = {path: x.astype(jnp.float32) for path, x in flat.items() if not is_adapter(path)}
+        params = {path: x.astype(jnp.float32) for path, x in _without_adapters(flat).items()}
         for m in self.maps:
             path = f"{m.path}/kernel"
             params[path] = self.merge_kernel(
@@ -211,7 +215,7 @@ class LoRA:
         """Returns W + s · A B for one map, or for the map of each layer."""
         product = functools.partial(jnp.tensordot, axes=1, precision="highest")
         # [*inputs, r] · [r, *outputs], over the axis of layers if there is one.
-        product = product if linear.layers is None else jax.vmap(product)
+        product = jax.vmap(product) if linear.layers else product
         return kernel + self.config.scale * product(a, b)
 
     def adapt(self, apply_fn: Apply) -> Apply:
@@ -253,9 +257,9 @@ class LoRA:
             if f"{m.path}/{A}" not in present:
                 continue
             keys = fold_in(rng, zlib.crc32(m.path.encode()))
-            if m.layers is not None:
+            if m.layers:
                 # Each layer of a stack needs separate keys: [B] to [L, B].
-                keys = jax.vmap(fold_in, in_axes=(None, 0))(keys, jnp.arange(m.layers))
+                keys = jax.vmap(fold_in, in_axes=(None, 0))(keys, jnp.arange(m.layers[0]))
             flat[f"{m.path}/{KEYS}"] = keys
         return nested(flat)
 
@@ -299,8 +303,12 @@ def is_adapter(path: str) -> bool:
 
 def without_adapters(params: Params) -> Params:
     """Returns the parameters without the factors of adapters."""
-    flat = by_path(params)
-    return nested({path: x for path, x in flat.items() if not is_adapter(path)})
+    return nested(_without_adapters(by_path(params)))
+
+
+def _without_adapters(flat: Params) -> Params:
+    """Returns the parameters by path without the factors of adapters."""
+    return {path: x for path, x in flat.items() if not is_adapter(path)}
 
 
 def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: str) -> list[str]:
@@ -313,9 +321,9 @@ def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: s
         except re.error as error:
             raise UserError(f"{field} {pattern!r} is not a regular expression ({error})") from None
         fitting = list(filter(parts.fullmatch, paths))
-        if not fitting:
-            names = sorted({part for path in paths for part in path.split("/")})
-            raise UserError(f"{field} {pattern!r} matches no {what}: {suggest(pattern, names)}")
+        names = sorted({*"/".join(paths).split("/")})
+        problem = f"{field} {pattern!r} matches no {what}: {suggest(pattern, names)}"
+        require(fitting, problem)
         matches.update(fitting)
     return list(filter(matches.__contains__, paths))
 

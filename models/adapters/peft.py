@@ -88,8 +88,8 @@ class Edit:
 
     def __eq__(self, other: "Edit") -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Returns whether another edit makes the same change to the same tensor."""
-        same_place = (self.kind, self.rows) == (other.kind, other.rows)
-        return same_place and np.array_equal(self.array(), other.array())
+        same_kind = (self.kind, self.rows) == (other.kind, other.rows)
+        return same_kind and np.array_equal(self.array(), other.array())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +115,8 @@ class PeftAdapter:
         edits: dict[str, list[Edit]] = {}
         for name, edit in _edits(fields, open_tensors(file), file):
             edits.setdefault(name, []).append(edit)
-        for own in edits.values():
-            own.sort(key=_order)
+        for of_tensor in edits.values():
+            of_tensor.sort(key=_order)
         return cls(folder, fields, edits)
 
     @property
@@ -226,27 +226,29 @@ class PeftAdapter:
         for rule in mapping.rules:
             flax = [shapes[path] for path in rule.flax]
             # Keep the parameters of the base if no tensor of the rule changes.
-            found = [mapping.find(name, edits.keys()) or name for name, _ in rule.tensors(flax)]
-            if not any(map(edits.get, found)) and params.keys() >= {*rule.flax}:
+            keys = [mapping.find(name, edits.keys()) for name, _ in rule.tensors(flax)]
+            if not any(map(edits.get, keys)) and params.keys() >= {*rule.flax}:
                 continue
             # Edit each tensor in the Hugging Face format, and split it into the parameters again.
             arrays = [np.zeros(shape, np.float32) for shape in flax]
             inner = [shape[rule.num_stacked :] for shape in flax]
             for index, (name, shape), key in zip(
-                rule.indices(flax), rule.tensors(flax), found, strict=True
+                rule.indices(flax), rule.tensors(flax), keys, strict=True
             ):
-                origin = stored.get(mapping.find(name, stored.keys()) or name)
+                origin = stored.get(mapping.find(name, stored.keys()))
                 tensor = self._edited(origin, edits.get(key, []), rule, name=name, shape=shape)
                 for part, array in enumerate(arrays):
                     array[index] = rule.layout.split(tensor, part, inner)
             merged |= zip(rule.flax, arrays, strict=True)
-            used.update(found)
-        if unknown := sorted({*filter(edits.get, edits)} - used):
-            # `lora_bias` and `bias` of peft also change modules whose base has no bias.
-            raise WeightsError(
-                f"{self.file} changes {unknown[0]}, which the base does not have: give the base "
-                "that the adapter was trained on, or use the adapter with peft"
-            )
+            used.update(keys)
+        # `lora_bias` and `bias` of peft also change modules whose base has no bias.
+        unknown = min({*filter(edits.get, edits)} - used, default=None)
+        require(
+            unknown is None,
+            f"{self.file} changes {unknown}, which the base does not have: give the base "
+            "that the adapter was trained on, or use the adapter with peft",
+            WeightsError,
+        )
         return merged
 
     def _edited(
@@ -270,7 +272,7 @@ class PeftAdapter:
         # An output projection is a linear map whose matrix has the shape of an embedding.
         is_conv1d = not rule.layout.transposed and not rule.flax[0].endswith("/embedding")
         for edit in edits:
-            change, place = edit.array(), [*edit.rows] or slice(None)
+            change, rows = edit.array(), [*edit.rows] or slice(None)
             if edit.kind == "sum" and is_conv1d:
                 change = change.T
             # Without this check, numpy would broadcast a change with a wrong shape.
@@ -282,7 +284,7 @@ class PeftAdapter:
                 WeightsError,
             )
             # New values replace the tensor or some of its rows; products are added to it.
-            tensor[place] = change + tensor if edit.kind == "sum" else change
+            tensor[rows] = change + tensor if edit.kind == "sum" else change
         return tensor
 
     def _by_tensor(self, config: TransformerConfig) -> dict[str, list[Edit]]:
@@ -298,13 +300,14 @@ class PeftAdapter:
         tensors = {x.hf for x in (*mapping.rules, *mapping.ignored)}
         for group in _shared_names(config):
             # A name in the adapter may omit the prefix of the model's body.
-            found = [
-                next((x for x in self.edits if f".{name}".endswith(f".{x}")), name)
+            keys = [
+                next((key for key in self.edits if f".{name}".endswith(f".{key}")), name)
                 for name in group
             ]
-            first, *others = own = [edits.pop(name, []) for name in found]
+            first, *others = of_modules = [edits.pop(key, []) for key in keys]
             # The same new tensor may be stored under the name of each module.
-            values = [x for x in itertools.chain(*own) if x.kind == "tensor" and not x.of_module]
+            all_edits = itertools.chain(*of_modules)
+            values = [x for x in all_edits if x.kind == "tensor" and not x.of_module]
             require(
                 all(map(values[:1].__contains__, values)),
                 f"{self.file} has two values for {' and '.join(group)}, which are one tensor in "
@@ -322,7 +325,7 @@ class PeftAdapter:
                 WeightsError,
             )
             common = [*values[:1], *rows]
-            for name, x in zip(group, own, strict=True):
+            for name, x in zip(group, of_modules, strict=True):
                 edits[name] = sorted([*common, *(e for e in x if e not in common)], key=_order)
         return edits
 
@@ -345,23 +348,23 @@ def _edits(
         inner = whole.replace(".base_layer.", ".")
         saved = inner == whole and fields.is_saved(inner.rpartition(".")[0])
         yield inner, Edit("tensor", tensor, of_module=saved)
-    for module, own in parts.items():
-        if (rows := own.pop(ROWS, None)) is not None:
+    for module, of_module in parts.items():
+        if (rows := of_module.pop(ROWS, None)) is not None:
             tokens = fields.trained_tokens(module, len(rows))
             yield f"{module}{WEIGHT}", Edit("rows", rows, rows=tokens)
-        if own:
-            yield from _products(fields, module, own, file)
+        if of_module:
+            yield from _products(fields, module, of_module, file)
 
 
 def _products(
-    fields: PeftFields, module: str, own: dict[str, np.ndarray], file: Path
+    fields: PeftFields, module: str, parts: dict[str, np.ndarray], file: Path
 ) -> Iterator[tuple[str, Edit]]:
     """Yields the edits of a module: the product of its two factors, and the change of its bias."""
-    bias = own.pop(BIAS, None)
-    kind = "embedding" if own.keys() & {*FACTORS["embedding"]} else "linear"
-    a, b = (own.get(name, np.zeros(0)) for name in FACTORS[kind])
+    bias = parts.pop(BIAS, None)
+    kind = "embedding" if parts.keys() & {*FACTORS["embedding"]} else "linear"
+    a, b = (parts.get(name, np.zeros(0)) for name in FACTORS[kind])
     require(
-        own.keys() == {*FACTORS[kind]} and a.shape[:1] == b.shape[1:],
+        parts.keys() == {*FACTORS[kind]} and a.shape[:1] == b.shape[1:],
         f"the adapter of {module} in {file} is not complete: restore it",
         WeightsError,
     )

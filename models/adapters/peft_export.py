@@ -26,9 +26,11 @@ from ..hf.tensors.mapping import TensorMapping, TensorRule, WeightsError
 from ..model import Model
 from ..nn.typing import Params
 from ..registry import create
-from .lora import HEAD, A, B, LinearMap, LoRA, by_path, linear_maps
-from .peft import CONFIG, KERNEL, PREFIX, WEIGHT, WEIGHTS, module_mapping
+from .lora import HEAD, A, B, LinearMap, LoRA, by_path, linear_maps, scale_divisor
+from .peft import CONFIG, FACTORS, KERNEL, PREFIX, WEIGHT, WEIGHTS, module_mapping
 
+LORA_A, LORA_B = FACTORS["linear"]
+"""The names of A and B after a module's name."""
 VALUE_HEAD = "head/value/"
 """The value head, which is only used in training and is not exported."""
 
@@ -94,11 +96,12 @@ def write_adapter(
     # Reject parameters without a tensor, except the value head, which only training needs.
     needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
     unknown = {path for path in needed - mapping.paths if not path.startswith(VALUE_HEAD)}
-    if unknown:
-        raise WeightsError(
-            f"{min(unknown)} is trained and transformers has no such tensor: export the model in "
-            "another form"
-        )
+    require(
+        not unknown,
+        f"{min(unknown, default=None)} is trained and transformers has no such tensor: export the "
+        "model in another form",
+        WeightsError,
+    )
     # Collect the factors of adapted maps, and the parameters that were fully trained.
     adapters = [*filter(None, (_adapter_of(rule, flat, maps) for rule in mapping.rules))]
     whole = _whole_rules(mapping, lora)
@@ -153,14 +156,14 @@ def _adapter_of(
         WeightsError,
     )
     # Collect the factors for each linear map in the tensor.
-    own_a, own_b = zip(*(_factors(parts[part], flat) for part in adapted), strict=True)
+    all_a, all_b = zip(*(_factors(parts[part], flat) for part in adapted), strict=True)
     # Each map gets a separate block of rows of the joint A.
-    a = np.concatenate(own_a, axis=1)  # [L, n · r, in]
-    starts = range(0, a.shape[1], own_a[0].shape[1])
+    a = np.concatenate(all_a, axis=1)  # [L, n · r, in]
+    starts = range(0, a.shape[1], all_a[0].shape[1])
     # Put each map's B into its block of the joint B, with outputs in the order of the kernel.
     wide = [np.zeros((len(a), a.shape[1], *m.outputs), np.float32) for m in parts]
-    for part, own, start in zip(adapted, own_b, starts, strict=True):
-        wide[part][:, start : start + own.shape[1]] = own
+    for part, x, start in zip(adapted, all_b, starts, strict=True):
+        wide[part][:, start : start + x.shape[1]] = x
     outputs_first = dataclasses.replace(rule.layout, input_axes=1, transposed=True)
     b = np.stack(list(map(outputs_first.join, zip(*wide, strict=True))))
     return _Adapter(rule.hf.removesuffix(WEIGHT), a, b, not rule.layout.transposed, rule.inner)
@@ -168,16 +171,17 @@ def _adapter_of(
 
 def _factors(m: LinearMap, flat: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns A of an adapter as `[L, r, in]`, as peft stores it, and B as `[L, r, *outputs]`."""
-    layers = m.layers or 1
-    a = flat[f"{m.path}/{A}"].reshape(layers, math.prod(m.inputs), -1).swapaxes(1, 2)
-    return a, flat[f"{m.path}/{B}"].reshape(layers, -1, *m.outputs)
+    a, b = flat[f"{m.path}/{A}"], flat[f"{m.path}/{B}"]
+    rank = a.shape[-1]
+    a = a.reshape(-1, math.prod(m.inputs), rank).swapaxes(1, 2)
+    return a, b.reshape(-1, rank, *m.outputs)
 
 
 def _adapter_tensors(adapters: Sequence[_Adapter]) -> Iterator[tuple[str, np.ndarray]]:
     for adapter in adapters:
-        for module, *factors in zip(adapter.modules, adapter.a, adapter.b, strict=True):
-            for name, x in zip(("lora_A", "lora_B"), factors, strict=True):
-                yield f"{PREFIX}{module}.{name}{WEIGHT}", np.ascontiguousarray(x)
+        for module, a, b in zip(adapter.modules, adapter.a, adapter.b, strict=True):
+            yield f"{PREFIX}{module}.{LORA_A}", np.ascontiguousarray(a)
+            yield f"{PREFIX}{module}.{LORA_B}", np.ascontiguousarray(b)
 
 
 def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoRA) -> JsonObject:
@@ -194,7 +198,7 @@ def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoR
     c = lora.config
 
     def alpha(rank: int) -> float:  # such that the scale stays the same
-        return lora.config.scale * (math.sqrt(rank) if c.use_rslora else rank)
+        return c.scale * scale_divisor(rank, c.use_rslora)
 
     names = sorted({*itertools.chain(*targets.values())})
     return {
@@ -217,7 +221,7 @@ def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoR
 def _targets(adapter: _Adapter, adapters: Sequence[_Adapter], mapping: TensorMapping) -> list[str]:
     """Returns the shortest name suffixes that match a module in every layer and no other module."""
     adapted = {a.module for a in adapters if a.rank == adapter.rank}
-    modules = [rule.hf.removesuffix(WEIGHT) for rule in mapping.rules if rule.hf.endswith(WEIGHT)]
+    modules = [rule.hf.removesuffix(WEIGHT) for rule in mapping.rules]
     parts = adapter.module.rpartition("}.")[2].split(".")
     # Try suffixes from short to long.
     for number in range(1, len(parts) + 1):
@@ -244,12 +248,13 @@ def _whole_rules(mapping: TensorMapping, lora: LoRA) -> list[TensorRule]:
         trained, frozen = paths & lora.whole, paths - lora.whole
         if not trained:
             continue
-        if frozen:
-            raise WeightsError(
-                f"{min(trained)} is fully trained and {min(frozen)} is frozen, which are one "
-                f"module in peft, {module}: train both (lora.also_trained), or export the merged "
-                "model"
-            )
+        require(
+            not frozen,
+            f"{min(trained)} is fully trained and {min(frozen, default=None)} is frozen, which are "
+            f"one module in peft, {module}: train both (lora.also_trained), or export the merged "
+            "model",
+            WeightsError,
+        )
         require(
             f"{module}{WEIGHT}" not in tied,
             f"{min(trained)} is fully trained and shared by two modules of transformers, which "

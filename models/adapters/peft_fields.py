@@ -15,6 +15,7 @@ from ...data.common.errors import UserError
 from ...data.common.fields import Checked, field_names, make_record, require
 from ...data.common.json_text import JsonObject
 from ..hf.tensors.mapping import WeightsError
+from .lora import scale_divisor
 
 MERGE = "merge the adapter with peft (merge_and_unload), and import the model"
 USE_PEFT = "no merged model computes the same function: use the adapter with peft"
@@ -75,13 +76,12 @@ class PeftFields(Checked):
         known = field_names(cls)
         # An unknown field with a false or empty value has no effect.
         for name, value in stored.items():
-            if value and name not in known | UNUSED:
-                remedy = REMEDIES.get(name, MERGE)
-                raise WeightsError(f"{file}: {name} {value!r} is not supported: {remedy}")
+            problem = f"{file}: {name} {value!r} is not supported: {REMEDIES.get(name, MERGE)}"
+            require(not value or name in known | UNUSED, problem, WeightsError)
         initial = stored.get("init_lora_weights", True)
-        if initial not in INITIAL:
-            remedy = REMEDIES.get(str(initial), MERGE)
-            raise WeightsError(f"{file}: init_lora_weights {initial!r} is not supported: {remedy}")
+        remedy = REMEDIES.get(str(initial), MERGE)
+        problem = f"{file}: init_lora_weights {initial!r} is not supported: {remedy}"
+        require(initial in INITIAL, problem, WeightsError)
         try:
             fields = make_record(cls, {n: x for n, x in stored.items() if n in known})
             for pattern in fields.alpha_pattern or ():
@@ -95,7 +95,7 @@ class PeftFields(Checked):
         # As in peft, the first pattern that matches the end of the name is used.
         patterns = (self.alpha_pattern or {}).items()
         alphas = (x for key, x in patterns if re.fullmatch(rf"(.*\.)?({key})", module))
-        return next(alphas, self.lora_alpha) / (rank**0.5 if self.use_rslora else rank)
+        return next(alphas, self.lora_alpha) / scale_divisor(rank, self.use_rslora)
 
     def trained_tokens(self, module: str, num_rows: int) -> tuple[int, ...]:
         """Returns the tokens whose rows in a module are trained.

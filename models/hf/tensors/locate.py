@@ -52,7 +52,7 @@ def locate(
         # files have is enough to find a missing tensor.
         for wanted, expected in itertools.islice(wanted_tensors, len(shapes) + 1):
             name = mapping.find(wanted, shapes.keys())
-            if name is None:
+            if name not in shapes:
                 mismatches.missing.append(wanted)
                 continue
             names.append(name)
@@ -83,8 +83,8 @@ def _check_ignored(
         stored = {*fnmatch.filter(names, bare), *fnmatch.filter(names, mapping.prefix + bare)}
         for name in sorted(stored):
             yield name
-            tied = ignored.same_as and mapping.find(ignored.same_as, names)
-            if tied and not _equal(tensors.read(name), tensors.read(tied), tensors):
+            tied = mapping.find(ignored.same_as or "", names)
+            if tied in names and not _equal(tensors.read(name), tensors.read(tied), tensors):
                 mismatches.contradicting.append(f"{name} is tied to {tied}, but differs")
             if ignored.checked and not _close(tensors.read(name), ignored.value()):
                 mismatches.contradicting.append(

@@ -103,9 +103,9 @@ class TensorMapping:
         problem = f"the tensor mapping and the model do not have the same parameters: {names}"
         require(not names, problem, WeightsError)
 
-    def find(self, name: str, names: Set[str]) -> str | None:
-        """Returns the one of `names` under which a tensor is stored, or None."""
-        return next(filter(names.__contains__, self._candidates(name)), None)
+    def find(self, name: str, names: Set[str]) -> str:
+        """Returns the one of `names` under which a tensor is stored, or `name` if none fits."""
+        return next(filter(names.__contains__, self._candidates(name)), name)
 
     def _candidates(self, name: str) -> Iterator[str]:
         """Yields the names under which files may store a tensor, the most likely first."""
