@@ -13,7 +13,7 @@ from ..nn.dropout import RowKeys
 from ..nn.typing import Array, Float, Params
 from .continuous_batch import ContinuousBatch, Text, tokens_left
 from .padding import common_prefix
-from .request import GenerationRequest
+from .request import GenerationRequest, Sampling
 from .rows import RowCaches, read_more
 from .sample import sampling_params
 
@@ -41,8 +41,10 @@ class CachedContext(ContinuousBatch):
     """
 
     def __init__(self, model: Model, params: Params, tokens_per_call: int = 1) -> None:
+        # `stream` replaces these settings for each text.
+        sampling = sampling_params(Sampling(), model.config.vocab_size)
         super().__init__(
-            model, params, None, num_rows=1, tokens_per_call=tokens_per_call, spare=SPARE
+            model, params, sampling, num_rows=1, tokens_per_call=tokens_per_call, spare=SPARE
         )
         # The final size of the conversation is unknown: let the cache grow up to the model's limit.
         self._reader.most = model.config.max_length + tokens_per_call

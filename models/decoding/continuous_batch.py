@@ -31,8 +31,7 @@ from .rows import (
     lengthen,
     read_contexts,
 )
-from .sample import SamplingParams, history_of, require_tokens
-from .speculative import Acceptance, Draft, speculate
+from .sample import History, SamplingParams, history_of, require_tokens
 
 READ_BUCKET = 32
 """Contexts are padded to a multiple of this number, or of a quarter of the next power of two if
@@ -99,6 +98,11 @@ class Text:
     draft_length: int = 0
     """The number of tokens in the draft model's context, including the newest token."""
 
+    @property
+    def most_new(self) -> int:
+        """The maximum number of tokens that the next call may add."""
+        return min(self.room, self.limit - self.count)
+
 
 @dataclasses.dataclass
 class Call:
@@ -110,8 +114,8 @@ class Call:
 
 
 @dataclasses.dataclass
-class _Reader:
-    """Reads contexts with the model of a batch or with its draft model, and sizes the caches."""
+class ContextReader:
+    """Reads contexts with the model of a batch or with a draft model, and sizes the caches."""
 
     model: Model
     params: Params
@@ -183,38 +187,28 @@ class ContinuousBatch:
       sampling: how tokens are chosen.
       num_rows: the number of rows, R.
       lockstep: whether all rows start together and advance together.
-      tokens_per_call: the number of tokens per call of the compiled loop, without a draft.
-      draft: a model that proposes tokens, in the same layout.
-      acceptance: counts the accepted draft tokens.
-      spare: the number of newest tokens that can be removed again, without a draft model.
+      tokens_per_call: the number of tokens per call of the compiled loop.
+      spare: the number of newest tokens that can be removed again.
     """
 
     def __init__(
         self,
         model: Model,
         params: Params,
-        sampling: SamplingParams | None,
+        sampling: SamplingParams,
         *,
         num_rows: int,
         lockstep: bool = False,
         tokens_per_call: int = 1,
-        draft: Draft | None = None,
-        acceptance: Acceptance | None = None,
         spare: int = 0,
     ) -> None:
-        self._draft, self._sampling, self._lockstep = draft, sampling, lockstep
+        self._sampling, self._lockstep = sampling, lockstep
         self.usage = Usage()
         """Counts of the tokens computed so far."""
-        step = tokens_per_call
-        # All draft tokens may be rejected, so leave room to remove them.
-        if draft is not None:
-            step, spare = draft.num_tokens + 1, draft.num_tokens
-            self._draft_reader = _Reader(draft.model, draft.params, step, spare, self.usage)
-        self._reader = _Reader(model, params, step, spare, self.usage)
+        self._reader = ContextReader(model, params, tokens_per_call, spare, self.usage)
         self._texts: list[Text | None] = [None] * num_rows
         self._waiting: OrderedDict[int, Text] = OrderedDict()
         self._state: RowStates | None = None
-        self._acceptance = Acceptance() if acceptance is None else acceptance
 
     @property
     def _config(self) -> TransformerConfig:
@@ -236,8 +230,6 @@ class ContinuousBatch:
         """
         self._waiting[number] = Text(number, list(prompt), set(prompt), key, limit)
         self._reader.expect(len(prompt), limit)
-        if self._draft is not None:
-            self._draft_reader.expect(len(prompt), limit)
 
     def __iter__(self) -> Iterator[Written]:
         """Yields new tokens of all texts, a few at a time, until each text reaches its limit.
@@ -286,7 +278,6 @@ class ContinuousBatch:
         Args:
           pairs: pairs of row and text: one pair, or any number if all rows are free or in lockstep.
         """
-        assert self._sampling is not None
         num_rows, (first, last) = len(self._texts), pairs[-1]
         texts = [last]
         if self._lockstep or not any(self._texts):
@@ -306,10 +297,7 @@ class ContinuousBatch:
         logits, context = self._read(texts)
         self.usage.contexts += len(texts)
         new, past = choose_first(logits, past, sampling=self._sampling)
-        state = RowStates(context, new.tokens[:, 0], past)
-        if self._draft is not None:
-            before = jnp.asarray([text.context[-1] for text in texts], jnp.int32)
-            state = dataclasses.replace(state, draft=self._read_draft(texts), before=before)
+        state = self._states(texts, context, new.tokens[:, 0], past)
         for row, text in pairs:
             self._texts[row] = text
         # A single text was read alone: copy its caches into its row.
@@ -334,26 +322,15 @@ class ContinuousBatch:
         kind = SharedCache if self._lockstep else RowCaches
         return self._reader.read(contexts, kind, with_space=len(texts) == len(self._texts))
 
-    def _read_draft(self, texts: Sequence[Text]) -> RowCaches:
-        """Reads the contexts, without their newest tokens, with the draft model."""
-        assert self._draft is not None
-        # A context that leaves no room for a round loses its oldest quarter.
-        longest, num_tokens = self._draft.model.config.max_length, self._draft.num_tokens
-        most = min(longest - num_tokens, longest - longest // 4)
-        contexts = [
-            text.context if len(text.context) + num_tokens <= longest else text.context[-most:]
-            for text in texts
-        ]
-        _, rows = self._draft_reader.read(contexts, RowCaches)
-        for text, context in zip(texts, contexts, strict=True):
-            # `propose` reads the last token again, so go back by one slot.
-            text.draft_slot = self._draft_reader.read_length(contexts) - 1
-            text.draft_length = len(context) + 1
-        return rows.moved_to(rows.cache.index - 1)
+    def _states(
+        self, texts: Sequence[Text], context: Context, tokens: Array, past: History
+    ) -> RowStates:
+        """Returns the state of rows whose contexts have been read, given their newest tokens."""
+        del texts
+        return RowStates(context, tokens, past)
 
     def _advance(self) -> list[Written]:
         """Generates at least one more token of every text."""
-        self._renew_drafts()
         return self._collect(self._start())
 
     def _start(self, ahead: int = 0) -> Call:
@@ -362,28 +339,22 @@ class ContinuousBatch:
         Args:
           ahead: the number of tokens of each row that another call is still computing.
         """
-        state, sampling, draft = self._with_space(ahead), self._sampling, self._draft
-        assert sampling is not None
-        model, params = self._reader.model, self._reader.params
         # Call the program with all rows, including idle rows, so that the same program is used for
         # any number of texts.
         live = np.asarray([text is not None for text in self._texts])
-        if draft is None:
-            self._state, new = advance_rows(
-                model, params, state, live, sampling=sampling, num_tokens=self._reader.step
-            )
-        else:
-            self._state, new = speculate(
-                model,
-                params,
-                state,
-                live,
-                draft_model=draft.model,
-                draft_params=draft.params,
-                sampling=sampling,
-                num_tokens=draft.num_tokens,
-            )
+        self._state, new = self._run(live, ahead)
         return Call(self._present, new)
+
+    def _run(self, live: np.ndarray, ahead: int) -> tuple[RowStates, NewTokens]:
+        """Runs the compiled step; returns the new state, and the tokens of all rows."""
+        return advance_rows(
+            self._reader.model,
+            self._reader.params,
+            self._with_space(ahead),
+            live,
+            sampling=self._sampling,
+            num_tokens=self._reader.step,
+        )
 
     def _collect(self, call: Call) -> list[Written]:
         """Waits for the tokens of a call, and adds them to the texts that were not stopped."""
@@ -393,15 +364,9 @@ class ContinuousBatch:
 
     def _grow(self, row: int, text: Text, new: NewTokens) -> Written:
         """Adds the new tokens of a row to its text."""
-        length, most = int(new.lengths[row]), min(text.room, text.limit - text.count)
-        if self._draft is not None:
-            # Tokens beyond the end of the text or the context are not counted as proposed.
-            proposed = min(self._draft.num_tokens, most - 1)
-            self._acceptance.add(proposed, min(length, most) - 1)
-            text.draft_slot += length
-            text.draft_length += length
+        length = int(new.lengths[row])
         text.slot += length
-        return self._append(row, text, new, row, length=min(length, most))
+        return self._append(row, text, new, row, length=min(length, text.most_new))
 
     def _append(self, row: int, text: Text, new: NewTokens, index: int, *, length: int) -> Written:
         """Adds the first `length` new tokens to the text of a row, and ends it at its limit."""
@@ -423,30 +388,9 @@ class ContinuousBatch:
     def _with_space(self, ahead: int = 0) -> RowStates:
         """Returns the state with caches long enough for the next tokens of all texts."""
         assert self._state is not None
-        texts = [text for _, text in self._present]
-        slot = max(text.slot for text in texts) + ahead
+        slot = max(text.slot for _, text in self._present) + ahead
         context = self._reader.with_space(self._state.context, slot)
-        draft = self._state.draft
-        if draft is not None:
-            draft_slot = max(text.draft_slot for text in texts)
-            draft = self._draft_reader.with_space(draft, draft_slot)
-        return dataclasses.replace(self._state, context=context, draft=draft)
-
-    def _renew_drafts(self) -> None:
-        """Reads a context again if the draft model has too few positions left for another round."""
-        if self._draft is None:
-            return
-        longest = self._draft.model.config.max_length
-        for row, text in self._present:
-            if text.draft_length + self._draft.num_tokens > longest + 1:
-                # The draft model's cache excludes the newest token, which `propose` reads.
-                newest = text.context.pop()
-                read = self._read_draft([text])
-                text.context.append(newest)
-                state = self._with_space()
-                assert state.draft is not None
-                draft = enter_rows(state.draft, jnp.int32(row), read)
-                self._state = dataclasses.replace(state, draft=draft)
+        return dataclasses.replace(self._state, context=context)
 
 
 def read_length(length: int, longest: int) -> int:

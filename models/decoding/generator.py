@@ -23,6 +23,7 @@ from .beam_search import begin, proceed
 from .beam_step import Finished, beam_params
 from .cached_context import CachedContext
 from .continuous_batch import ContinuousBatch, read_length, tokens_left
+from .draft_batch import DraftBatch
 from .padding import pad_rows, power_of_two, round_up
 from .request import GenerationRequest, Hypothesis, check_token_ids
 from .sample import sampling_params
@@ -167,23 +168,31 @@ class Generator:
         )
         for name, number in (("num_rows", num_rows), ("the least of limits", min(limits))):
             check_value(name, number, PositiveInt)
-        lockstep = len(prompts) <= num_rows or self.config.num_experts > 0
-        batch = ContinuousBatch(
-            self._model,
-            self._params,
-            sampling_params(
-                request,
-                self.config.vocab_size,
-                banned=request.bad_words_ids,
-                greedy=not request.samples,
-                scored=scored,
-            ),
-            num_rows=num_rows,
-            lockstep=lockstep and self._draft is None,
-            tokens_per_call=tokens_per_call or _tokens_per_call(),
-            draft=self._draft,
-            acceptance=self.acceptance,
+        sampling = sampling_params(
+            request,
+            self.config.vocab_size,
+            banned=request.bad_words_ids,
+            greedy=not request.samples,
+            scored=scored,
         )
+        if self._draft is None:
+            batch = ContinuousBatch(
+                self._model,
+                self._params,
+                sampling,
+                num_rows=num_rows,
+                lockstep=len(prompts) <= num_rows or self.config.num_experts > 0,
+                tokens_per_call=tokens_per_call or _tokens_per_call(),
+            )
+        else:
+            batch = DraftBatch(
+                self._model,
+                self._params,
+                sampling,
+                num_rows=num_rows,
+                draft=self._draft,
+                acceptance=self.acceptance,
+            )
         # Start with the shortest prompts, so that caches grow late.
         for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])):
             batch.add(i, prompts[i], key=keys[i : i + 1], limit=limits[i])
@@ -218,8 +227,8 @@ class Generator:
         longest = self.config.max_length
         # Padding follows the text, so that it does not change the scores of a causal model.
         row, _ = pad_rows([ids], length=read_length(len(ids), longest))
-        found = jax.device_get(score_tokens(self._model, self._params, row, number=number))
-        chosen, best, scores = (x[0, : len(ids) - 1].tolist() for x in found)
+        scored = jax.device_get(score_tokens(self._model, self._params, row, number=number))
+        chosen, best, scores = (x[0, : len(ids) - 1].tolist() for x in scored)
         return [
             TokenAlternatives(score, list(zip(*pair, strict=True)))
             for score, *pair in zip(chosen, best, scores, strict=True)
@@ -272,9 +281,9 @@ class Generator:
             token; a row is empty or longer than `max_length`; the search could cross the model's
             `reread_length`; an id is not in the vocabulary; or the model's scores are NaN.
         """
-        found: Any
-        *_, found = self.search_in_parts(rows, request, MANY_TOKENS, positions=positions)
-        return found
+        hypotheses: Any
+        *_, hypotheses = self.search_in_parts(rows, request, MANY_TOKENS, positions=positions)
+        return hypotheses
 
     def search_in_parts(
         self,
@@ -399,20 +408,20 @@ def sampling_keys(seed: int, num_rows: int) -> RowKeys:
     return row_keys(jax.random.key(seed, impl="threefry2x32"), num_rows)
 
 
-def _hypotheses(found: Finished, ends: Container[int]) -> list[list[Hypothesis]]:
-    """Returns the hypotheses of each row, best first. `found` contains NumPy arrays.
+def _hypotheses(finished: Finished, ends: Container[int]) -> list[list[Hypothesis]]:
+    """Returns the hypotheses of each row, best first. `finished` contains NumPy arrays.
 
     Raises:
       UserError: a row has no hypothesis.
     """
     require(
-        (found.scores[:, 0] > -np.inf).all(),  # this comparison is also false for NaN
+        (finished.scores[:, 0] > -np.inf).all(),  # this comparison is also false for NaN
         "beam search found no hypothesis, because the model's scores are NaN: check its parameters",
     )
-    hypotheses: list[list[Hypothesis]] = [[] for _ in found.scores]
-    for row, beam in np.argwhere(found.scores > -np.inf):
-        tokens = found.tokens[row, beam, : found.lengths[row, beam]].tolist()
-        score, log_prob = float(found.scores[row, beam]), float(found.log_probs[row, beam])
+    hypotheses: list[list[Hypothesis]] = [[] for _ in finished.scores]
+    for row, beam in np.argwhere(finished.scores > -np.inf):
+        tokens = finished.tokens[row, beam, : finished.lengths[row, beam]].tolist()
+        score, log_prob = float(finished.scores[row, beam]), float(finished.log_probs[row, beam])
         # A hypothesis that reached its maximum length has no end token.
         end = tokens.pop() if tokens[-1] in ends else None
         hypotheses[row].append(Hypothesis(tokens, score, log_prob, end))

@@ -166,12 +166,6 @@ class RowStates:
     tokens: Int[Array, " R"]
     """The newest token of each row, which is not in the cache yet."""
     past: History
-    draft: RowCaches | None = None
-    """The draft model's caches of all tokens before `before`."""
-    before: Int[Array, " R"] | None = None
-    """The token before the newest token of each row. The draft model always reads both tokens, even
-    if it has read this one before.
-    """
 
 
 @struct.dataclass

@@ -143,20 +143,32 @@ class Proposed:
     """The distributions q of the tokens, or None for greedy tokens."""
 
 
+@struct.dataclass
+class DraftedStates(RowStates):
+    """The state of rows with a draft model."""
+
+    draft: RowCaches
+    """The draft model's caches of all tokens before `before`."""
+    before: Int[Array, " R"]
+    """The token before the newest token of each row. The draft model always reads both tokens, even
+    if it has read this one before.
+    """
+
+
 @functools.partial(
     jax.jit, static_argnames=("model", "draft_model", "num_tokens"), donate_argnames="state"
 )
 def speculate(
     model: Model,
     params: Params,
-    state: RowStates,
+    state: DraftedStates,
     live: Bool[AnyArray, " R"],
     *,
     draft_model: Model,
     draft_params: Params,
     sampling: SamplingParams,
     num_tokens: int,
-) -> tuple[RowStates, NewTokens]:
+) -> tuple[DraftedStates, NewTokens]:
     """Chooses 1 to K + 1 tokens for each row, K of them proposed by the draft model.
 
     Args:
@@ -172,8 +184,6 @@ def speculate(
     Returns:
       The state after the chosen tokens, and the tokens.
     """
-    assert state.draft is not None
-    assert state.before is not None
     assert isinstance(state.context, RowCaches)
     tokens = jnp.where(live, state.tokens, 0)
     context, draft = state.context.only_live(live), state.draft.only_live(live)
@@ -225,7 +235,7 @@ def speculate(
 def propose(
     model: Model,
     params: Params,
-    state: RowStates,
+    state: DraftedStates,
     *,
     sampling: SamplingParams,
     num_tokens: int,
@@ -236,8 +246,6 @@ def propose(
     The draft model never reads the last token that it proposes, so if all tokens of the previous
     round were accepted, it has not read the token before the newest token.
     """
-    assert state.draft is not None
-    assert state.before is not None
     keys = keys_of_choices(state.past, num_tokens)  # [R, K + 1]
 
     def pick(logits: Float[Array, "R V"], past: History, keys: Key[Array, " R"]) -> Proposed:

@@ -72,13 +72,14 @@ class OpenBatch(ContinuousBatch):
         tokens_per_call: int = 1,
         banned: Sequence[Sequence[int]] = (),
     ) -> None:
-        super().__init__(model, params, None, num_rows=1, tokens_per_call=tokens_per_call)
+        self._banned: BannedSequences = banned_sequences(banned, model.config.vocab_size)
+        sampling = row_sampling([IDLE], model.config.vocab_size, self._banned)
+        super().__init__(model, params, sampling, num_rows=1, tokens_per_call=tokens_per_call)
         longest = model.config.max_length
         # The lengths of later texts are unknown, so allow caches to grow up to the model's maximum
         # length.
         self._reader.most = round_up(longest, CHUNKS[-1]) + tokens_per_call
         self._max_rows = max_rows
-        self._banned: BannedSequences = banned_sequences(banned, model.config.vocab_size)
         self._reading: Reading | None = None
         self._running: Call | None = None
         self._has_changed = False

@@ -11,7 +11,7 @@ from flaxzoo import data, models
 from flaxzoo.models.decoders.gemma.gemma3 import Gemma3Config
 from flaxzoo.models.decoding import rows, sample
 from flaxzoo.models.decoding.generator import sampling_keys
-from flaxzoo.models.decoding.speculative import Proposed, speculate, verify
+from flaxzoo.models.decoding.speculative import DraftedStates, Proposed, speculate, verify
 
 from ...support.requests import beams, sampled
 
@@ -143,7 +143,7 @@ def test_sampled_texts_have_the_distribution_of_the_model():
         cache = rows.RowCaches.empty(pair[0], 0 * ones, length=8, spare=2)
         _, cache = cache.read(*pair, ones[:, None])
         caches.append(cache.moved_to(cache.cache.index - back))
-    state = rows.RowStates(
+    state = DraftedStates(
         caches[0],
         2 * ones,
         sample.History(
