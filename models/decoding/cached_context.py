@@ -12,7 +12,7 @@ from ..model import Model
 from ..nn.dropout import RowKeys
 from ..nn.typing import Array, Float, Params
 from .continuous_batch import ContinuousBatch, Text, tokens_left
-from .padding import common_prefix
+from .padding import common_prefix, divided
 from .request import GenerationRequest, Sampling
 from .rows import RowCaches, read_more
 from .sample import sampling_params
@@ -106,13 +106,12 @@ class CachedContext(ContinuousBatch):
         # Grow the cache if needed, and remove the tokens after the common prefix.
         rows = reader.with_space(rows, len(tokens)).moved_to(jnp.asarray([common]))
         logits: Any = None
-        start = common
-        while start < len(tokens):
-            size = next(size for size in CHUNKS if size <= len(tokens) - start)
-            if start == 0 and rotates_by_length(config, len(tokens)):
-                # Read the whole text at once: the first of several chunks would get the rotary
-                # frequencies of a short text.
-                size = len(tokens)
+        start, sizes = common, divided(len(tokens) - common, CHUNKS)
+        # Read the whole text at once if the first of several chunks would get the rotary
+        # frequencies of a short text.
+        if start == 0 and rotates_by_length(config, len(tokens)):
+            sizes = [len(tokens)]
+        for size in sizes:
             piece = np.asarray([tokens[start : start + size]], np.int32)
             logits, rows = read_more(reader.model, reader.params, piece, rows)
             start += size

@@ -48,6 +48,20 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
+def divided(length: int, sizes: Sequence[int]) -> list[int]:
+    """Divides a length into pieces of the given sizes, as few as possible, the largest first.
+
+    Args:
+      length: a multiple of the last size.
+      sizes: the sizes in descending order, each a multiple of the next.
+    """
+    pieces: list[int] = []
+    for size in sizes:
+        pieces += [size] * (length // size)
+        length %= size
+    return pieces
+
+
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns the number of tokens at the beginning of both sequences."""
     equal = map(operator.eq, first, second)

@@ -6,9 +6,9 @@ and shrinks in powers of four, so that few programs are compiled. The caller pro
 tokens while the device computes the next tokens.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -226,14 +226,14 @@ class OpenBatch(ContinuousBatch):
 
     def _read_all(self, length: int, longest: int) -> Iterator[Float[Array, "1 V"]]:
         """Reads contexts with all chunk sizes that occur at a cache length; yields logits."""
-        found: dict[tuple[bool, int], tuple[int, ...]] = {}
+        pieces_of_chunk: dict[tuple[bool, int], tuple[int, ...]] = {}
         for number in range(1, min(longest, self._config.max_length) + 1):
             pieces = tuple(pieces_of(number, self._config))
             if num_slots(sum(pieces) + self._reader.step, self._reader.most) == length:
-                found |= {(i > 0, size): pieces for i, size in enumerate(pieces)}
-        for pieces in dict.fromkeys(found.values()):
+                pieces_of_chunk |= {(i > 0, size): pieces for i, size in enumerate(pieces)}
+        for pieces in dict.fromkeys(pieces_of_chunk.values()):
             text = OpenText(0, [0] * sum(pieces), {0}, None, 1)
-            reading = Reading(text, 0, np.zeros((1, sum(pieces)), np.int32), [*pieces])
+            reading = Reading(text, np.zeros((1, sum(pieces)), np.int32), [*pieces])
             while reading.pieces:
                 yield self._read_piece(reading)
 
@@ -253,12 +253,12 @@ class OpenBatch(ContinuousBatch):
     def _size(self) -> int:
         """Returns the number of rows that the texts need."""
         needed = self.num_growing + len(self._waiting) + (self._reading is not None)
-        most = next(size for size in self.row_numbers if size >= min(needed, self._max_rows))
-        now = self.num_rows
+        sizes, now = self.row_numbers, self.num_rows
+        size = sizes[bisect.bisect_left(sizes, min(needed, self._max_rows))]
         # Shrink only if at most a quarter of the rows is needed, because each change copies the
         # caches.
-        shrinks = most < now and needed * ROW_STEP <= now and self._reading is None
-        return most if most > now or shrinks else now
+        keeps_rows = self._reading is not None or needed * ROW_STEP > now
+        return max(size, now) if keeps_rows else size
 
     def _resize(self, size: int) -> None:
         """Changes the number of rows."""
@@ -272,9 +272,6 @@ class OpenBatch(ContinuousBatch):
             self._state = None
         texts = [self._texts[row] for row in taken]
         self._texts = [*texts, *[None] * (size - len(texts))]
-        # Reserve the first free row, after the moved texts, for the text that is being read.
-        if self._reading is not None:
-            self._reading.row = len(texts)
         self._has_changed = True
 
     def _read_pieces(self) -> list[tuple[Reading, Float[Array, "1 V"]]]:
@@ -283,12 +280,9 @@ class OpenBatch(ContinuousBatch):
         Returns:
           The contexts that have been read completely, and the logits after their last tokens.
         """
-        left, read = CHUNKS[0], []
-        while left > 0:
-            reading = self._reading or self._begin_reading([one.row for one, _ in read])
-            if reading is None:
-                break
-            self._reading = reading
+        left, num_free, read = CHUNKS[0], self._texts.count(None), []
+        while left > 0 and len(read) < num_free and (self._reading or self._waiting):
+            self._reading = reading = self._reading or self._begin_reading()
             left -= reading.pieces[0]
             logits = self._read_piece(reading)
             if not reading.pieces:
@@ -296,17 +290,13 @@ class OpenBatch(ContinuousBatch):
                 read.append((reading, logits))
         return read
 
-    def _begin_reading(self, taken: Sequence[int]) -> Reading | None:
-        """Begins to read a waiting text, if there is one and a row outside `taken` is free."""
-        free = (i for i, text in enumerate(self._texts) if text is None and i not in taken)
-        row = next(free, None)
-        if row is None or not self._waiting:
-            return None
+    def _begin_reading(self) -> Reading:
+        """Begins to read the next waiting text."""
         text, longest = self._next(), self._config.max_length
         assert isinstance(text, OpenText)
         text.context = shortened(text.context, longest)
         text.room = tokens_left(self._config, len(text.context))
-        return Reading.of(text, row, self._config)
+        return Reading.of(text, self._config)
 
     def _read_piece(self, reading: Reading) -> Float[Array, "1 V"]:
         """Reads the next chunk of a context; returns the logits after its last token."""
@@ -332,26 +322,21 @@ class OpenBatch(ContinuousBatch):
         return logits
 
     def _finish(self, reading: Reading, logits: Float[Array, "1 V"]) -> Written:
-        """Moves a text whose context has been read into its row; returns its first new token."""
-        text, row, read = reading.text, reading.row, reading.rows
+        """Moves a text whose context has been read into a free row; returns its first new token."""
+        text, read, row = reading.text, reading.rows, self._texts.index(None)
         assert read is not None
-        state = self._state
-        # If this is the only text, begin with empty rows of the length that it needs.
-        if state is None or not any(self._texts):
-            context = self._reader.empty(len(self._texts), text.slot)
-        else:
-            context = state.context
-        self._texts[row], self._has_changed = text, True
-        assert isinstance(context, RowCaches)
-        # All rows have caches of equal length, so lengthen them if this text needs more slots.
-        context = self._reader.with_space(context, max(x.slot for _, x in self._present))
-        context = enter_rows(context, jnp.int32(row), read)
         history, sampling = self._settings([text])
         new, _ = choose_first(logits, history, sampling=sampling)
-        # `_renew` replaces the tokens and the history of all rows before the next call.
-        nothing: Any = np.zeros(len(self._texts), np.int32)
-        past = history if state is None else state.past
-        self._state = RowStates(context, nothing, past)
+        # If this is the only text, begin with empty rows of the length that it needs. `_renew` sets
+        # the tokens and the history of all rows before the next call.
+        if self._state is None or not any(self._texts):
+            empty = self._reader.empty(len(self._texts), text.slot)
+            self._state = RowStates(empty, history.count, history)
+        self._texts[row], self._has_changed = text, True
+        # All rows have caches of equal length, so lengthen them if this text needs more slots.
+        state = self._with_space()
+        context = enter_rows(state.context, jnp.int32(row), read)
+        self._state = dataclasses.replace(state, context=context)
         self.usage.contexts += 1
         return self._append(row, text, jax.device_get(new), 0, length=1)
 

@@ -7,7 +7,7 @@ import numpy as np
 from ...config import TransformerConfig
 from ..cached_context import rotates_by_length
 from ..continuous_batch import read_length
-from ..padding import round_up
+from ..padding import divided, round_up
 from ..rows import RowCaches
 from .row_sampling import OpenText
 
@@ -21,13 +21,7 @@ def pieces_of(length: int, config: TransformerConfig) -> list[int]:
         # Read the whole text at once: the first of several chunks would get the rotary frequencies
         # of a short text.
         return [read_length(length, config.max_length)]
-    # Pad the context to a multiple of the smallest chunk size, then divide it into the largest
-    # chunks that fit.
-    left, pieces = round_up(length, CHUNKS[-1]), []
-    while left:
-        pieces.append(next(size for size in CHUNKS if size <= left))
-        left -= pieces[-1]
-    return pieces
+    return divided(round_up(length, CHUNKS[-1]), CHUNKS)
 
 
 @dataclasses.dataclass
@@ -35,7 +29,6 @@ class Reading:
     """A text whose context is being read."""
 
     text: OpenText
-    row: int
     ids: np.ndarray
     """The tokens of the context, padded on the left, int32[1, T]."""
     pieces: list[int]
@@ -43,11 +36,11 @@ class Reading:
     rows: RowCaches | None = None
 
     @classmethod
-    def of(cls, text: OpenText, row: int, config: TransformerConfig) -> "Reading":
+    def of(cls, text: OpenText, config: TransformerConfig) -> "Reading":
         """Prepares to read the context of a text, and sets the text's next slot."""
         length = len(text.context)
         pieces = pieces_of(length, config)
         text.slot = sum(pieces)
         ids = np.zeros((1, text.slot), np.int32)
         ids[0, text.slot - length :] = text.context
-        return cls(text, row, ids, pieces)
+        return cls(text, ids, pieces)
