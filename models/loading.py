@@ -77,22 +77,49 @@ def load(
       UserError: The folder is broken, or its model is not supported.
     """
     folder = local_folder(path).resolve()
-    adapter = PeftAdapter.read(folder) if is_peft_folder(folder) else None
-    problem = f"{folder} is not an adapter of peft: leave base {base} out"
-    require(adapter is not None or base is None, problem)
-    # The base determines the architecture; an adapter may replace its head.
-    under = folder if adapter is None else local_folder(adapter.base(base)).resolve()
-    config = model_config(under)
-    config = config if adapter is None else adapter.model_config(config)
-    model = create(config, execution)
+    if is_peft_folder(folder):
+        return _load_peft(folder, base, step, execution, shardings)
+    require(base is None, f"{folder} is not an adapter of peft: leave base {base} out")
+    model = create(model_config(folder), execution)
     targets = target_shapes(model, shardings)
 
     def read(step: int | None) -> Params:
-        if adapter is not None:
-            return _read_peft(adapter, under, step, targets, config=config)
         return read_params(folder, step, model.config, targets, part=EMA if ema else PARAMS)
 
-    return model, read_step(under, step, read)
+    return model, read_step(folder, step, read)
+
+
+def _load_peft(
+    folder: Path,
+    base: str | Path | None,
+    step: int | None,
+    execution: Execution | None,
+    shardings: Callable[[PyTree], PyTree] | None,
+) -> tuple[Any, Params]:
+    """Loads a base model, and merges the PEFT adapter of a folder; see `load`."""
+    adapter = PeftAdapter.read(folder)
+    # The base determines the architecture; an adapter may replace its head.
+    base_folder = local_folder(adapter.base(base)).resolve()
+    base_config = model_config(base_folder)
+    config = adapter.model_config(base_config)
+    model = create(config, execution)
+    targets = by_path(target_shapes(model, shardings))
+    # The host merges one tensor at a time, and cannot read the shards of other processes.
+    is_local = jax.process_count() == 1
+    read_as = targets if is_local else by_path(target_shapes(create(config)))
+    shapes = {path: x.shape for path, x in targets.items()}
+
+    def read(step: int | None) -> Params:
+        params = _read_body(base_folder, step, read_as)
+        merged = adapter.merge(base_config, params, config, shapes)
+        return nested(
+            {
+                path: jax.device_put(np.asarray(merged[path], target.dtype), target.sharding)
+                for path, target in targets.items()
+            }
+        )
+
+    return model, read_step(base_folder, step, read)
 
 
 def target_shapes(model: Any, shardings: Callable[[PyTree], PyTree] | None = None) -> PyTree:
@@ -125,11 +152,11 @@ def model_config(folder: Path) -> TransformerConfig:
 
 def _check_part(folder: Path, step: int | None, part: str) -> None:
     """Raises UserError if the requested moving average is not in the checkpoint."""
-    if part != PARAMS and not (step and (folder / CHECKPOINTS / str(step) / part).is_dir()):
-        raise UserError(
-            f"{folder} has no moving average of its parameters: leave --ema out, or train with "
-            "--optimizer.ema-decay"
-        )
+    require(
+        part == PARAMS or (step and (folder / CHECKPOINTS / str(step) / part).is_dir()),
+        f"{folder} has no moving average of its parameters: leave --ema out, or train with "
+        "--optimizer.ema-decay",
+    )
 
 
 def read_params(
@@ -212,24 +239,6 @@ def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
         stored[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     read = by_path(read_params(folder, step, config, nested(stored)))
     return {path: x for path, x in read.items() if path in targets}
-
-
-def _read_peft(
-    adapter: PeftAdapter, base: Path, step: int | None, shapes: PyTree, *, config: TransformerConfig
-) -> Params:
-    """Reads the parameters of a base model, and merges a PEFT adapter into them."""
-    targets = by_path(shapes)
-    base_config = model_config(base)
-    # The host merges one tensor at a time, and cannot read the shards of other processes.
-    is_local = jax.process_count() == 1
-    params = _read_body(base, step, targets if is_local else by_path(target_shapes(create(config))))
-    merged = adapter.merge(base_config, params, config, {p: x.shape for p, x in targets.items()})
-    return nested(
-        {
-            path: jax.device_put(np.asarray(merged[path], target.dtype), target.sharding)
-            for path, target in targets.items()
-        }
-    )
 
 
 @dataclasses.dataclass(frozen=True)
