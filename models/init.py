@@ -10,7 +10,6 @@ import numpy as np
 from flax.core import unfreeze
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..data.common.errors import UserError
 from ..data.common.fields import require
 from .model import Model
 from .nn.typing import Array, Key, Params
@@ -79,14 +78,14 @@ def fitting_params(model: Model, params: Params) -> Params:
         shape = wanted[path].shape if path in wanted else None
         require(path in provided, f"params has no {path} {shape}: give all parameters of the model")
         x = provided[path]
-        if shape is None:
-            raise UserError(f"params has {path}, which the model does not have: leave it out")
-        if getattr(x, "shape", None) != shape:
-            actual = getattr(x, "shape", type(x).__name__)
-            raise UserError(
-                f"params has {path} {actual} where the model has {shape}: give the model "
-                f"that they belong to"
-            )
+        problem = f"params has {path}, which the model does not have: leave it out"
+        require(shape is not None, problem)
+        actual = getattr(x, "shape", type(x).__name__)
+        require(
+            actual == shape,
+            f"params has {path} {actual} where the model has {shape}: give the model "
+            f"that they belong to",
+        )
         problem = f"params has {path} of the type {x.dtype}: give floating-point numbers"
         require(jnp.issubdtype(x.dtype, jnp.floating), problem)
     return unflatten_dict({path: provided[path].astype(np.float32) for path in wanted}, sep="/")

@@ -48,11 +48,11 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
     Raises:
       UserError: Another program wrote the file, or it does not describe a run.
     """
-    if not {"model", "train"} <= fields.keys():
+    kind = "has neither the fields of flaxzoo nor the model_type of transformers"
+    if is_foreign(fields):
         kind = "is in the Hugging Face format"
-        if not is_foreign(fields):
-            kind = "has neither the fields of flaxzoo nor the model_type of transformers"
-        raise UserError(f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder")
+    problem = f"{Path(folder) / CONFIG_FILE} {kind}: give a run folder"
+    require({"model", "train"} <= fields.keys(), problem)
     return fields
 
 

@@ -274,6 +274,20 @@ def _check_supported(name: str, value: object, values: Iterable[object], source:
     require(value in supported, problem, WeightsError)
 
 
+def none_for_defaults(settings: Settings, defaults: Settings) -> None:
+    """Sets a setting to None if it equals the value that None stands for.
+
+    So configurations with the same meaning compare equal.
+
+    Args:
+      settings: The settings of a configuration; this function changes them.
+      defaults: For each of some settings, the value that None stands for.
+    """
+    for name in settings.keys() & defaults.keys():
+        if settings[name] == defaults[name]:
+            settings[name] = None
+
+
 def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str:
     """Returns the class of transformers that wrote a model.
 
@@ -346,7 +360,7 @@ def check_exportable(
       WeightsError: The configuration has another value; the message lists all such settings.
     """
     # The values that the family allows take precedence over `ONLY_HERE`.
-    own = {
+    supported = {
         **ONLY_HERE,
         "d_k": (None, config.head_dim),
         "d_v": (None, config.head_dim),
@@ -355,7 +369,7 @@ def check_exportable(
     # An empty tuple of choices allows every value.
     differing = {
         f"{name} {value!r}": choices
-        for name, choices in own.items()
+        for name, choices in supported.items()
         if choices and (value := getattr(config, name, choices[0])) not in choices
     }
     only = "; ".join(

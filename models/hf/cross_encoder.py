@@ -25,6 +25,7 @@ from .sentence_modules import (
     check_modules,
     kind_of,
     read_modules,
+    read_optional,
     read_settings,
     read_transformer,
     settings_folder,
@@ -95,7 +96,7 @@ def read_pair_scoring(folder: Path) -> PairScoring | None:
         return _read_modules(settings_folder(folder))
     # Versions before 6 store only the activation, in the file with the fields of the model.
     file = folder / _CONFIG
-    fields = read_object(file, WeightsError) if file.is_file() else {}
+    fields = read_optional(file)
     section = fields.get("sentence_transformers")
     stated = section.get("activation_fn") if isinstance(section, dict) else None
     stated = stated or fields.get("sbert_ce_default_activation_function")
@@ -112,12 +113,12 @@ def _read_modules(folder: Path) -> PairScoring:
     file = folder / MODULES
     modules = read_modules(file)
     check_modules(file, modules, "Transformer")
-    if others := [kind for kind, _ in modules[1:]]:
-        raise WeightsError(f"{file}: the module {others[0]} is not supported after a classifier")
+    other = next(iter(dict(modules[1:])), None)
+    problem = f"{file}: the module {other} is not supported after a classifier"
+    require(other is None, problem, WeightsError)
     file = folder / WHOLE_MODEL
     stated = read_settings(_WHOLE, file)["activation"]
-    if stated is None:
-        raise WeightsError(f"{file} has no activation_fn: restore it")
+    require(stated is not None, f"{file} has no activation_fn: restore it", WeightsError)
     return PairScoring(
         activation=activation_name(stated, file, "activation_fn"),
         **read_transformer(_TRANSFORMER, folder),

@@ -24,11 +24,11 @@ from ..nn.typing import Params
 from ..registry import create
 
 FROM_STREAM = tuple(
-    f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("kernel", "lora_a")
+    f"{part}/{name}" for part in ("query", "key", "value", "up") for name in ("kernel", "lora_a")
 )
 """Suffixes of the paths of arrays whose first axis, after the axis of layers, has size D."""
 WITHIN = (
-    *(f"{part}/{own}" for part in ("query", "key", "value", "up") for own in ("bias", "lora_b")),
+    *(f"{part}/{name}" for part in ("query", "key", "value", "up") for name in ("bias", "lora_b")),
     *("attention/output/lora_a", "down/lora_a", "output_bias"),
 )
 """Suffixes of the paths of arrays without an axis of size D. In all other arrays, the last axis has
@@ -88,9 +88,5 @@ def with_zeros(config: TransformerConfig, params: Params) -> Params:
     """Adds zeros for the parameters that a model lacks; parameters of adapters are kept."""
     flat: Params = flatten_dict(params, sep="/")
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
-    arrays = {
-        path: flat[path] if path in flat else np.zeros(target.shape, target.dtype)
-        for path, target in shapes.items()
-    }
-    adapters = {path: x for path, x in flat.items() if path not in arrays}
-    return unflatten_dict(arrays | adapters, sep="/")
+    zeros = {path: np.zeros(x.shape, x.dtype) for path, x in shapes.items()}
+    return unflatten_dict(zeros | flat, sep="/")

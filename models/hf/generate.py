@@ -127,8 +127,8 @@ def generate(
     # Encoder-decoders always use a search, also with one beam.
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
     if request.num_beams > 1 or not causal:
-        found = search_all(generator, rows, request, positions)
-        written = [hypothesis.with_end for hypothesis in itertools.chain(*found)]
+        hypotheses = itertools.chain(*search_all(generator, rows, request, positions))
+        written = [hypothesis.with_end for hypothesis in hypotheses]
     else:
         written = _sample(generator, rows, request, seed)
     # Join the prompts and the new tokens, and pad them as transformers does.
@@ -226,7 +226,7 @@ def _sample(
 ) -> list[list[int]]:
     """Continues each row `num_return_sequences` times; returns the tokens up to the end token."""
     prompts = [row for row in rows for _ in range(request.num_return_sequences)]
-    written: list[list[int]] = [[] for _ in prompts]
+    texts: list[list[int]] = [[] for _ in prompts]
     batch = generator.continuous_batch(
         prompts,
         request,
@@ -237,11 +237,11 @@ def _sample(
     )
     # Stop a text at its end token; the batch continues with the other texts.
     for new in batch:
-        written[new.text] += new.tokens
+        texts[new.text] += new.tokens
         if request.end(new.tokens) is not None:
             batch.stop(new.text)
     # Like transformers, replace the last token of a text that reached the limit.
-    for row in written:
-        if request.forced_eos_token_id is not None and len(row) == request.max_new_tokens:
-            row[-1] = request.forced_eos_token_id
-    return [row[: request.end(row)] for row in written]
+    for text in texts:
+        if request.forced_eos_token_id is not None and len(text) == request.max_new_tokens:
+            text[-1] = request.forced_eos_token_id
+    return [text[: request.end(text)] for text in texts]

@@ -84,14 +84,17 @@ def settings_folder(folder: Path) -> Path:
     return folder if (folder / MODULES).is_file() else folder / IN_RUN
 
 
+def read_optional(file: Path) -> JsonObject:
+    """Returns the content of a JSON file, or no fields if the file does not exist."""
+    return read_object(file, WeightsError) if file.is_file() else {}
+
+
 def kind_of(folder: Path) -> str | None:
     """Returns the class of the model in a folder or run, or None if it has no such files."""
     folder = settings_folder(folder)
     if not (folder / MODULES).is_file():
         return None
-    file = folder / WHOLE_MODEL
-    fields = read_object(file, WeightsError) if file.is_file() else {}
-    return str(fields.get("model_type", "SentenceTransformer"))
+    return str(read_optional(folder / WHOLE_MODEL).get("model_type", "SentenceTransformer"))
 
 
 def read_modules(file: Path) -> list[tuple[str, str]]:
@@ -129,7 +132,7 @@ def check_modules(file: Path, modules: list[tuple[str, str]], *kinds: str) -> No
 
 def read_settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> Settings:
     """Returns the settings in a file, or the defaults if the file is optional and missing."""
-    fields = {} if optional and not file.is_file() else read_object(file, WeightsError)
+    fields = read_optional(file) if optional else read_object(file, WeightsError)
     return settings_from_hf(mapping, fields, str(file))
 
 
@@ -143,8 +146,7 @@ def read_transformer(mapping: ConfigMapping, folder: Path) -> Settings:
 
 def tokenizer_length(folder: Path) -> int | None:
     """Returns the number of tokens that a folder's tokenizer truncates to, if it is stated."""
-    file = folder / "tokenizer_config.json"
-    limit = read_object(file, WeightsError).get("model_max_length") if file.is_file() else None
+    limit = read_optional(folder / "tokenizer_config.json").get("model_max_length")
     return limit if isinstance(limit, int) else None
 
 

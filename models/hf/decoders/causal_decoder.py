@@ -16,6 +16,7 @@ from ..config_mapping import (
     FixedField,
     HFConfig,
     Settings,
+    none_for_defaults,
     settings_from_hf,
     take_field,
     typed_field,
@@ -93,18 +94,15 @@ class DecoderForm(Form[Config]):
         problem = f"{source}: partial_rotary_factor {fraction!r} is not supported: only 1.0"
         require(fraction == 1 or self.fractional, problem, WeightsError)
         settings |= settings_from_hf(self.fields, fields, source)
-        # Set the head. Replace values that equal a default by None, so that configurations compare
-        # equal.
+        # Set the head, and replace values that equal a default by None.
         head = self.read_head(hf_config, settings, source)
         dropout = hf_config.get("classifier_dropout")
         if head in CLASSIFIERS and dropout is not None:
             settings["classifier_dropout"] = dropout
-        if settings["num_kv_heads"] == settings["num_heads"]:
-            settings["num_kv_heads"] = None
+        defaults = {"num_kv_heads": settings["num_heads"], "attention_dropout": 0}
+        none_for_defaults(settings, defaults)
         if (settings["d_head"] or 0) * settings["num_heads"] == settings["d_model"]:
             settings["d_head"] = None
-        if settings.get("attention_dropout") == 0:
-            settings["attention_dropout"] = None
         config = self.config(**settings)
         # Set `full_layers` to None if None means the same layers.
         if isinstance(config, MixedDecoderConfig) and config.full_layers is not None:

@@ -244,7 +244,7 @@ def config_to_hf(config: T5Config) -> JsonObject:
         d_ff=config.feed_forward_dim,
         num_decoder_layers=config.decoder.num_layers,
     )
-    activation = next(hf for hf, own in ACTIVATIONS.items() if own == config.activation)
+    activation = next(hf for hf, name in ACTIVATIONS.items() if name == config.activation)
     return {
         **settings_to_hf(FIELDS["t5"], explicit, model_type="t5", architecture=CLASSES["t5"][0]),
         "feed_forward_proj": f"gated-{activation}" if config.gated else activation,

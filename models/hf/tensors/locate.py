@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ....data.common.fields import require
 from .layout import Shape
 from .mapping import TensorMapping, WeightsError
 from .read import TensorLocation, TensorSource, blocks
@@ -122,15 +123,13 @@ class _Mismatches:
             "contradictions:": self.contradicting,
         }
         parts = [f"{kind} {_first_of(names)}" for kind, names in kinds.items() if names]
-        if parts:
-            listed = "; ".join([*self._suspects(stored), *parts])
-            raise WeightsError(f"{source} does not fit its configuration: {listed}")
+        listed = "; ".join([*self._suspects(stored), *parts])
+        require(not parts, f"{source} does not fit its configuration: {listed}", WeightsError)
 
     def _suspects(self, stored: Mapping[str, object]) -> Iterator[str]:
         """Yields a note that names the field of `config.json` that is probably wrong."""
         wrong = collections.Counter(pair for pair in self.sizes if pair[0] != pair[1])
-        # The pair of sizes that occurs most often is probably due to a wrong field of the
-        # configuration.
+        # A wrong field of the configuration probably causes the most frequent pair of sizes.
         candidates = [pair for pair, _ in wrong.most_common()]
         # The files may have fewer or more layers than the configuration states.
         for names in (self.missing, self.unread):
@@ -140,12 +139,13 @@ class _Mismatches:
                 candidates.append((first, past) if names is self.missing else (past, first))
         # A field whose value is the expected size is probably wrong, because the files have another
         # size.
-        for found, expected in candidates:
+        for actual, expected in candidates:
             names = [
                 name for name, value in stored.items() if type(value) is int and value == expected
             ]
             if names:
-                yield f"{' or '.join(names)} {expected} is probably wrong: the tensors have {found}"
+                fields = " or ".join(names)
+                yield f"{fields} {expected} is probably wrong: the tensors have {actual}"
                 return
 
 

@@ -104,7 +104,7 @@ class TensorMapping:
         require(not names, problem, WeightsError)
 
     def find(self, name: str, names: Set[str]) -> str:
-        """Returns the one of `names` under which a tensor is stored, or `name` if none fits."""
+        """Returns the name in `names` under which a tensor is stored, or else `name`."""
         return next(filter(names.__contains__, self._candidates(name)), name)
 
     def _candidates(self, name: str) -> Iterator[str]:

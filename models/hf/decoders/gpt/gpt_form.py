@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gpt.gpt import GPTConfig
-from ...config_mapping import Field, HFConfig, settings_from_hf
+from ...config_mapping import Field, HFConfig, none_for_defaults, settings_from_hf
 from ...form import Form
 from ...tensors.layout import BY_HEAD, BY_HEAD_VECTOR, FROM_HEADS, LINEAR, VECTOR, Layout
 from ...tensors.mapping import IgnoredTensor, TensorMapping, TensorRule, embedding, linear, norm
@@ -60,12 +60,8 @@ class GPTForm(Form[Config]):
         head = self.read_head(hf_config, settings, source)
         if head != "causal_lm" and self.config.output_bias:
             settings["output_bias"] = False
-        # Leave out values that equal the default, so that configurations compare equal.
-        for name in DROPOUTS:
-            if name in settings and settings[name] == settings["dropout_rate"]:
-                settings[name] = None
-        if settings.get("d_ff") == 4 * settings["d_model"]:
-            settings["d_ff"] = None
+        defaults = dict.fromkeys(DROPOUTS, settings.get("dropout_rate"))
+        none_for_defaults(settings, {**defaults, "d_ff": 4 * settings["d_model"]})
         return self.config(**settings)
 
     def config_to_hf(self, config: Config) -> JsonObject:
