@@ -288,7 +288,7 @@ class PeftAdapter:
         return tensor
 
     def _by_tensor(self, config: TransformerConfig) -> dict[str, list[Edit]]:
-        """Returns the edits of each tensor, where modules that share a tensor have their own edits.
+        """Returns the edits of each tensor, where modules that share a tensor have separate edits.
 
         Raises:
             WeightsError: Two modules have different values for the tensor that they share, or the
@@ -336,10 +336,10 @@ def _edits(
     """Yields the names of the base's tensors and their edits."""
     parts: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in tensors.items():
-        found = NAME.fullmatch(name)
-        if found is None:
+        match = NAME.fullmatch(name)
+        if match is None:
             raise WeightsError(f"{file} has {name}, which is not supported: {MERGE}")
-        module, part, whole = found.groups()
+        module, part, whole = match.groups()
         if part is not None:
             parts.setdefault(module, {})[part] = tensor
             continue

@@ -60,12 +60,13 @@ def _check_padding(
 ) -> None:
     """Raises RunError if an encoder and its tokenizer have different padding tokens."""
     pads = fields.get("pad_token_id"), tokenizer.special_ids.pad
-    if isinstance(model, EncoderConfig) and None not in pads and pads[0] != pads[1]:
-        raise RunError(
-            f"the tokenizer of {folder} belongs to another model: it has {tokenizer.vocab_size:,} "
-            f"tokens and pads with {pads[1]}, the model has {model.vocab_size:,} and pads with "
-            f"{pads[0]}: give the tokenizer of the model"
-        )
+    require(
+        not isinstance(model, EncoderConfig) or None in pads or pads[0] == pads[1],
+        f"the tokenizer of {folder} belongs to another model: it has {tokenizer.vocab_size:,} "
+        f"tokens and pads with {pads[1]}, the model has {model.vocab_size:,} and pads with "
+        f"{pads[0]}: give the tokenizer of the model",
+        RunError,
+    )
 
 
 def vocabulary_note(

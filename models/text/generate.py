@@ -266,8 +266,8 @@ class TextGenerator(TextModel):
     ) -> tuple[GenerationRequest, list[GrowingText]]:
         """Returns the request of a prompt, and an empty text for each returned sequence."""
         ids = self.encode(prompt.text) if prompt.ids is None else prompt.ids
-        own = {"max_new_tokens": prompt.max_new_tokens} if prompt.max_new_tokens else {}
-        request = self._request(len(ids), {**options, **own})
+        of_prompt = without_none({"max_new_tokens": prompt.max_new_tokens})
+        request = self._request(len(ids), {**options, **of_prompt})
         prompt = dataclasses.replace(prompt, max_new_tokens=request.max_new_tokens)
         forced_end = request.forced_eos_token_id is not None
         return request, [

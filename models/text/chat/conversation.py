@@ -182,7 +182,8 @@ class Conversation:
             if left < 0 or not (written.calls or written.malformed):
                 break
             # Count a malformed call as one call.
-            outputs = [Turn(TOOL, as_error(text), TOOL) for text in (written.malformed,) if text]
+            malformed = filter(None, [written.malformed])
+            outputs = [Turn(TOOL, as_error(problem), TOOL) for problem in malformed]
             for i, call in enumerate(written.calls):
                 outputs.append(Turn(TOOL, self._call(call, left - i), call.name))
             left -= len(outputs)
@@ -278,13 +279,13 @@ class Conversation:
             DataError: the file cannot be written, or is not a transcript.
         """
         self.check_path(path)
-        rows = list(map(dataclasses.asdict, self.turns))
+        turns = self.turns
         if self.instructions is not None:
-            rows = [dataclasses.asdict(Turn(SYSTEM, self.instructions, USER)), *rows]
+            turns = [Turn(SYSTEM, self.instructions, USER), *turns]
         # Leave out fields without a value.
         lines = [
             json.dumps({k: v for k, v in row.items() if v not in (None, ())}, ensure_ascii=False)
-            for row in rows
+            for row in map(dataclasses.asdict, turns)
         ]
         write_file(Path(path), "".join(f"{line}\n" for line in lines).encode())
 
@@ -392,16 +393,15 @@ def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
     """Returns the calls of a message of a transcript."""
     calls = row.get("calls", [])
     try:
-        assert isinstance(calls, list)
         return tuple(ToolCall(**call) for call in calls)  # pyright: ignore
-    except (AssertionError, TypeError):
+    except TypeError:
         raise UserError(
             f"{location}: calls must be a list of objects with name and arguments"
         ) from None
 
 
 def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:
-    """Passes new text that is final to `on_text`; returns the number of characters shown so far."""
+    """Passes new final text to `on_text`; returns the total number of characters shown."""
     text = growing.text
     if shown == 0:  # the template adds the white space before an answer
         shown = min(len(text) - len(text.lstrip()), until)

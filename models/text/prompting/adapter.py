@@ -48,6 +48,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     The results equal the results of the harness's model `hf`: requests are encoded in the same way,
     and a context that is too long loses its first tokens. Common prefixes of requests are computed
     once.
+
     Encoder-decoders differ from `hf` in three ways: continuations are encoded as targets and not as
     sources, a target has at most `max_gen_toks` tokens (`hf` adds the length of the source), and
     the position of a source's token does not depend on the batch.
@@ -124,7 +125,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Returns the tokens of a text; in a chat, names of control tokens become these tokens."""
         if not self.in_chats:
             return super().encode_text(text)
-        # the context is not a text that the chat template has formatted
+        # The context is not a text that the chat template has formatted.
         if not isinstance(text, Traced):
             return self._tokenizer.encode_with_controls(text)[0]
         by = origins(text).replace(UNKNOWN, USER)  # the text that the harness appended
@@ -148,6 +149,10 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Returns the source of the chat template, which the harness uses as a cache key."""
         return self._tokenizer.chat_template.source if chat_template else ""
 
+    def _shown(self, disable_tqdm: bool) -> Progress:
+        """Returns the progress to report to."""
+        return Progress(quiet=True) if disable_tqdm else self.progress
+
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         return self.encode_pair(context, continuation)
 
@@ -156,8 +161,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Returns each continuation's log-probability, and whether greedy decoding generates it."""
         del kwargs
-        progress = Progress(quiet=True) if disable_tqdm else self.progress
-        with progress.counter("requests", len(requests)) as advance:
+        with self._shown(disable_tqdm).counter("requests", len(requests)) as advance:
             scores = self.score(
                 [(context, continuation) for _, context, continuation in requests],
                 on_batch=advance,
@@ -204,20 +208,20 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         # Group the requests by their settings, the longest contexts first.
         texts: list[str] = [""] * len(requests)
         rows = [self.tok_encode(request.args[0]) or [self.first_id] for request in requests]
-        alike: dict[str, list[int]] = {}  # all texts of a batch have the same settings
+        same_settings: dict[str, list[int]] = {}  # all texts of a batch have the same settings
         for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
-            alike.setdefault(json.dumps(requests[i].arguments[1], sort_keys=True), []).append(i)
-        progress = Progress(quiet=True) if disable_tqdm else self.progress
-        with progress.counter("texts", len(requests)) as advance:
-            for numbers in alike.values():
+            settings = json.dumps(requests[i].arguments[1], sort_keys=True)
+            same_settings.setdefault(settings, []).append(i)
+        with self._shown(disable_tqdm).counter("texts", len(requests)) as advance:
+            for numbers in same_settings.values():
                 for start in range(0, len(numbers), BATCH_SIZE):
                     batch = numbers[start : start + BATCH_SIZE]
                     settings = requests[batch[0]].arguments[1]
-                    found = self._write([rows[i] for i in batch], settings)
-                    for i, (text, _) in zip(batch, found, strict=True):
+                    written = self._write([rows[i] for i in batch], settings)
+                    for i, (text, _) in zip(batch, written, strict=True):
                         texts[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].arguments, text)
-                    advance(len(batch), sum(number for _, number in found))
+                    advance(len(batch), sum(number for _, number in written))
         return texts
 
     @functools.cached_property
@@ -236,21 +240,21 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         # Translate the task's settings to the arguments of `models.generate`.
         given = cast("dict[str, Any]", normalize_gen_kwargs(dict(settings), NEW_TOKENS))
         until, number = list(filter(None, given["until"])), given["max_gen_toks"]
-        own = ("until", "max_gen_toks", "do_sample")
-        options = {name: value for name, value in given.items() if name not in own}
+        read_here = ("until", "max_gen_toks", "do_sample")
+        options = {name: value for name, value in given.items() if name not in read_here}
         if not given["do_sample"]:
             options["temperature"] = 0.0
         if self.is_encoder_decoder:
             return self._write_targets(rows, until, number, options)
         # A context loses its first tokens, as in the harness.
-        read = self.max_length - number
+        room = self.max_length - number
         require(
-            read >= 1,
+            room >= 1,
             f"max_gen_toks {number} leaves no space for a context in the {self.max_length} tokens "
             "that the model reads: lower it in the task",
         )
         completed = self._writer.complete(
-            [Prompt("", ids=tuple(row[-read:])) for row in rows],
+            [Prompt("", ids=tuple(row[-room:])) for row in rows],
             stop_strings=until,
             batch_size=None,
             log=lambda line: None,
@@ -278,7 +282,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             stored, max_new_tokens=number, max_extra_tokens=None, num_return_sequences=1
         )
         sources = [row[-self.max_length :] for row in rows]
-        best = [found[0].tokens for found in self._searcher.search(sources, request)]
+        best = [hypotheses[0].tokens for hypotheses in self._searcher.search(sources, request)]
         texts = map(self._tokenizer.target.decode, best)
         # Each text ends before its first stop string.
         ends = re.compile("|".join(map(re.escape, until)) or "$^")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ....data.common.errors import UserError
 from ....data.common.fields import require
@@ -246,22 +246,17 @@ class ContinuationScorer(TextModel):
         )
 
     @property
-    def _mesh(self) -> Mesh | None:
-        """The mesh that the parameters are sharded over, if there is one."""
+    def _sharding(self) -> NamedSharding | None:
+        """The sharding of rows if the parameters are sharded over a mesh; else None."""
         sharding = getattr(jax.tree.leaves(self._params)[0], "sharding", None)
-        if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        if not isinstance(sharding, NamedSharding):
             return None
-        return sharding.mesh if set(BATCH_AXES) <= set(sharding.mesh.axis_names) else None
+        has_batch_axes = set(BATCH_AXES) <= set(sharding.mesh.axis_names)
+        return NamedSharding(sharding.mesh, PartitionSpec(BATCH_AXES)) if has_batch_axes else None
 
     @property
     def _num_shards(self) -> int:
-        return 1 if self._mesh is None else num_shards(self._mesh, BATCH_AXES)
-
-    def _placed(self, rows: _Rows) -> _Rows:
-        """Shards rows over the devices of the parameters."""
-        if self._mesh is None:
-            return rows
-        return jax.device_put(rows, NamedSharding(self._mesh, PartitionSpec(BATCH_AXES)))
+        return 1 if self._sharding is None else num_shards(self._sharding.mesh, BATCH_AXES)
 
     def _plans(
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
@@ -331,7 +326,9 @@ class ContinuationScorer(TextModel):
             inputs = _rows(layouts, number, width)
             if length:
                 inputs = _with_sources(inputs, rows, length)
-            yield _ScoredBatch(layouts, *self._score_rows(self._params, self._placed(inputs)))
+            yield _ScoredBatch(
+                layouts, *self._score_rows(self._params, jax.device_put(inputs, self._sharding))
+            )
 
     def _continued(self, group: PrefixGroup) -> Iterator[_ScoredBatch]:
         """Computes a prefix, and yields the scores of its continuations."""
@@ -352,7 +349,8 @@ class ContinuationScorer(TextModel):
         scored = max(len(layout.scored) for layout in layouts)
         for start in range(0, len(layouts), self._num_shards):
             chosen = layouts[start : start + self._num_shards]
-            rows = self._placed(_rows(chosen, self._num_shards, length, scored))
+            rows = _rows(chosen, self._num_shards, length, scored)
+            rows = jax.device_put(rows, self._sharding)
             yield _ScoredBatch(chosen, *self._score_rows(self._params, rows, prefix))
 
     @functools.cached_property
@@ -407,12 +405,12 @@ def _after_prefix(prefix: Cache, mask: Bool[Array, "B T T"]) -> dict[str, Any]:
     cache = dataclasses.replace(
         prefix,
         layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), prefix.layers),
-        positions=None if prefix.positions is None else repeated(prefix.positions, 0),
+        positions=jax.tree.map(lambda x: repeated(x, 0), prefix.positions),  # may be None
     )
     # Slot `prefix.index` + j will contain token j of the row.
     hidden = jnp.zeros((number, width, cache.length), bool)
-    own = jax.lax.dynamic_update_slice(hidden, mask, (0, 0, prefix.index))
-    visible = own | (jnp.arange(cache.length) < prefix.index)
+    of_row = jax.lax.dynamic_update_slice(hidden, mask, (0, 0, prefix.index))
+    visible = of_row | (jnp.arange(cache.length) < prefix.index)
     return {"cache": cache, "attention_mask": visible}
 
 

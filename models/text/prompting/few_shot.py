@@ -5,6 +5,7 @@ answer. An answer that is not a label is right if greedy decoding generates it, 
 that ends an answer.
 """
 
+import collections
 import dataclasses
 import itertools
 import random
@@ -81,8 +82,9 @@ def few_shot_accuracy(
 
         scorer = models.ContinuationScorer.of_run("runs/in-context")
         examples = data.prompt_examples("builtin:patterns")
-        found = models.few_shot_accuracy(scorer, data.PATTERNS["patterns"], examples, shots=[0, 4])
-        print(found[4].accuracy - found[0].accuracy)
+        pattern = data.PATTERNS["patterns"]
+        results = models.few_shot_accuracy(scorer, pattern, examples, shots=[0, 4])
+        print(results[4].accuracy - results[0].accuracy)
 
     Args:
         scorer: the model.
@@ -127,20 +129,24 @@ def few_shot_accuracy(
             scorer, FewShot(pattern, examples, number, seed, balanced), queries, labels, log=log
         )
     ]
-    pairs = [(question.prompt, answer) for question in questions for answer in question.answers]
-    with Progress().counter("answers", len(pairs)) as advance:
-        requests = [scorer.encode_pair(*pair) for pair in pairs]
+    requests = [
+        scorer.encode_pair(question.prompt, answer)
+        for question in questions
+        for answer in question.answers
+    ]
+    with Progress().counter("answers", len(requests)) as advance:
         scores = iter(scorer.score(requests, on_batch=advance, log=log))
     # Average over the questions for each number of examples.
-    right: dict[int, list[tuple[bool, bool]]] = {number: [] for number in shots}
+    right: dict[int, list[tuple[bool, bool]]] = collections.defaultdict(list)
     for question in questions:
-        own = [next(scores) for _ in question.answers]
-        right[question.shots].append(_is_right(question, own))
-    means = {number: np.mean(results, axis=0).tolist() for number, results in right.items()}
-    return {
-        number: FewShotAccuracy(plain, None if labels is None else normalized, len(queries))
-        for number, (plain, normalized) in means.items()
-    }
+        of_question = list(itertools.islice(scores, len(question.answers)))
+        right[question.shots].append(_is_right(question, of_question))
+    accuracies: dict[int, FewShotAccuracy] = {}
+    for number, results in right.items():
+        plain, normalized = np.mean(results, axis=0).tolist()
+        normalized = None if labels is None else normalized
+        accuracies[number] = FewShotAccuracy(plain, normalized, len(queries))
+    return accuracies
 
 
 def _labels(
@@ -150,7 +156,7 @@ def _labels(
     kind: AnswerKind | None,
 ) -> list[str] | None:
     """Returns the possible labels in alphabetic order, or None if answers are texts."""
-    # count the answers of one list only, because the queries may repeat the examples
+    # Count the answers of one list only, because the queries may repeat the examples.
     given = examples or queries
     different = {pattern.answer(example.fields) for example in given}
     if kind is None:
@@ -214,11 +220,11 @@ def _is_right(question: _Question, scores: Sequence[ContinuationScore]) -> tuple
     return int(plain.argmax()) == question.right, int(normalized.argmax()) == question.right
 
 
-def table_of(found: Mapping[int, FewShotAccuracy]) -> list[str]:
-    """Formats accuracies as the lines of a table."""
-    normalized = any(result.accuracy_normalized is not None for result in found.values())
+def table_of(results: Mapping[int, FewShotAccuracy]) -> list[str]:
+    """Formats results as the lines of a table."""
+    normalized = any(result.accuracy_normalized is not None for result in results.values())
     lines = ["examples  accuracy" + "  per letter" * normalized + "  questions"]
-    for shots, result in found.items():
+    for shots, result in results.items():
         line = f"{shots:>8}  {result.accuracy:>8.1%}"
         if result.accuracy_normalized is not None:
             line += f"  {result.accuracy_normalized:>10.1%}"
@@ -237,11 +243,13 @@ def check_picture(file: str | Path) -> None:
     require(path.parent.is_dir(), problem)
 
 
-def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title: str = "") -> None:
+def draw_accuracy(
+    results: Mapping[int, FewShotAccuracy], file: str | Path, title: str = ""
+) -> None:
     """Draws the accuracy against the number of examples, by matplotlib.
 
     Args:
-        found: the accuracies.
+        results: the accuracy for each number of examples.
         file: the picture; its suffix determines its format.
         title: the title of the plot.
 
@@ -253,9 +261,9 @@ def draw_accuracy(found: Mapping[int, FewShotAccuracy], file: str | Path, title:
     # Use Figure instead of pyplot, which would choose a window system.
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    numbers = sorted(found)
-    axes.plot(numbers, [found[n].accuracy for n in numbers], marker="o", label="accuracy")
-    normalized = [found[n].accuracy_normalized for n in numbers]
+    numbers = sorted(results)
+    axes.plot(numbers, [results[n].accuracy for n in numbers], marker="o", label="accuracy")
+    normalized = [results[n].accuracy_normalized for n in numbers]
     if None not in normalized:
         axes.plot(numbers, [x or 0.0 for x in normalized], marker="o", label="per letter")
         axes.legend()

@@ -96,17 +96,16 @@ def open_tasks(tasks: Sequence[str | Mapping[str, JsonValue]]) -> HarnessTasks:
     # Load each task's data, so that an error names the task.
     given = [task if isinstance(task, str) else dict(task) for task in tasks]
     for task in given:
-        name = task if isinstance(task, str) else task.get("task")
         try:
             manager.load([task])
         except (ImportError, OSError) as error:
             raise UserError(
-                f"the data of task {name} cannot be loaded ({_reason(error)}): download it on a "
-                "machine with a network, or evaluate local data with --shots and --data"
+                f"the data of task {_name(task)} cannot be loaded ({_reason(error)}): download it "
+                "on a machine with a network, or evaluate local data with --shots and --data"
             ) from error
         except Exception as error:  # a task's file may be wrong in any way
             raise UserError(
-                f"the task {name} cannot be read ({_reason(error)}): correct it"
+                f"the task {_name(task)} cannot be read ({_reason(error)}): correct it"
             ) from error
     return HarnessTasks(given, manager)
 
@@ -155,10 +154,9 @@ def evaluate_tasks(
     except UserError:
         raise
     except Exception as error:  # templates and metrics of tasks are programs
-        names = (x if isinstance(x, str) else str(x.get("task")) for x in opened.given)
         raise UserError(
-            f"the harness cannot evaluate {', '.join(names)} ({_reason(error)}): correct the "
-            "task, or request fewer shots"
+            f"the harness cannot evaluate {', '.join(map(_name, opened.given))} "
+            f"({_reason(error)}): correct the task, or request fewer shots"
         ) from error
     assert results is not None  # of several processes, only the first returns results
     # Keep numbers only, and drop the standard errors.
@@ -190,6 +188,11 @@ def _seeded(opened: HarnessTasks, shots: int | None) -> Any:
         task.set_config("num_fewshot", (defined or 0) if keeps else shots)
         task.set_fewshot_seed(DEFAULT_OTHER_SEED)
     return loaded
+
+
+def _name(task: str | Mapping[str, Any]) -> str:
+    """Returns the name of a task, which is given as a name, a file or a configuration."""
+    return task if isinstance(task, str) else str(task.get("task"))
 
 
 def _reason(error: Exception) -> str:

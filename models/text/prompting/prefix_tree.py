@@ -79,11 +79,11 @@ class Layout:
             # No later token descends from tokens that this request does not share.
             self._close(path[common - base :])
             del path[common - base :]
-            for position in range(common, len(inputs)):
-                path.append(len(self.ids))
-                self.ids.append(inputs[position])
-                self.positions.append(position)
-                self.last.append(-1)
+            new = inputs[common:]
+            path += range(len(self.ids), len(self.ids) + len(new))
+            self.ids += new
+            self.positions += range(common, len(inputs))
+            self.last += [-1] * len(new)
             first = len(inputs) - len(labels) - base
             self.scored += [
                 Scored(path[first + offset], label, number, offset)
@@ -235,7 +235,7 @@ def _tree(requests: Sequence[Request], capacity: int) -> _Node:
         nodes.append(node)
 
     before: tuple[int, ...] = ()
-    for inputs, alike in itertools.groupby(requests, key=lambda request: request.inputs):
+    for inputs, same in itertools.groupby(requests, key=lambda request: request.inputs):
         common, before = common_prefix(before, inputs), inputs
         # Leave the nodes whose prefix these requests do not have, and the newest leaf.
         while path[-1].depth > common or path[-1].requests:
@@ -243,7 +243,7 @@ def _tree(requests: Sequence[Request], capacity: int) -> _Node:
         # A node of the common prefix takes the place of the newest child, and becomes its parent.
         if path[-1].depth < common:
             add(_Node(common, children=[path[-1].children.pop()]))
-        add(_Node(len(inputs), [*alike]))
+        add(_Node(len(inputs), [*same]))
     # Close the children first: they are deeper, or leaves of the same depth.
     for node in sorted(nodes, key=lambda node: (node.depth, bool(node.requests)), reverse=True):
         node.close(capacity)

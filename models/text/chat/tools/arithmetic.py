@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 
 from .....data.common.errors import UserError
+from .....data.common.fields import require
 from .tool import Tool
 
 LONGEST = 300
@@ -22,15 +23,13 @@ Number = int | float
 def _power(base: Number, exponent: Number) -> object:
     """Returns a power, after a check of its size."""
     size = base.bit_length() if isinstance(base, int) else 64
-    if abs(exponent) * max(size, 1) > BITS:
-        raise ValueError(f"{base}**{exponent} is too large")
+    require(abs(exponent) * max(size, 1) <= BITS, f"{base}**{exponent} is too large")
     return base**exponent
 
 
 def _round(number: Number, digits: int = 0) -> Number:
     """Rounds a number; limits `digits`, because `round` computes 10**-digits even if it is huge."""
-    if abs(digits) > DIGITS:
-        raise ValueError(f"round accepts at most {DIGITS} digits, got {digits}")
+    require(abs(digits) <= DIGITS, f"round accepts at most {DIGITS} digits, got {digits}")
     return round(number, digits)
 
 
@@ -67,10 +66,10 @@ def evaluate(expression: str) -> str:
     try:
         # The limited length of an expression also limits the depth of its syntax tree and the
         # recursion.
-        if len(expression) > LONGEST:
-            raise ValueError(
-                f"the expression must have at most {LONGEST} characters, got {len(expression)}"
-            )
+        require(
+            len(expression) <= LONGEST,
+            f"the expression must have at most {LONGEST} characters, got {len(expression)}",
+        )
         with warnings.catch_warnings():  # `1if 1else 2` would print a warning
             warnings.simplefilter("ignore")
             tree = ast.parse(plain.strip(), mode="eval")
