@@ -69,11 +69,13 @@ class Attention:
             UserError: no query equals the word.
         """
         # Prefer queries that equal the word including its case.
-        found = [i for i, own in enumerate(self.queries) if own == word]
-        found = found or [i for i, own in enumerate(self.queries) if own.lower() == word.lower()]
+        indices = [i for i, query in enumerate(self.queries) if query == word]
+        indices = indices or [
+            i for i, query in enumerate(self.queries) if query.lower() == word.lower()
+        ]
         choices = sorted(set(self.queries))
-        require(found, f"the text has no word {word!r}: {suggest(word, choices)}")
-        return found
+        require(indices, f"the text has no word {word!r}: {suggest(word, choices)}")
+        return indices
 
 
 class TextAttention(TextModel):
@@ -158,14 +160,14 @@ class TextAttention(TextModel):
                 "decoder": (outputs.decoder_attentions, written, written),
             }[part or "cross"]
         # [L, 1, N, T, S], or a tuple of L arrays with unstacked layers
-        found = np.stack([np.asarray(layer, np.float32) for layer in weights])[:, 0]
-        check_outputs({"attention weights": found})
+        stacked = np.stack([np.asarray(layer, np.float32) for layer in weights])[:, 0]
+        check_outputs({"attention weights": stacked})
         (names, of_query), (others, of_key) = (
             _units(*side, by_token=by_token) for side in (queries, keys)
         )
         # Join the tokens of each word: mean over queries, sum over keys.
         averaging = of_query / of_query.sum(axis=1, keepdims=True)
-        joined = np.einsum("QT,LNTS,KS->LNQK", averaging, found, of_key)
+        joined = np.einsum("QT,LNTS,KS->LNQK", averaging, stacked, of_key)
         return Attention(names, others, joined)
 
     def _run(self, inputs: dict[str, Sequence[int]]):
@@ -203,13 +205,13 @@ def _units(
     for id, (start, end) in zip(ids, offsets, strict=True):
         # A token of only white space belongs to the next word, like a space at the beginning of a
         # token.
-        own = next((i for i, (_, stop) in enumerate(words) if stop > start), None)
-        if start == end or own is None:
+        word = next((i for i, (_, stop) in enumerate(words) if stop > start), None)
+        if start == end or word is None:
             names.append(tokenizer.token(id))
             last = None
-        elif own != last:
-            names.append(text[slice(*words[own])])
-            last = own
+        elif word != last:
+            names.append(text[slice(*words[word])])
+            last = word
         owners.append(len(names) - 1)
     return names, (np.arange(len(names))[:, None] == np.array(owners)).astype(np.float32)
 

@@ -106,7 +106,7 @@ def by_length(
     shape = first["input_ids"].shape
     # Find the shapes of the full-length outputs without computing them.
     whole = {name: x[None] for name, x in first.items()}
-    found = {
+    results = {
         name: np.zeros((len(lengths), *x.shape[1:]), x.dtype)
         for name, x in jax.eval_shape(outputs, whole).items()
     }
@@ -122,9 +122,9 @@ def by_length(
                 given[name] = array[..., :length]
         for name, part in outputs(given).items():
             # Outputs per token are shorter than the full length.
-            own = tuple(map(slice, part.shape[1:]))
-            found[name][(batch, *own)] = np.asarray(part)[: len(batch)]
-    return found
+            positions = tuple(map(slice, part.shape[1:]))
+            results[name][(batch, *positions)] = np.asarray(part)[: len(batch)]
+    return results
 
 
 def batches_by_length(rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[list[int]]:

@@ -196,8 +196,8 @@ class TextEmbedder(TextModel):
             UserError: a vector is NaN or infinite.
         """
         vectors = np.zeros((len(rows), self.width), np.float32)
-        for batch, found in self._batches(rows):
-            vectors[batch] = found
+        for batch, values in self._batches(rows):
+            vectors[batch] = values
         return vectors
 
     def _batches(self, rows: Sequence[TextRow]) -> Iterator[tuple[list[int], np.ndarray]]:
@@ -209,9 +209,9 @@ class TextEmbedder(TextModel):
             first[: len(batch), 0] = [rows[i].num_skipped for i in batch]
             # [num_rows, T]: pooling leaves out padding and the skipped tokens of the prompt.
             pooled = mask * (np.arange(mask.shape[1]) >= first)
-            found = np.asarray(self._embed(self._params, ids, mask, pooled))[: len(batch)]
-            check_outputs({"a vector": found})
-            yield batch, found
+            vectors = np.asarray(self._embed(self._params, ids, mask, pooled))[: len(batch)]
+            check_outputs({"a vector": vectors})
+            yield batch, vectors
 
     def comparable(self, vectors: np.ndarray) -> np.ndarray:
         """Converts vectors so that their dot products rank texts like the model's own similarity.

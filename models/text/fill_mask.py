@@ -62,11 +62,11 @@ class MaskFiller(TextModel):
         require(gaps, f"the text {text!r} has no [MASK]: write [MASK] where a word is missing")
         # One call predicts all masks.
         probabilities = self._of_ids(ids, jax.nn.softmax)
-        found = []
+        candidates = []
         for gap in gaps:
             # A model's embedding table may have rows without a token.
             best = np.argsort(-probabilities[gap, : tokenizer.vocab_size])[:top_k]
-            found.append(
+            candidates.append(
                 [
                     Candidate(
                         tokenizer.token(id),
@@ -77,7 +77,7 @@ class MaskFiller(TextModel):
                     for id in best.tolist()
                 ]
             )
-        return found
+        return candidates
 
     def compare(self, text: str, words: Sequence[str]) -> list[NextWord]:
         """Returns the probability of each given word for the mask of a text, best first.
@@ -110,7 +110,7 @@ class MaskFiller(TextModel):
         gap = ids.index(mask)
         # A space before the mask is a part of the word's first token.
         space = " " if text.partition(tokenizer.token(mask))[0].endswith(" ") else ""
-        found = []
+        compared = []
         for word in words:
             pieces = tokenizer.encode(space + word.strip(), add_special_tokens=False)
             check_known(word, pieces, tokenizer)
@@ -122,8 +122,8 @@ class MaskFiller(TextModel):
                 log_probability = float(self._of_ids(row, jax.nn.log_softmax)[gap + i, piece])
                 total += log_probability
                 tokens.append(TokenScore(tokenizer.token(piece), piece, log_probability, total))
-            found.append(NextWord(word, tuple(tokens), total))
-        return sorted(found, key=lambda candidate: -candidate.log_probability)
+            compared.append(NextWord(word, tuple(tokens), total))
+        return sorted(compared, key=lambda candidate: -candidate.log_probability)
 
     def _of_ids(self, ids: list[int], normalize: Callable[[jax.Array], jax.Array]) -> np.ndarray:
         """Returns softmax or log-softmax over the vocabulary at each position, `[T, V]`."""

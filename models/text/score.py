@@ -196,12 +196,12 @@ class TextScorer(TextModel):
             problem = f"a text has {longest} tokens, but the model reads {length}: shorten it"
             require(longest <= length, problem)
         # The scores of a text follow each other, window by window.
-        found: list[list[float]] = [[] for _ in ids]
+        of_texts: list[list[float]] = [[] for _ in ids]
         for owner, score in zip(owners, self._scorer.score(requests, log=log), strict=True):
-            found[owner] += score.log_probabilities
+            of_texts[owner] += score.log_probabilities
         return [
             TextScore(text, self._token_scores(tokens, scores))
-            for text, tokens, scores in zip(texts, ids, found, strict=True)
+            for text, tokens, scores in zip(texts, ids, of_texts, strict=True)
         ]
 
     @functools.cached_property
@@ -287,22 +287,24 @@ class TextScorer(TextModel):
         joined = [f"{before}{between}{word.strip()}" for word in words]
         for word in words:
             require(word.strip(), f"the word {word!r} is empty: leave it out")
-        found = []
+        candidates = []
         for word, score in zip(words, self(joined), strict=True):
             ranges = self._tokenizer.encode_with_offsets(score.text, add_special_tokens=False)[1]
             # The word consists of the tokens that end after the end of the text.
-            own = tuple(
+            of_word = tuple(
                 token
                 for token, (_, end) in zip(score.tokens, ranges, strict=True)
                 if end > len(before)
             )
-            check_known(word, [token.id for token in own], self._tokenizer)
-            known = [token.log_probability for token in own if token.log_probability is not None]
-            if len(known) < len(own):
+            check_known(word, [token.id for token in of_word], self._tokenizer)
+            known = [
+                token.log_probability for token in of_word if token.log_probability is not None
+            ]
+            if len(known) < len(of_word):
                 # The first token has no probability if no token begins a document: raise the error.
                 self._prefix("")
-            found.append(NextWord(word, own, sum(known)))
-        return sorted(found, key=lambda candidate: -candidate.log_probability)
+            candidates.append(NextWord(word, of_word, sum(known)))
+        return sorted(candidates, key=lambda candidate: -candidate.log_probability)
 
     def _prefix(self, text: str) -> list[int]:
         """Returns the tokens of a text at the beginning of a document."""

@@ -71,8 +71,8 @@ class SparseEmbedder(TextEmbedder):
     def _open(
         cls, model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> "SparseEmbedder":
-        found = read_sparse_settings(local_folder(folder))
-        return cls(model, params, tokenizer, found or SparseSettings())
+        stored = read_sparse_settings(local_folder(folder))
+        return cls(model, params, tokenizer, stored or SparseSettings())
 
     def with_settings(self, settings: EmbeddingSettings) -> "SparseEmbedder":
         """Returns an embedder of the same model with other settings for texts."""
@@ -103,8 +103,8 @@ class SparseEmbedder(TextEmbedder):
         rows, num_truncated = self.encode(texts, prompt_name)
         self._report(rows, num_truncated, log)
         weights: list[dict[str, float]] = [{} for _ in texts]
-        for batch, found in self._batches(rows):
-            for i, row in zip(batch, found, strict=True):
+        for batch, vectors in self._batches(rows):
+            for i, row in zip(batch, vectors, strict=True):
                 # Sort by weight, the largest first, and sort tokens of equal weight by id.
                 order = np.argsort(-row, kind="stable")[: np.count_nonzero(row)][:top_k]
                 names = map(self._tokenizer.token, order.tolist())

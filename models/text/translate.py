@@ -103,8 +103,8 @@ class TextTranslator(TextModel):
         # Blank texts have no tokens, and are not translated.
         on_batch(ids.count([]), 0)
         for batch in batches_by_length(ids, BATCH_SIZE):
-            found = self.search([ids[i] for i in batch], request)
-            for i, translations in zip(batch, found, strict=True):
+            batch_translations = self.search([ids[i] for i in batch], request)
+            for i, translations in zip(batch, batch_translations, strict=True):
                 translated[i] = translations
             on_batch(len(batch), sum(translated[i][0].num_tokens for i in batch))
         return translated
@@ -142,19 +142,19 @@ class TextTranslator(TextModel):
         Returns:
             For each text its `num_return_sequences` best translations, best first.
         """
-        found: Any
-        *_, found = self.search_in_parts(sources, request, MANY_TOKENS)
-        return found
+        result: Any
+        *_, result = self.search_in_parts(sources, request, MANY_TOKENS)
+        return result
 
     def search_in_parts(
         self, sources: Sequence[list[int]], request: GenerationRequest, num_steps: int
     ) -> Iterator[list[list[Translation]] | None]:
         """Yields None after every `num_steps` tokens of a search, then the result of `search`."""
-        for found in self._generator.search_in_parts(sources, request, num_steps):
-            yield None if found is None else self._translations(sources, found)
+        for hypotheses in self._generator.search_in_parts(sources, request, num_steps):
+            yield None if hypotheses is None else self._translations(sources, hypotheses)
 
     def _translations(
-        self, sources: Sequence[list[int]], found: Sequence[Sequence[Hypothesis]]
+        self, sources: Sequence[list[int]], all_hypotheses: Sequence[Sequence[Hypothesis]]
     ) -> list[list[Translation]]:
         """Converts the hypotheses of each source to translations."""
         return [
@@ -164,7 +164,7 @@ class TextTranslator(TextModel):
                 self._translation(h, not set(ids).isdisjoint(self._tokenizer.sentinels))
                 for h in hypotheses
             ]
-            for ids, hypotheses in zip(sources, found, strict=True)
+            for ids, hypotheses in zip(sources, all_hypotheses, strict=True)
         ]
 
     def _fitting(
@@ -211,7 +211,11 @@ def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list
 
 def note_of_empty(texts: Sequence[str], translated: Sequence[Sequence[Translation]]) -> str | None:
     """Returns a note if more than a tenth of the texts have an empty translation, else None."""
-    best = [found[0].text for text, found in zip(texts, translated, strict=True) if text.strip()]
+    best = [
+        candidates[0].text
+        for text, candidates in zip(texts, translated, strict=True)
+        if text.strip()
+    ]
     empty = best.count("")
     if 10 * empty <= len(best):
         return None
