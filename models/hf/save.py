@@ -202,8 +202,6 @@ def write_model(
     head = HEADS[config.head]
     translates = head.name == "seq2seq_lm"
     notes += _notes(config)
-    if translates and tokenizer is not None and settings.generation is None:
-        notes.append(NOTE_ON_SEARCH)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
     # transformers finds the last token of a text by the padding.
     if head.name == "sequence_classification" and ids.get("pad_token_id", 0) is None:
@@ -212,7 +210,7 @@ def write_model(
     # another token.
     stated = settings.generation or {}
     ids |= {name: stated[name] for name in ids if stated.get(name) is not None}
-    problem = {} if settings.problem_type is None else {"problem_type": settings.problem_type}
+    problem: JsonObject = without_none({"problem_type": settings.problem_type})
     write_weights(
         folder,
         config,
@@ -224,10 +222,11 @@ def write_model(
     generation = settings.generation
     # The tokenizer. Translation models also store the published search, unless settings are given.
     if tokenizer is not None:
-        notes.append(write_tokenizer(folder, config, tokenizer))
         if generation is None and translates:
+            notes.append(NOTE_ON_SEARCH)
             request = published_request(tokenizer, config.vocab_size)
             generation = ids | search_fields(request, config.max_length)
+        notes.append(write_tokenizer(folder, config, tokenizer))
     _write_sentence_files(folder, config, settings)
     # Generation settings, at least the ids of special tokens.
     generation = ids if generation is None else generation

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...data.common.errors import suggest
-from ...data.common.fields import require
+from ...data.common.fields import require, without_none
 from ...data.common.json_text import JsonObject
 from ..nn.pooling import POOLING_MODES, PoolingMode
 from ..nn.typing import Array, Float
@@ -316,10 +316,9 @@ def write_embedding_settings(
         "prompts": dict(settings.prompts),
         "default_prompt_name": settings.default_prompt,
     }
-    if settings.num_dimensions is not None:
-        whole["truncate_dim"] = settings.num_dimensions
-    if settings.similarity is not None:
-        whole["similarity_fn_name"] = settings.similarity
+    whole |= without_none(
+        {"truncate_dim": settings.num_dimensions, "similarity_fn_name": settings.similarity}
+    )
     write_json(folder / WHOLE_MODEL, whole)
     # Flags lose the order of modes, so write flags only if the modes have the default order.
     pooled: JsonObject = {"word_embedding_dimension": d_model}
@@ -328,12 +327,12 @@ def write_embedding_settings(
     else:  # an order that only version 6 can express
         pooled["pooling_mode"] = list(settings.pooling)
     pooled["include_prompt"] = settings.pool_prompt
-    # The first of these modules is the pooling (None here), and the layers follow.
-    for path, layer in zip(paths[1:], (None, *settings.layers), strict=True):
+    _, pooling_path, *layer_paths = paths
+    (folder / pooling_path).mkdir()
+    write_json(folder / pooling_path / "config.json", pooled)
+    for path, layer in zip(layer_paths, settings.layers, strict=True):
         (folder / path).mkdir()
-        if layer is None:
-            write_json(folder / path / "config.json", pooled)
-        elif isinstance(layer, Dense):
+        if isinstance(layer, Dense):
             _write_dense(folder / path, layer)
 
 
