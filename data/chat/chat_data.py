@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from ..chat_templates.bounds import EndlessTemplateError
 from ..chat_templates.chat_template import ChatTemplate, find_template, read_template
 from ..common.errors import DataError, counted
-from ..common.fields import require, require_one_of
+from ..common.fields import require, require_one_of, require_value
 from ..common.hashing import digest
 from ..corpora.token_corpus import Texts
 from ..dataset import DataSplit, too_long
@@ -124,12 +124,12 @@ class ChatData(MixableData, Generic[R]):
         found = tokenizer.chat_template
         if self.template is not None:
             path = Path(self.template).expanduser()
-            named = ChatTemplate(read_template(path)) if path.is_file() else find_template(path)
-            if named is None:
-                raise DataError(
-                    f"data.template must be a folder with chat_template.jinja, or such a file, got "
-                    f"{self.template!r}"
-                )
+            named = require_value(
+                ChatTemplate(read_template(path)) if path.is_file() else find_template(path),
+                "data.template must be a folder with chat_template.jinja, or such a file, got "
+                f"{self.template!r}",
+                DataError,
+            )
             # A template file has no tokens, so keep the tokenizer's.
             found = dataclasses.replace(named, tokens={**found.tokens, **named.tokens})
         if tokenizer.own_chat_template is None and tokenizer.batch_settings is not None:

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import DataError, UserError, reason_of
-from ..common.fields import Checked, check_value, make_record, require, require_one_of, without_none
+from ..common.fields import (
+    Checked,
+    check_value,
+    make_record,
+    require,
+    require_one_of,
+    require_type,
+    require_value,
+    without_none,
+)
 from ..common.json_text import optional_object
 from .bounds import MAX_SOURCE, Run, bounded, spend
 from .rendered import RenderedChat, fewest_rows, following
@@ -87,13 +96,11 @@ class ChatTemplate:
         Raises:
           DataError: The folder has no template.
         """
-        found = find_template(folder)
-        if found is None:
-            raise DataError(
-                f"{folder} has no chat template: give a folder with {TEMPLATE_FILE}, or use a "
-                "template for models without one"
-            )
-        return found
+        problem = (
+            f"{folder} has no chat template: give a folder with {TEMPLATE_FILE}, or use a template "
+            "for models without one"
+        )
+        return require_value(find_template(folder), problem, DataError)
 
     def render(
         self,
@@ -255,10 +262,8 @@ class ChatTemplate:
 
     def _traced(self, message: Message, number: int) -> dict[str, Any]:
         """Returns a message as a template reads it: plain data whose strings have origins."""
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise DataError(
-                f"message {number} is {message!r}: write an object with role and content"
-            )
+        problem = f"message {number} is {message!r}: write an object with role and content"
+        require(isinstance(message, Mapping) and "role" in message, problem, DataError)
         role, content = message["role"], message.get("content")
         check_role(role, f"message {number}")
         require(
@@ -300,12 +305,11 @@ def text_of_part(part: object, number: int) -> str:
     if isinstance(part, Mapping):
         kind = part.get("type", "text")
         text = part.get("text") if kind == "text" else None
-    if not isinstance(text, str):
-        raise DataError(
-            f"message {number} has a part of the type {kind!r} in its content: give parts of the "
-            "type text, each with a text"
-        )
-    return text
+    problem = (
+        f"message {number} has a part of the type {kind!r} in its content: give parts of the type "
+        "text, each with a text"
+    )
+    return require_type(text, str, problem, DataError)
 
 
 def find_template(folder: str | Path) -> ChatTemplate | None:

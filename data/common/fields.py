@@ -249,6 +249,28 @@ def require(condition: object, message: str, error: type[UserError] = UserError)
         raise error(message)
 
 
+def require_value(value: V | None, message: str, error: type[UserError] = UserError) -> V:
+    """Returns a value after checking that it is not None.
+
+    Raises:
+      UserError: The value is None; raised as `error`, with the message.
+    """
+    require(value is not None, message, error)
+    return cast(V, value)
+
+
+def require_type(
+    value: object, kind: type[V], message: str, error: type[UserError] = UserError
+) -> V:
+    """Returns a value after checking that it is an instance of a class.
+
+    Raises:
+      UserError: The value is an instance of another class; raised as `error`, with the message.
+    """
+    require(isinstance(value, kind), message, error)
+    return cast(V, value)
+
+
 def require_one_of(
     name: str, value: object, choices: Iterable[object], *, error: type[UserError] = UserError
 ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..common.errors import DataError, counted
-from ..common.fields import require
+from ..common.fields import require, require_value
 from ..common.json_lines import pick
 
 _COMPARE: dict[str, Callable[..., bool]] = {
@@ -105,19 +105,17 @@ def split_conditions(location: str, name: str) -> tuple[str, tuple[Condition, ..
     Raises:
       DataError: A part of the text after the ``?`` is not a comparison.
     """
-    found = _PART.fullmatch(location)
-    if found is None:
+    match = _PART.fullmatch(location)
+    if match is None:
         return location, ()
-    conditions = tuple(_condition(part, name) for part in found["conditions"].split("&"))
-    before, part = found["before"], found["part"]
-    return (f"{before}#{part}" if part else before), conditions
+    conditions = tuple(_condition(part, name) for part in match["conditions"].split("&"))
+    return f"{match['before']}#{match['part']}".removesuffix("#"), conditions
 
 
 def _condition(text: str, name: str) -> Condition:
-    found = _CONDITION.fullmatch(text.strip())
-    if found is None:
-        raise DataError(f"source {name!r} has the condition {text!r}: {_EXAMPLE}")
-    return Condition(found["field"].strip(), found["sign"], found["value"].strip())
+    problem = f"source {name!r} has the condition {text!r}: {_EXAMPLE}"
+    match = require_value(_CONDITION.fullmatch(text.strip()), problem, DataError)
+    return Condition(match["field"].strip(), match["sign"], match["value"].strip())
 
 
 def written(conditions: Sequence[Condition]) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ..common.errors import DataError
-from ..common.fields import require
+from ..common.fields import require, require_value
 from ..common.files import path_inside
 from ..dataset import DataSplit, PickledByFields
 from ..packing.packed_sequences import decode, packed_arrays
@@ -222,17 +222,16 @@ def _folder_of(source: Source) -> Path:
 
 
 def _open(folder: Path) -> tuple[Settings, list[Shard]]:
-    settings, shards = read_settings(folder), read_manifest(folder)
-    if settings is None:
-        raise DataError(
-            f"no prepared sequences in {folder}: make them by flaxzoo prepare SOURCE {folder} "
-            "--tokenizer PATH --length T"
-        )
+    settings = require_value(
+        read_settings(folder),
+        f"no prepared sequences in {folder}: make them by flaxzoo prepare SOURCE {folder} "
+        "--tokenizer PATH --length T",
+        DataError,
+    )
     damaged = (folder / MANIFEST).exists()
     state = "has a damaged manifest, or one of another version" if damaged else "is partly prepared"
     problem = f"{folder} {state}: run the same flaxzoo prepare again"
-    require(shards is not None, problem, DataError)
-    return settings, shards or []
+    return settings, require_value(read_manifest(folder), problem, DataError)
 
 
 def _check_settings(

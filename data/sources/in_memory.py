@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..common.errors import DataError
-from ..common.fields import require
+from ..common.fields import require, require_type
 from ..common.hashing import digest
 from ..common.json_lines import pick
 from ..common.json_text import JsonValue
@@ -132,12 +132,12 @@ def read_memory(
       DataError: The examples are not in memory, an example lacks a field, or it is a text
         and several fields are requested.
     """
-    if not isinstance(name, Examples):
-        raise DataError(
-            f"{name!r} was given in Python and is not stored with the run: pass the same "
-            f"examples again, or name another source"
-        )
-    for i, row in enumerate(name.rows):
+    problem = (
+        f"{name!r} was given in Python and is not stored with the run: pass the same examples "
+        "again, or name another source"
+    )
+    examples = require_type(name, Examples, problem, DataError)
+    for i, row in enumerate(examples.rows):
         location = f"examples[{i}]"
         if not isinstance(row, dict):
             problem = f"{location} must be a dict with the fields {', '.join(fields)}, got a text"

@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, cast
 
 from ..common.errors import DataError
-from ..common.fields import require, require_one_of
+from ..common.fields import require, require_one_of, require_value
 from ..common.files import absolute, matching_files
 from ..filters.conditions import Condition, split_conditions, written
 from .builtin.patterns import Patterns
@@ -158,11 +158,10 @@ def split_mixture(name: str) -> tuple[Term, ...]:
         return ()
     form = "write a mixture as 0.7*SOURCE + 0.3*SOURCE, without parentheses"
     # Divide the name into terms, and each term into its weight and its source.
-    found = [(_WEIGHT.fullmatch(part.strip()), part) for part in _NEXT_TERM.split(name)]
     terms: list[Term] = []
-    for match, part in found:
-        if match is None:
-            raise DataError(f"{part.strip()!r} has no weight, and other sources have one: {form}")
+    for part in map(str.strip, _NEXT_TERM.split(name)):
+        problem = f"{part!r} has no weight, and other sources have one: {form}"
+        match = require_value(_WEIGHT.fullmatch(part), problem, DataError)
         terms.append(Term(_weight(match["weight"], name), match["source"].strip()))
     sources = {term.source for term in terms}
     problem = f"the mixture {name!r} must have two sources or more, each once: {form}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..common.errors import DataError
+from ..common.fields import require_type
 from ..common.files import Line
 from ..common.json_lines import parse_line, pick
 from ..common.json_text import parse_json
@@ -202,6 +203,5 @@ def _text(row: object, field: str, location: str) -> str:
 
 def _value(row: object, field: str, location: str, kind: type[T]) -> T:
     value = pick(row, field, location) if isinstance(row, dict) else None
-    if not isinstance(value, kind):
-        raise DataError(f"{location} is not SQuAD: {field!r} must be a {kind.__name__}")
-    return value
+    problem = f"{location} is not SQuAD: {field!r} must be a {kind.__name__}"
+    return require_type(value, kind, problem, DataError)

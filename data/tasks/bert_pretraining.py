@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from ..common.errors import DataError, counted
-from ..common.fields import Fraction, PositiveInt, Range, require
+from ..common.fields import Fraction, PositiveInt, Range, require, require_type
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.sentence_corpus import build_sentence_corpus
@@ -148,9 +148,8 @@ class PretrainingData(DocumentsData):
         """
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
-        if not isinstance(path, str):
-            raise DataError("pairs of segments must be in a file: give its name")
-        located = read_pairs(path)
+        problem = "pairs of segments must be in a file: give its name"
+        located = read_pairs(require_type(path, str, problem, DataError))
         pairs = tuple(located.values())
         tokens, cut = encoded_texts(
             pairs, tuple(located), tokenizer, length=self.length, noun="pair"

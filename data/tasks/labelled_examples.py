@@ -7,8 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ..common.errors import DataError, UserError
-from ..common.fields import require
+from ..common.errors import DataError
+from ..common.fields import require, require_value
 from ..common.hashing import digest
 from ..dataset import ExampleSource, too_long
 from ..features.bert_inputs import BertInputs, Template, encode_texts
@@ -113,9 +113,7 @@ class LabelledExamples(ABC, Generic[E]):
 
     def gold(self) -> Sequence[object]:
         """Returns the reference for each labeled example."""
-        if self.values is None:
-            raise UserError("examples to predict have no labels")
-        return self.values.tolist()
+        return require_value(self.values, "examples to predict have no labels").tolist()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tokenizers import AddedToken
 
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from ..common.fields import require
+from ..common.fields import require, require_type
 from ..common.json_text import optional_object
 from .base import Encoded, SpecialIds, Tokenizer, encode_around
 from .export import Export, ExportedTokenizer
@@ -115,9 +115,8 @@ class SentinelTokenizer(ExportedTokenizer):
 
     @property
     def _exported(self) -> ExportedTokenizer:
-        if not isinstance(self.base, ExportedTokenizer):
-            raise DataError(f"a {self.kind} tokenizer cannot be written for transformers")
-        return self.base
+        problem = f"a {self.kind} tokenizer cannot be written for transformers"
+        return require_type(self.base, ExportedTokenizer, problem, DataError)
 
     def backend(self) -> tokenizers.Tokenizer:
         """See ``ExportedTokenizer``."""

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ...common.errors import DataError
-from ...common.fields import require_one_of
+from ...common.fields import require_one_of, require_value
 from ..sentence_pairs import PairSource, SentencePair
 
 LIMIT = 1_000_000
@@ -80,13 +80,13 @@ class NumberWords:
         """
         if not name.startswith(_BUILTIN):
             return None
-        found = re.fullmatch(r"builtin:numbers-(\w+)-(\w+)", name)
-        if found is None:
-            raise DataError(
-                f"the built-in pairs must be {_EXAMPLE} or two other languages, not joined with "
-                f"another source, got {name!r}"
-            )
-        languages = found[1], found[2]
+        match = require_value(
+            re.fullmatch(r"builtin:numbers-(\w+)-(\w+)", name),
+            f"the built-in pairs must be {_EXAMPLE} or two other languages, not joined with "
+            f"another source, got {name!r}",
+            DataError,
+        )
+        languages = match[1], match[2]
         # Import late, because other sources do not need this package.
         from num2words import CONVERTER_CLASSES
 

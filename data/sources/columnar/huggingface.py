@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import DataError, reason_of
-from ...common.fields import require, require_one_of
+from ...common.fields import require, require_one_of, require_value
 from ...common.files import is_url
 from .tables import ArrowTable, Rows, Table
 
@@ -133,9 +133,8 @@ def open_hub(location: str, name: str) -> HubData:
       DataError: The package ``datasets`` is missing; the data set or the split is unknown; or the
         data set is neither on this machine nor can be downloaded.
     """
-    found = _LOCATION.fullmatch(location)
-    if found is None:
-        raise DataError(f"source {name!r} is incomplete: write hf:NAME/CONFIG[SPLIT]#column")
+    problem = f"source {name!r} is incomplete: write hf:NAME/CONFIG[SPLIT]#column"
+    found = require_value(_LOCATION.fullmatch(location), problem, DataError)
     splits = _splits(found["path"], name.partition("#")[0])
     if found["split"] is not None:
         require_one_of(f"the split of {name!r}", found["split"], splits, error=DataError)
