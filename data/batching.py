@@ -22,7 +22,7 @@ import numpy as np
 from absl import flags
 
 from .common.errors import DataError
-from .common.fields import require
+from .common.fields import require, require_type
 from .dataset import ExampleSource, OrderedExamples, PickledByFields, stacked
 from .mixture import MixedExamples
 
@@ -186,12 +186,12 @@ class BatchIterator(grain.DatasetIterator[Batch]):
           DataError: The state is not from ``get_state``, is beyond the end of the run, or has
             other positions in a mixture.
         """
-        step = state.get("step")
-        if not isinstance(step, int) or not 0 <= step <= len(self._batches):
-            raise DataError(
-                f"data iterator state {state} does not fit a run of {len(self._batches)} steps: "
-                "resume with at least as many steps"
-            )
+        problem = (
+            f"data iterator state {state} does not fit a run of {len(self._batches)} steps: resume "
+            "with at least as many steps"
+        )
+        step = require_type(state.get("step"), int, problem, DataError)
+        require(0 <= step <= len(self._batches), problem, DataError)
         expected, start = self._state_at(step).get(MIXTURE), self._batches.start
         # The data or the batch size may change at `start`, which is 0 if they never change.
         require(
@@ -316,11 +316,12 @@ def local_batch_size(batch_size: int, process_count: int) -> int:
     Raises:
       DataError: The batch size is not divisible by the number of processes.
     """
-    if batch_size <= 0 or batch_size % process_count:
-        raise DataError(
-            f"batch_size {batch_size} is not divisible by {process_count} processes: "
-            f"choose a positive multiple of {process_count}"
-        )
+    require(
+        batch_size > 0 and batch_size % process_count == 0,
+        f"batch_size {batch_size} is not divisible by {process_count} processes: choose a positive "
+        f"multiple of {process_count}",
+        DataError,
+    )
     return batch_size // process_count
 
 

@@ -1,12 +1,11 @@
 """Records of any form: the objects of JSON lines, of a published data set, or in memory."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..common.errors import DataError
 from ..common.fields import require
-from ..common.files import file_lines, matching_files
+from ..common.files import matching_lines
 from ..common.json_lines import parse_lines
 from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
 from ..sources.documents import SourceLike, as_source
@@ -88,8 +87,7 @@ def _read(source: Source, split: Split) -> Rows:
     if source.kind in FILE_KINDS:
         return ((location, plain(row)) for location, _, row in rows_of(source).read(None))
     if source.kind == "jsonl":
-        files = matching_files(source.location, source.name)
-        return itertools.chain.from_iterable(parse_lines(file_lines(file)) for file in files)
+        return parse_lines(matching_lines(source.location, source.name))
     # All other sources have documents, which become records.
     documents = load_documents(source.name, "train", validation_fraction=0)
     return (

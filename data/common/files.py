@@ -39,10 +39,8 @@ def input_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
       DataError: See ``matching_files`` and ``file_lines``.
     """
     if path == STANDARD_INPUT:
-        yield from _decoded(sys.stdin.buffer, "standard input", keep_ends)
-        return
-    for file in input_files(path):
-        yield from file_lines(file, keep_ends=keep_ends)
+        return _decoded(sys.stdin.buffer, "standard input", keep_ends)
+    return matching_lines(path, path, keep_ends=keep_ends)
 
 
 def input_files(path: str) -> list[File]:
@@ -52,6 +50,21 @@ def input_files(path: str) -> list[File]:
       DataError: See ``matching_files``.
     """
     return [] if path == STANDARD_INPUT else matching_files(path, path)
+
+
+def matching_lines(pattern: str, name: str, *, keep_ends: bool = False) -> Iterator[Line]:
+    r"""Reads the lines of all files that match a name or a glob, with files in sorted order.
+
+    Args:
+      pattern: The name or the glob, which may be a URL.
+      name: The name of the source that contains the pattern, for messages.
+      keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
+
+    Raises:
+      DataError: See ``matching_files`` and ``file_lines``.
+    """
+    for file in matching_files(pattern, name):
+        yield from file_lines(file, keep_ends=keep_ends)
 
 
 def read_lines(path: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..common.errors import DataError
 from ..common.fields import require
-from ..common.files import file_lines, matching_files
+from ..common.files import matching_lines
 from ..common.json_lines import parse_lines, pick
 from ..sources.builtin.patterns import Patterns
 from ..sources.builtin.toys import Toy
@@ -115,9 +115,8 @@ def _sums(toy: Toy) -> Iterator[PromptExample]:
 
 
 def _objects(name: str, glob: str) -> Iterator[PromptExample]:
-    for path in matching_files(glob, name):
-        for location, row in parse_lines(file_lines(path)):
-            yield _example(row, location)
+    for location, row in parse_lines(matching_lines(glob, name)):
+        yield _example(row, location)
 
 
 def _records(name: str, kind: str, rest: str) -> Iterator[PromptExample]:

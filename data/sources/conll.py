@@ -124,10 +124,11 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
             continue
         # All lines must have as many columns as the first line.
         width = width or len(cells)
-        if len(cells) != width:
-            raise DataError(
-                f"{file} line {number} has {counted(len(cells), 'column')} where the first "
-                f"line has {width}: give every word as many columns, separated by "
-                f"{'tabs' if tabs else 'blanks'}"
-            )
+        separators = "tabs" if tabs else "blanks"
+        require(
+            len(cells) == width,
+            f"{file} line {number} has {counted(len(cells), 'column')} where the first line has "
+            f"{width}: give every word as many columns, separated by {separators}",
+            DataError,
+        )
         rows.append((file, number, cells))

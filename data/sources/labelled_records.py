@@ -6,7 +6,7 @@ Labeled data are small and are read into memory. Every record has a location for
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
-from ..common.files import Line, file_lines, matching_files
+from ..common.files import Line, file_lines, matching_files, matching_lines
 from ..common.json_lines import pick
 from ..filters.conditions import Condition, LeftOut
 from .columnar.tables import Rows
@@ -59,7 +59,7 @@ def _read_json_lines(
     source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None
 ) -> Iterator[Record]:
     del roles
-    lines = itertools.chain.from_iterable(source_lines(source))
+    lines = matching_lines(source.location, source.name)
     return read_objects(lines, source.fields, source.conditions, left_out)
 
 
@@ -76,7 +76,7 @@ def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
     if isinstance(source.name, Examples):
         rows: Iterable[object] = source.name.rows
     else:
-        lines = itertools.chain.from_iterable(source_lines(source))
+        lines = matching_lines(source.location, source.name)
         rows = (row for _, row in json_rows(lines, (), None))
     return tuple(dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..common.errors import DataError
 from ..common.fields import require, require_type
-from ..common.files import Line, file_lines, matching_files
+from ..common.files import Line, file_lines, matching_files, matching_lines
 from ..common.json_lines import parse_lines, pick
 from ..common.json_text import JsonObject
 from ..filters.conditions import Condition, LeftOut, empty_reason, keeps
@@ -87,9 +87,9 @@ def _read_texts(source: Source, left_out: LeftOut | None) -> Iterator[str]:
 
 
 def _read_json_lines(source: Source, left_out: LeftOut | None) -> Iterator[str]:
-    for path in matching_files(source.location, source.name):
-        for location, row in json_rows(file_lines(path), source.conditions, left_out):
-            yield _checked_text(pick(row, source.part, location), source.part, location)
+    lines = matching_lines(source.location, source.name)
+    for location, row in json_rows(lines, source.conditions, left_out):
+        yield _checked_text(pick(row, source.part, location), source.part, location)
 
 
 def _read_columns(source: Source, left_out: LeftOut | None) -> Iterator[str]:

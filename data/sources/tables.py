@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..common.errors import DataError, counted
-from ..common.fields import require, require_one_of
+from ..common.fields import require, require_one_of, require_value
 from ..common.files import File, file_lines, matching_files
 from ..filters.conditions import LeftOut, keeps
 from .labelled_names import LabelledSource, Record
@@ -154,9 +154,8 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
     Raises:
       DataError: A file is missing, all files are empty, or the first line has no names.
     """
-    first, _ = next(_tables(source), (None, None))
-    if first is None:
-        raise DataError(f"no examples in {source.name!r}: it is empty")
+    problem = f"no examples in {source.name!r}: it is empty"
+    first, _ = require_value(next(_tables(source), None), problem, DataError)
     _check_separator(first, source)
     # A line without names is probably data.
     require(
@@ -230,12 +229,13 @@ _READERS: dict[str, Callable[[File], Iterator[_Row]]] = {"csv": _csv_rows, "tsv"
 
 
 def _check_width(row: _Row, first: _Row) -> None:
-    if len(row.cells) != len(first.cells):
-        raise DataError(
-            f"{row.location} has {counted(len(row.cells), 'column')}, and the first line has "
-            f"{len(first.cells)}: separate the columns by one tab each, or by commas with double "
-            "quotes around a cell that has a comma"
-        )
+    require(
+        len(row.cells) == len(first.cells),
+        f"{row.location} has {counted(len(row.cells), 'column')}, and the first line has "
+        f"{len(first.cells)}: separate the columns by one tab each, or by commas with double "
+        "quotes around a cell that has a comma",
+        DataError,
+    )
 
 
 def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _Columns:

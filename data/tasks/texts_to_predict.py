@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from ..common.errors import DataError, counted
 from ..common.fields import require
-from ..common.files import Line, input_lines
+from ..common.files import Line, input_lines, matching_lines
 from ..common.json_lines import pick
 from ..filters.conditions import Condition
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record
-from ..sources.labelled_records import are_json_lines, read_fields, source_lines
+from ..sources.labelled_records import are_json_lines, read_fields
 from ..sources.read_documents import json_rows
 from ..sources.tables import LABELED_TEXTS, ColumnRoles, column_names
 
@@ -120,7 +120,7 @@ class TextReader:
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
         """Reads a source without named columns; returns None if its header names no texts."""
         if source.kind == "jsonl":
-            lines = itertools.chain.from_iterable(source_lines(source))
+            lines = matching_lines(source.location, source.name)
             return self._of_json_lines(lines, source.conditions)
         named = self._named_columns(source)
         return None if named is None else read_fields(named, _COLUMNS)
