@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import DataError, UserError, reason_of
+from ..common.errors import DataError, UserError, reason_of, reported
 from ..common.fields import (
     Checked,
     check_value,
@@ -346,10 +346,8 @@ def read_template(file: Path) -> str:
         f"{file} must have at most {4 * MAX_SOURCE:,} bytes, got {size:,}: name a chat template",
         error=DataError,
     )
-    try:
+    with reported(f"{file} is not UTF-8", "save it as UTF-8", UnicodeDecodeError):
         return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 ({error.reason}): save it as UTF-8") from None
 
 
 @dataclass(frozen=True)

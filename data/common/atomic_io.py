@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from .errors import DataError
+from .errors import DataError, reported
 from .fields import require
 from .files import input_files
 
@@ -28,7 +28,7 @@ def write_file(path: Path, content: bytes) -> None:
       DataError: The path cannot be written.
     """
     check_file(path)
-    try:
+    with reported(f"cannot write {path}", "choose another folder, or free space", OSError):
         # Write into the same folder, because a rename is atomic only within a file system.
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -42,10 +42,6 @@ def write_file(path: Path, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path} ({error.strerror}): choose another folder, or free space"
-        ) from error
 
 
 def check_file(path: Path) -> None:
@@ -55,11 +51,9 @@ def check_file(path: Path) -> None:
       DataError: The path is a folder or a device, its name is invalid, or its folder cannot be
         written to.
     """
-    try:
+    with reported(f"cannot write {path}", "name another file", OSError):
         # The new file would replace a device.
         is_free = path.is_file() or not path.exists()
-    except OSError as error:
-        raise DataError(f"cannot write {path} ({error.strerror}): name another file") from None
     require(is_free, f"{path} is a folder or a device: give the name of a file", DataError)
     _make_parent(path)
 
@@ -163,11 +157,7 @@ def _is_nonempty(folder: Path) -> bool:
 def _make_parent(path: Path) -> None:
     problem = f"{str(path)!r} has a NUL character: choose another name"
     require("\0" not in str(path), problem, DataError)
-    try:
+    with reported(f"cannot make the folder {path.parent}", "choose another folder", OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"cannot make the folder {path.parent} ({error.strerror}): choose another folder"
-        ) from None
     problem = f"the folder {path.parent} is not writable: choose another folder"
     require(os.access(path.parent, os.W_OK), problem, DataError)

@@ -3,8 +3,9 @@
 `models`, `data` and `train` all import this file; it imports no other file of flaxzoo.
 """
 
+import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 R = TypeVar("R")
@@ -44,6 +45,28 @@ class StepNotTaken(Exception):
 def reason_of(error: BaseException) -> str:
     """Returns the message of an error in one line, or the name of its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextlib.contextmanager
+def reported(problem: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turns the exceptions of a library into one-line errors: "PROBLEM (reason): REMEDY".
+
+    Args:
+      problem: What failed: "cannot write notes.txt".
+      remedy: What the user can do: "name another file".
+      kinds: The classes of the exceptions.
+
+    Raises:
+      DataError: The library raised one of these exceptions. A `UserError` stays as it is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        # The text of an OSError repeats the path, but its `strerror` does not.
+        reason = getattr(error, "strerror", None) or reason_of(error)
+        raise DataError(f"{problem} ({reason[:200]}): {remedy}") from error
 
 
 def counted(number: int, noun: str) -> str:

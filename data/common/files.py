@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from .errors import DataError
+from .errors import DataError, reported
 from .fields import require
 from .remote_files import RemoteFile, is_remote_folder, is_url, matching_urls
 
@@ -103,12 +103,9 @@ def file_lines(path: File, *, keep_ends: bool = False) -> Iterator[Line]:
         character (the message names the line).
     """
     with _open(path) as file:
-        try:
+        problem = f"{path} is not a complete gzip file"
+        with reported(problem, "download it again", gzip.BadGzipFile, EOFError, zlib.error):
             yield from _decoded(file, str(path), keep_ends)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{path} is not a complete gzip file ({error}): download it again"
-            ) from None
 
 
 def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iterator[Line]:

@@ -1,13 +1,12 @@
 """Files in object stores, named by URLs and read through fsspec without a local copy."""
 
-import contextlib
 import re
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from .errors import DataError
+from .errors import DataError, reported
 from .fields import require
 from .hashing import digest
 
@@ -110,26 +109,14 @@ def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
         f"file, got {protocol!r}",
         DataError,
     )
-    try:
+    # The registry has the import path of a class, which begins with its package.
+    package = known.get(protocol, {"class": protocol})["class"].partition(".")[0]
+    problem = f"reading {url!r} needs the Python package {package}"
+    with reported(problem, f"pip install {package}", ImportError):
         return fsspec.core.url_to_fs(url)
-    except ImportError:
-        # The registry has the import path of a class, which begins with its package.
-        package = known[protocol]["class"].partition(".")[0]
-        raise DataError(
-            f"reading {url!r} needs the Python package {package}: pip install {package}"
-        ) from None
 
 
-@contextlib.contextmanager
-def _named(url: str) -> Iterator[None]:
+def _named(url: str) -> AbstractContextManager[None]:
     """Adds the URL to the errors of a store, whose packages raise exceptions of many types."""
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:
-        # The message may be empty or have many lines.
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-        raise DataError(
-            f"cannot read {url!r} ({reason}): check the name, the network and the credentials"
-        ) from None
+    remedy = "check the name, the network and the credentials"
+    return reported(f"cannot read {url!r}", remedy, Exception)

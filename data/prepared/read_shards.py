@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, reported
 from ..common.fields import require, require_value
 from ..common.files import path_inside
 from ..dataset import DataSplit, PickledByFields
@@ -83,11 +83,10 @@ class PreparedExamples(PickledByFields):
         Raises:
           DataError: The file is missing or damaged.
         """
-        try:
+        name, _ = self.files[bisect_right(self._ends, index)]
+        kinds = (OSError, ValueError, IndexError, RuntimeError)
+        with reported(f"{name} is damaged", _AGAIN, *kinds):
             record = self._records[index]
-        except (OSError, ValueError, IndexError, RuntimeError) as error:
-            name, _ = self.files[bisect_right(self._ends, index)]
-            raise DataError(f"{name} is damaged ({error}): {_AGAIN}") from None
         return packed_arrays(decode(record, self.vocab_size), self.length)
 
     @cached_property
@@ -209,10 +208,8 @@ def _read(
     # Check sizes and the ends of the files, which is fast; records have checksums.
     for path, file in files:
         _check_file(folder, path, file)
-    try:
+    with reported(f"{folder / COUNTS} is missing or damaged", _AGAIN, OSError, ValueError):
         counts_by_split = np.load(folder / COUNTS)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder / COUNTS} is missing or damaged ({error}): {_AGAIN}") from None
     counts = counts_by_split[list(map(SPLITS.index, splits))].sum(0)
     return _Prepared(files, counts, settings.length)
 

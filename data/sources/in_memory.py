@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..common.errors import DataError
+from ..common.errors import DataError, reported
 from ..common.fields import require, require_type
 from ..common.hashing import digest
 from ..common.json_lines import pick
@@ -148,15 +148,10 @@ def read_memory(
 
 
 def _row(example: object, location: str) -> JsonValue:
-    try:
-        value = plain(example)
+    remedy = "give text in UTF-8, finite numbers and lists of them"
+    with reported(f"{location} cannot be recorded", remedy, TypeError, ValueError):
         # A round trip copies the example and rejects values that JSON cannot represent.
-        copied: JsonValue = json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{location} cannot be recorded ({error}): give text in UTF-8, finite numbers and "
-            "lists of them"
-        ) from None
+        copied: JsonValue = json.loads(json.dumps(plain(example), allow_nan=False))
     match copied:
         case [str(source), str(target)]:
             # A pair of texts gets the field names that translation reads.

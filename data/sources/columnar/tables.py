@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...common.errors import DataError
+from ...common.errors import DataError, reported
 from ...common.fields import require
 from ...common.files import File, matching_files
 from ...common.json_lines import pick
@@ -168,13 +168,9 @@ class Rows:
         table = self.tables[index]
         if isinstance(table, Table):
             return table
-        try:
+        problem = f"{table} cannot be read as {self.kind}"
+        with reported(problem, "write it again", pyarrow.ArrowException, OSError):
             return _TABLES[self.kind](table)
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = str(error).split("\n")[0]
-            raise DataError(
-                f"{table} cannot be read as {self.kind} ({reason}): write it again"
-            ) from None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -220,11 +216,9 @@ class Rows:
     def _pieces(self, table: Table, columns: list[str]) -> Iterator[ArrowTable]:
         import pyarrow
 
-        try:
+        problem = f"{table.name} is damaged"
+        with reported(problem, "write it again", pyarrow.ArrowException, OSError):
             yield from table.pieces(columns)
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = str(error).split("\n")[0]
-            raise DataError(f"{table.name} is damaged ({reason}): write it again") from None
 
     def values(
         self,

@@ -15,6 +15,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 
 import tensorflow_datasets as tfds
 
-from ...common.errors import DataError, similar_names
+from ...common.errors import DataError, reason_of, reported, similar_names
 from ...common.fields import require, require_one_of
 from ...filters.conditions import LeftOut, keeps, left_out_note
 from ..documents import Documents, Records
@@ -119,36 +120,29 @@ def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
     importlib.import_module("tensorflow_datasets.translate")
     options = {"data_dir": os.environ.get("TFDS_DATA_DIR"), "file_format": "array_record"}
     name, _, configuration = source.location.partition("/")
-    try:
-        with _named_packages(source):
+    with _named_packages(source):
+        try:
             return tfds.builder(source.location, **options)
-    except tfds.core.DatasetNotFoundError:
-        near = similar_names(name, tfds.list_builders(with_community_datasets=False))
-        remedy = f"did you mean {' or '.join(near)}?" if near else "see the catalogue of TFDS"
-        raise DataError(f"TFDS has no data set {name!r} ({source.name!r}): {remedy}") from None
-    except (ValueError, AssertionError) as error:
-        # The error does not say what is wrong, so check whether the configuration exists.
-        known: list[str] = []
-        with contextlib.suppress(ValueError):
-            known = list(tfds.builder_cls(name).builder_configs)
-        if configuration not in ("", *known):
+        except tfds.core.DatasetNotFoundError:
+            near = similar_names(name, tfds.list_builders(with_community_datasets=False))
+            remedy = f"did you mean {' or '.join(near)}?" if near else "see the catalogue of TFDS"
+            raise DataError(f"TFDS has no data set {name!r} ({source.name!r}): {remedy}") from None
+        except (ValueError, AssertionError) as error:
+            # The error does not say what is wrong, so check whether the configuration exists.
+            known: list[str] = []
+            with contextlib.suppress(ValueError):
+                known = list(tfds.builder_cls(name).builder_configs)
             shown = ", ".join(similar_names(configuration, known) or known[:10]) or "none"
             problem = f"TFDS data set {name!r} has no configuration {configuration!r}"
-            raise DataError(f"{problem}: choose from {shown}") from None
-        raise DataError(f"TFDS cannot make {source.location!r}: {_first_line(error)}") from None
+            require(configuration in ("", *known), f"{problem}: choose from {shown}", DataError)
+            reason = reason_of(error)[:200]
+            raise DataError(f"TFDS cannot make {source.location!r}: {reason}") from None
 
 
-@contextlib.contextmanager
-def _named_packages(source: Source | LabelledSource) -> Iterator[None]:
+def _named_packages(source: Source | LabelledSource) -> AbstractContextManager[None]:
     """Names the missing Python package in the errors of TFDS."""
-    try:
-        yield
-    except ImportError as error:
-        raise DataError(
-            f"preparing {source.name!r} needs the Python package "
-            f"{error.name or _first_line(error)}: install it, or copy the prepared data set to "
-            "this machine"
-        ) from None
+    remedy = "install it, or copy the prepared data set to this machine"
+    return reported(f"preparing {source.name!r} needs a Python package", remedy, ImportError)
 
 
 def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource) -> None:
@@ -157,7 +151,13 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
     Raises:
       DataError: The data set cannot be downloaded, parsed or written.
     """
-    with _named_packages(source):
+    # TFDS passes on arbitrary exceptions of a download or a parser.
+    problem = f"TFDS could not download and prepare {source.name!r}"
+    remedy = (
+        'prepare it with TFDS elsewhere (file_format="array_record") and copy it to '
+        f"{builder.data_dir}"
+    )
+    with reported(problem, remedy, Exception), _named_packages(source):
         urls: list[str] = list(builder.url_infos or ())
         if urls:
             require(
@@ -167,17 +167,7 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
                 "prepared data set there (or set TFDS_DATA_DIR), or choose another source",
                 DataError,
             )
-        try:
-            builder.download_and_prepare()
-        except ImportError:
-            raise
-        # TFDS passes on arbitrary exceptions of a download or a parser.
-        except Exception as error:
-            raise DataError(
-                f"TFDS could not download and prepare {source.name!r} ({_first_line(error)}): "
-                f'prepare it with TFDS elsewhere (file_format="array_record") and copy it to '
-                f"{builder.data_dir}"
-            ) from None
+        builder.download_and_prepare()
 
 
 def _is_reachable(url: str) -> bool:
@@ -231,7 +221,3 @@ def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
     # The published metadata identify the content, so the records need not be read.
     metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
     return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
