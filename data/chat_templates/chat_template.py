@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.errors import DataError, UserError, reason_of, reported
+from ..common.errors import DataError, UserError, reported
 from ..common.fields import (
     Checked,
     check_value,
@@ -234,27 +234,25 @@ class ChatTemplate:
         from .sandbox import MARKS, Marks, compiled
 
         template, marks = compiled(self._source(given)), Marks()
+        # A template is a program, which may raise any exception.
+        problem = "the chat template refuses the conversation"
+        remedy = "change the messages, or give another template"
         # The `generation` tag finds the marks of this run through a context variable.
         token = MARKS.set(marks)
         try:
-            traced = [self._traced(message, n) for n, message in enumerate(messages, start=1)]
-            # The template is the author of special tokens, and the user is the author of other
-            # variables.
-            variables = {
-                **{name: Traced(text, TEMPLATE) for name, text in self.tokens.items()},
-                **{name: _plain(value, USER) for name, value in given.items()},
-                "messages": traced,
-                "add_generation_prompt": add_generation_prompt,
-            }
-            with bounded(Run.of(_size(variables))):
-                for block in template.generate(variables):
-                    spend(characters=len(block))
-                    marks.blocks.append(block)
-        except DataError:
-            raise
-        except Exception as error:  # a template is a program, which may raise anything
-            why = reason_of(error)[:300]
-            raise DataError(f"the chat template refuses the conversation: {why}") from None
+            with reported(problem, remedy, Exception):
+                # The template is the author of special tokens, and the user is the author of other
+                # variables.
+                variables = {
+                    **{name: Traced(text, TEMPLATE) for name, text in self.tokens.items()},
+                    **{name: _plain(value, USER) for name, value in given.items()},
+                    "messages": [self._traced(x, n) for n, x in enumerate(messages, start=1)],
+                    "add_generation_prompt": add_generation_prompt,
+                }
+                with bounded(Run.of(_size(variables))):
+                    for block in template.generate(variables):
+                        spend(characters=len(block))
+                        marks.blocks.append(block)
         finally:
             MARKS.reset(token)
         by = "".join(map(origins, marks.blocks))

@@ -27,7 +27,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from ..common.errors import DataError, reason_of
+from ..common.errors import DataError, reported
 from ..common.fields import require
 from .bounds import MAX_BITS, MAX_SOURCE, spend, too_much
 from .traced import (
@@ -400,7 +400,6 @@ def compiled(source: str) -> jinja2.Template:
         "a shorter one",
         error=DataError,
     )
-    try:
+    # The compilers have limits, such as for blocks inside blocks, and raise arbitrary exceptions.
+    with reported("the chat template is faulty", "correct it", Exception):
         return Sandbox().from_string(source)
-    except Exception as error:  # the compilers have limits, such as for blocks inside blocks
-        raise DataError(f"the chat template is faulty: {reason_of(error)}") from None

@@ -48,25 +48,29 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def reported(problem: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+def reported(
+    problem: str, remedy: str, *kinds: type[Exception], error: type[UserError] = DataError
+) -> Iterator[None]:
     """Turns the exceptions of a library into one-line errors: "PROBLEM (reason): REMEDY".
 
     Args:
       problem: What failed: "cannot write notes.txt".
       remedy: What the user can do: "name another file".
       kinds: The classes of the exceptions.
+      error: The class of the error to raise.
 
     Raises:
-      DataError: The library raised one of these exceptions. A `UserError` stays as it is.
+      UserError: The library raised one of these exceptions; raised as `error`. A `UserError` stays
+        as it is.
     """
     try:
         yield
     except UserError:
         raise
-    except kinds as error:
+    except kinds as failure:
         # The text of an OSError repeats the path, but its `strerror` does not.
-        reason = getattr(error, "strerror", None) or reason_of(error)
-        raise DataError(f"{problem} ({reason[:200]}): {remedy}") from error
+        reason = getattr(failure, "strerror", None) or reason_of(failure)
+        raise error(f"{problem} ({reason[:200]}): {remedy}") from failure
 
 
 def counted(number: int, noun: str) -> str:

@@ -130,10 +130,8 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
 
 @contextlib.contextmanager
 def _open(path: File) -> Iterator[IO[bytes]]:
-    try:
+    with reported(f"cannot read {path}", "check the path", OSError):
         file = path.open("rb")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     with file:
         if path.suffix == ".gz":
             # The decompressor does not close the file that it reads.

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .errors import DataError, UserError
+from .errors import DataError, UserError, reported
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 JsonObject: TypeAlias = dict[str, JsonValue]
@@ -68,10 +68,9 @@ def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
     Raises:
       UserError: The file cannot be read, or does not contain a JSON object.
     """
-    try:
+    problem = f"{file} cannot be read"
+    with reported(problem, "restore it", OSError, UnicodeDecodeError, error=error):
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as failure:
-        raise error(f"{file} cannot be read ({failure}): restore it") from failure
     return parse_object(text, str(file), "restore it", error)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self, TypeVar
 import numpy as np
 
 from ..common.atomic_io import build_folder
-from ..common.errors import DataError
+from ..common.errors import DataError, reported
 from ..common.fields import require
 from ..common.progress import SECONDS_BETWEEN_LINES, Progress
 from ..dataset import PickledByFields
@@ -77,12 +77,9 @@ class CorpusFolder(PickledByFields):
           DataError: The folder has no corpus.
         """
         folder = Path(folder)
-        try:
+        remedy = "delete the folder and build it again"
+        with reported(f"no corpus in {folder}", remedy, OSError, ValueError):
             metadata: dict[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise DataError(
-                f"no corpus in {folder}: delete the folder and build it again"
-            ) from None
         return cls(folder=folder, **metadata)
 
     def array(self, name: str) -> np.ndarray:

@@ -24,7 +24,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from ..common.errors import DataError
+from ..common.errors import reported
 from ..common.fields import PositiveInt, Rate, check_value, require_one_of
 from ..common.files import File
 from ..filters.selection import Selector
@@ -147,11 +147,8 @@ def file_sha256(path: File) -> str:
     Raises:
       DataError: The file cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    with reported(f"cannot read {path}", "check the path", OSError), path.open("rb") as file:
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 
 def end_sha256(path: Path) -> str:

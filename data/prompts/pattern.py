@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 
-from ..common.errors import UserError
+from ..common.errors import reported
 from ..common.fields import require, require_one_of
 from ..sources.builtin.patterns import TEMPLATE
 
@@ -150,7 +150,9 @@ def _parts_of(template: str) -> tuple[list[Part], str]:
     """
     parts: list[Part] = []
     before = ""
-    try:
+    problem = f"the pattern {template!r} has faulty braces"
+    remedy = "write {{ and }} for braces that enclose no field"
+    with reported(problem, remedy, ValueError):
         for text, name, form, conversion in Formatter().parse(template):
             before += text
             # An escaped brace also ends a text for the formatter: join the text with the next text.
@@ -160,11 +162,6 @@ def _parts_of(template: str) -> tuple[list[Part], str]:
                 raise ValueError(f"{{{name}}} in place of the name of a field, as {{answer}}")
             parts.append((before, name))
             before = ""
-    except ValueError as error:
-        raise UserError(
-            f"the pattern {template!r} has faulty braces ({error}): write {{{{ and }}}} for braces "
-            "that enclose no field"
-        ) from None
     return parts, before
 
 

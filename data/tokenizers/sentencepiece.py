@@ -16,7 +16,8 @@ import sentencepiece
 import tokenizers
 
 from ..common.atomic_io import write_file
-from ..common.errors import DataError
+from ..common.errors import DataError, reported
+from ..common.fields import require
 from .base import END_OF_TEXT, SPACE, ControlToken, Encoded, SpecialIds, check_unicode, printable
 from .export import Export, ExportedTokenizer
 from .sentencepiece_model import (
@@ -163,15 +164,12 @@ class SentencePieceTokenizer(ExportedTokenizer):
 
 def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
     """Opens the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
-    broken = DataError(f"{source} is not a sentencepiece model: fetch it again")
+    problem = f"{source} is not a sentencepiece model"
     # The library accepts an empty file as a model.
-    if not model:
-        raise broken
+    require(model, f"{problem}: fetch it again", DataError)
     processor = sentencepiece.SentencePieceProcessor()
-    try:
+    with reported(problem, "fetch it again", RuntimeError):
         processor.load_from_serialized_proto(model)
-    except RuntimeError:
-        raise broken from None
     return processor
 
 

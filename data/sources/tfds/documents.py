@@ -207,13 +207,10 @@ def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object
     Raises:
       DataError: The data set does not allow random access.
     """
-    try:
+    problem = f"{name!r} in {builder.data_dir} allows no random access"
+    remedy = 'prepare it with file_format="array_record", or set TFDS_DATA_DIR to another folder'
+    with reported(problem, remedy, NotImplementedError):
         return builder.as_data_source(split)
-    except NotImplementedError:
-        raise DataError(
-            f"{name!r} in {builder.data_dir} allows no random access: prepare it with "
-            'file_format="array_record", or set TFDS_DATA_DIR to another folder'
-        ) from None
 
 
 def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
