@@ -51,11 +51,27 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
         return pick(row, field[:-1], location) if field[:-1] in row else None
     # The name of a field may contain a plus sign, so look for the whole name first.
     if "+" in field:
-        return [pick(row, name, location) for name in field.split("+")]
+        return list(picked(row, field.split("+"), location))
     seen = ", ".join(row) or "none"
     raise DataError(
         f"{location} has no field {field!r}: its fields are {seen}; give others after a #"
     )
+
+
+def picked(row: Mapping[str, object], fields: Iterable[str], location: str) -> tuple[Any, ...]:
+    """Returns the values of several fields in order; see `pick`.
+
+    Raises:
+      DataError: See `pick`.
+    """
+    return tuple(pick(row, field, location) for field in fields)
+
+
+def single_fields(fields: Iterable[str]) -> set[str]:
+    """Returns the names of the single fields that `pick` may read for some fields."""
+    # The name of a single field may itself contain + or ?, so return the whole names as well.
+    whole = {name for field in fields for name in (field, field.removesuffix("?"))}
+    return whole.union(*(name.split("+") for name in whole))
 
 
 def _check_encodable(value: object, location: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from ..common.errors import DataError, reported
 from ..common.fields import require, require_type
 from ..common.hashing import digest
-from ..common.json_lines import pick
+from ..common.json_lines import pick, picked
 from ..common.json_text import JsonValue
 from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
 
@@ -144,7 +144,7 @@ def read_memory(
             require(len(fields) == 1 and not conditions, problem, DataError)
             yield location, (row,)
         elif keeps(conditions, row, location, left_out):
-            yield location, tuple(pick(row, field, location) for field in fields)
+            yield location, picked(row, fields, location)
 
 
 def _row(example: object, location: str) -> JsonValue:

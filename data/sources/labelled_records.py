@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from ..common.files import Line, file_lines, matching_files, matching_lines
-from ..common.json_lines import pick
+from ..common.json_lines import picked, single_fields
 from ..filters.conditions import Condition, LeftOut
 from .columnar.tables import Rows
 from .in_memory import KIND, Examples, read_memory
@@ -140,9 +140,8 @@ def read_objects(
     Raises:
       DataError: A line is not a JSON object, or lacks a field.
     """
-    # A field may be a list of fields, joined by a plus sign.
-    read = {part for field in fields for part in (field, *field.split("+"))}
+    read = single_fields(fields)
     for location, row in json_rows(lines, conditions, left_out):
         if unread is not None:
             unread |= row.keys() - read
-        yield Record(location, tuple(pick(row, field, location) for field in fields))
+        yield Record(location, picked(row, fields, location))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..common.errors import DataError
 from ..common.fields import require_type
 from ..common.files import Line
-from ..common.json_lines import parse_line, pick
+from ..common.json_lines import parse_line, pick, picked
 from ..common.json_text import parse_json
 from .labelled_names import LabelledSource, Record
 from .labelled_records import source_lines
@@ -122,7 +122,7 @@ def from_record(record: Record) -> SpanExample:
     passage, question, answers, *id = record.values
     # TFDS and the hub store the fields of all answers as lists.
     if isinstance(answers, dict):
-        columns = (pick(answers, field, record.location) for field in ("text", "answer_start"))
+        columns = picked(answers, ("text", "answer_start"), record.location)
         answers = [
             {"text": text, "answer_start": start} for text, start in zip(*columns, strict=True)
         ]

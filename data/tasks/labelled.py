@@ -17,6 +17,7 @@ from typing import Annotated, ClassVar, Generic
 from ..common.errors import DataError, counted
 from ..common.fields import Range, require
 from ..common.hashing import digest
+from ..common.json_lines import single_fields
 from ..dataset import DataSplit
 from ..filters.conditions import LeftOut, left_out_notes
 from ..sources.builtin.reviews import review_records
@@ -366,7 +367,7 @@ class LabelledData(RecordData[E]):
         """Reads dicts of fields, or texts; takes the same arguments as ``examples_to_predict``."""
         source = parse_labelled(name, self.forms, self._own_source())
         source = replace(source, fields=self.without_label(source.fields))
-        read = {part for field in source.fields for part in (field, *field.split("+"))}
+        read = single_fields(source.fields)
         unread |= {key for row in name.rows if isinstance(row, dict) for key in row.keys() - read}
         return self.unlabelled(read_fields(source, self.columns))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..common.files import Line, input_lines, matching_lines
-from ..common.json_lines import pick
+from ..common.json_lines import picked
 from ..filters.conditions import Condition
 from ..sources.in_memory import Examples
 from ..sources.labelled_names import LabelledSource, Record
@@ -138,7 +138,7 @@ class TextReader:
     def of_row(self, row: Mapping[str, object], location: str) -> Record:
         """Reads the texts of an object of fields."""
         found = self.names_in(row, location)
-        return Record(location, tuple(pick(row, name, location) for name in found))
+        return Record(location, picked(row, found, location))
 
     def names_in(self, names: Mapping[str, object], location: str) -> tuple[str, ...]:
         """Returns the names of the texts among the names of fields; other names are unread.

@@ -16,7 +16,7 @@ import numpy as np
 from ...common.errors import DataError, reported
 from ...common.fields import require
 from ...common.files import File, matching_files
-from ...common.json_lines import pick
+from ...common.json_lines import pick, picked, single_fields
 from ...filters.conditions import Condition, LeftOut, keeps
 from ..in_memory import plain
 
@@ -228,7 +228,7 @@ class Rows:
     ) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Yields the location and the fields of each row; takes the same arguments as ``read``."""
         for location, _, row in self.read(fields, conditions, left_out):
-            yield location, tuple(plain(pick(row, field, location)) for field in fields)
+            yield location, tuple(map(plain, picked(row, fields, location)))
 
 
 def _wanted(
@@ -242,10 +242,8 @@ def _wanted(
     for field in (*fields, *tested):
         # Raise now if a column does not exist; the message has the names of all columns.
         pick(named, field, table.name)
-    # A + joins columns, and a ? marks an optional column. The name of a column may also contain
-    # these characters, so look for the whole field among the names as well.
-    parts = {part for field in fields for part in (field, *field.rstrip("?").split("+"))}
-    return [name for name in table.paths if {name, f"{name}?"} & {*parts, *tested}]
+    wanted = single_fields(fields).union(tested)
+    return [name for name in table.paths if name in wanted]
 
 
 def _fields_of(field: Any) -> Iterator[tuple[str, ...]]:

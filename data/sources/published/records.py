@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from ...common.errors import DataError
 from ...common.fields import require
@@ -115,7 +116,7 @@ class HubRecords(PublishedRecords):
     def rows(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """See ``PublishedRecords``."""
         for location, _, row in self.hub.rows(self.split_name(split)).read(None):
-            yield location, {name: plain(value) for name, value in row.items()}
+            yield location, cast(Mapping[str, object], plain(row))
 
     def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
         """See ``OpenedRecords``; only the columns in use are read."""

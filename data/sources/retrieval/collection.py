@@ -21,7 +21,7 @@ from ...common.atomic_io import new_folder
 from ...common.errors import DataError, counted
 from ...common.fields import require
 from ...common.files import file_lines
-from ...common.json_lines import parse_lines, pick
+from ...common.json_lines import parse_lines, pick, picked
 from ...common.json_text import to_json
 from ..labelled_names import LabelledSource
 from ..source_names import parse_name
@@ -165,7 +165,7 @@ def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
             DataError,
         )
         # Queries have no title, and some collections have documents without titles.
-        values = [pick({"title": "", **row}, field, location) for field in ("title", "text")]
+        values = picked({"title": "", **row}, ("title", "text"), location)
         are_texts = all(isinstance(value, str) for value in values)
         problem = f"{location}: title and text must be strings, got {values!r:.100}: correct them"
         require(are_texts, problem, DataError)

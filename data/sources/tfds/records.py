@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from ...common.errors import DataError
 from ...common.fields import require
-from ...common.json_lines import pick
+from ...common.json_lines import picked
 from ...filters.conditions import LeftOut, keeps
 from ..hash_split import Split
 from ..in_memory import plain
@@ -52,7 +52,7 @@ class TfdsRecords(PublishedRecords):
         name = self.split_name(split)
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
-            fields = {field: plain(value) for field, value in row.items()}
+            fields = cast(Mapping[str, object], plain(row))
             yield f"{self.source.name} {name} example {number}", fields
 
     def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
@@ -60,7 +60,7 @@ class TfdsRecords(PublishedRecords):
         source = self.source
         for location, row in self.rows(split):
             if keeps(source.conditions, row, location, left_out):
-                yield Record(location, tuple(pick(row, x, location) for x in source.fields))
+                yield Record(location, picked(row, source.fields, location))
 
     @property
     def field_names(self) -> tuple[str, ...]:
