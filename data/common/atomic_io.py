@@ -95,12 +95,10 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """
     # Resolve the path, so that a symbolic link is kept.
     final = path.resolve()
-    if _is_nonempty(final):
-        return path
-    # An empty folder is replaced, if it is not a mounted disk.
+    # An empty folder is replaced, if it is not a mounted disk. This call deletes no other folder.
     with contextlib.suppress(OSError):
         final.rmdir()
-    if _is_nonempty(final):  # another process was faster
+    if _is_nonempty(final):
         return path
     mounted = final.is_dir()
     if not mounted:

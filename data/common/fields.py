@@ -134,12 +134,10 @@ class Checked:
     def __post_init__(self) -> None:
         """Checks all fields."""
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
-            value = getattr(self, field.name)
-            plain = _plain(value)
-            if plain is not value:
-                # The dataclass may be frozen.
-                object.__setattr__(self, field.name, plain)
-            check_value(field.name, plain, field.type)
+            value = _plain(getattr(self, field.name))
+            # The dataclass may be frozen.
+            object.__setattr__(self, field.name, value)
+            check_value(field.name, value, field.type)
 
 
 def field_names(cls: Any) -> frozenset[str]:

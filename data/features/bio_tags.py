@@ -57,11 +57,14 @@ def faulty_tags(sentences: Sequence[Sequence[str]], scheme: Scheme) -> list[Loca
 
 
 def first_tags(sentences: Sequence[Sequence[str]], prefix: str) -> list[Located]:
-    """Returns the tags with a prefix that do not continue a span of their type."""
+    """Returns the tags with a prefix that do not continue a span of their type.
+
+    The type is the text after the prefix; the type of ``O`` is empty.
+    """
     return [
         (at, tag)
         for at, previous, tag in _neighbors(sentences)
-        if tag[0] == prefix and not _continues(tag, previous)
+        if tag[0] == prefix and tag[2:] != previous[2:]
     ]
 
 
@@ -71,7 +74,7 @@ def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
         return tuple(tags)
     prefixed = [_AS_BIO.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
     return tuple(
-        f"B-{tag[2:]}" if tag[:2] == "I-" and not _continues(tag, previous) else tag
+        f"B-{tag[2:]}" if tag[:2] == "I-" and tag[2:] != previous[2:] else tag
         for previous, tag in pairwise(["O", *prefixed])
     )
 
@@ -87,11 +90,6 @@ def span_labels(tags: Iterable[str]) -> tuple[str, ...]:
         # A type may occur only in spans of one word; the model still needs the I- of this type.
         labels |= {"O", *(f"{mark}-{type}" for mark, type in product("BI", types))}
     return tuple(sorted(labels, key=lambda tag: (tag != "O", tag)))
-
-
-def _continues(tag: str, previous: str) -> bool:
-    """Returns whether a tag has the same type as the tag before it."""
-    return previous != "O" and previous[2:] == tag[2:]
 
 
 def _neighbors(sentences: Sequence[Sequence[str]]) -> Iterator[tuple[Location, str, str]]:

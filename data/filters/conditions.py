@@ -71,7 +71,7 @@ class Condition:
             error=DataError,
         )
         # Spell None and booleans as in JSON: ``null``, ``true``, ``false``.
-        text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+        text = json.dumps(value) if isinstance(value, bool | None) else str(value)
         one, other = _number(text), _number(self.value)
         if None not in (one, other):
             return _COMPARE[self.sign](one, other)

@@ -138,18 +138,18 @@ def _load_local(
     left_out = LeftOut()
     # The first pass hashes all texts, for the division and for the cache keys.
     texts = [_read_once(source, left_out, cache) for source in local]
-    digests = [one.digests if isinstance(one, _Reread) else _counts(one) for one in texts]
-    division = HashSplit.of(itertools.chain.from_iterable(digests), fraction, name)
+    counts = [one.counts for one in texts]
+    division = HashSplit.of(itertools.chain.from_iterable(counts), fraction, name)
     note = left_out_note(left_out)
     if split == "validation":
-        note = _large_part(digests, division, fraction)
+        note = _large_part(counts, division, fraction)
     # With several sources, the limit of the digests depends on all of them, so the key contains it.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for one in texts:
         if isinstance(one, NumberedTexts):
             loaded = one.documents(division, split)
         else:
-            key = _key(one.digests, rule)
+            key = _key(one.counts, rule)
             loaded = _load_one(one, division=division, key=key, split=split, cache=cache)
         yield replace(loaded, note=note)
 
@@ -163,15 +163,11 @@ def _read_once(source: Source, left_out: LeftOut, cache: Path) -> "_Reread | Num
     return _Reread(source, Counter(map(text_digest, read_documents(source, left_out))))
 
 
-def _counts(texts: NumberedTexts) -> Counter[bytes]:
-    return Counter(digest.tobytes() for digest in texts.digests)
-
-
-def _large_part(digests: Sequence[Counter[bytes]], division: HashSplit, fraction: float) -> str:
+def _large_part(counts: Sequence[Counter[bytes]], division: HashSplit, fraction: float) -> str:
     """Returns a log line if many more documents are held out than requested, else an empty text."""
-    all_digests = sum(digests, Counter())
-    total = all_digests.total()
-    held_out = sum(n for key, n in all_digests.items() if division.split(key) == "validation")
+    of_all = sum(counts, Counter())
+    total = of_all.total()
+    held_out = sum(n for digest, n in of_all.items() if division.split(digest) == "validation")
     if held_out <= _LARGE_PART * fraction * total:
         return ""
     return (
@@ -189,7 +185,7 @@ def _load_one(
     from .tfds.local_dataset import open_texts, write_texts
 
     source = texts.source
-    splits = division.splits(texts.digests)
+    splits = division.splits(texts.counts)
 
     def fill(folder: Path) -> None:
         write_texts(texts, division, splits, folder)
@@ -205,11 +201,11 @@ def _load_one(
     return Documents(open_texts(folder, split), *metadata)
 
 
-def _key(digests: Counter[bytes], rule: str) -> str:
+def _key(counts: Counter[bytes], rule: str) -> str:
     """Hashes the content of a data set, independent of the reading order."""
     hasher = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
-    for digest in sorted(digests):
-        hasher.update(digest + digests[digest].to_bytes(8, "big"))
+    for digest in sorted(counts):
+        hasher.update(digest + counts[digest].to_bytes(8, "big"))
     return hasher.hexdigest()
 
 
@@ -218,12 +214,12 @@ class _Reread:
 
     Attributes:
       source: The source.
-      digests: The digests of the documents, with their counts.
+      counts: The digest of each document, with the number of documents that have it.
       changed: Whether the documents of a later pass had other digests.
     """
 
-    def __init__(self, source: Source, digests: Counter[bytes]) -> None:
-        self.source, self.digests = source, digests
+    def __init__(self, source: Source, counts: Counter[bytes]) -> None:
+        self.source, self.counts = source, counts
         self.changed = False
 
     def __iter__(self) -> Iterator[str]:
@@ -231,4 +227,4 @@ class _Reread:
         for text in read_documents(self.source):
             seen[text_digest(text)] += 1
             yield text
-        self.changed |= seen != self.digests
+        self.changed |= seen != self.counts

@@ -9,6 +9,7 @@ import hashlib
 import io
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,11 @@ class NumberedTexts:
           DataError: The source cannot be read, or has no text.
         """
         return cls(source, *_cached(source, metadata, texts, cache), open_records)
+
+    @property
+    def counts(self) -> Counter[bytes]:
+        """The digest of each text, with the number of texts that have it."""
+        return Counter(map(bytes, self.digests))
 
     def documents(self, division: HashSplit, split: Split) -> Documents:
         """Returns the documents of a split, in the order of the source."""

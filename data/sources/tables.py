@@ -50,9 +50,9 @@ class ColumnRoles:
 
     def without(self, index: int) -> "ColumnRoles":
         """Returns the roles without a field that is not read."""
-        skipped = list(self.fields)[index]
-        fields = {name: names for name, names in self.fields.items() if name != skipped}
-        return replace(self, fields=fields, unused=self.unused | self.fields[skipped])
+        fields = dict(self.fields)
+        skipped = fields.pop(list(fields)[index])
+        return replace(self, fields=fields, unused=self.unused | skipped)
 
 
 _LABEL = frozenset(

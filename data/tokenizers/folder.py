@@ -228,8 +228,10 @@ def _added_tokens(path: Path, values: JsonObject, content: JsonObject) -> dict[i
     if "added_tokens_decoder" in values:
         file, name = path / CONFIG, "added_tokens_decoder"
         stated = checked(values[name], dict, file, name)
-        ids = {id: int(id) if id.isdecimal() else id for id in stated}
-        found = [(file, f"{name}[{id!r}]", ids[id], token) for id, token in stated.items()]
+        found = [
+            (file, f"{name}[{id!r}]", int(id) if id.isdecimal() else id, token)
+            for id, token in stated.items()
+        ]
     else:
         file = path / "added_tokens.json"
         special = {*map(str, map(values.get, ROLES)), *map(str, values.get(_EXTRA) or [])}

@@ -179,8 +179,11 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
     # token.
     if ids["eos"] < 0 and processor.piece_to_id(END_OF_TEXT) == ids["bos"]:
         ids["eos"] = ids["bos"]
-    named = {role: processor.piece_to_id(name) for role, name in _CONTROL_NAMES.items()}
-    ids |= {role: id for role, id in named.items() if processor.is_control(id)}
+    ids |= {
+        role: id
+        for role, name in _CONTROL_NAMES.items()
+        if processor.is_control(id := processor.piece_to_id(name))
+    }
     return SpecialIds(**{role: id for role, id in ids.items() if id >= 0})
 
 

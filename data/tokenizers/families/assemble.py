@@ -115,17 +115,17 @@ def _check_growth(file: Path, content: JsonObject) -> None:
     """
     steps = [*_steps(content.get("normalizer")), *_steps(content.get("decoder"))]
     steps = [step for step in steps if step.get("type") not in _OF_TOKENS]
-    written = [step.get("content") or step.get("prepend") or "" for step in steps]
-    read = [next(iter((step.get("pattern") or {"": ""}).values()), "") for step in steps]
+    written = [str(step.get(name, "")) for step in steps for name in ("content", "prepend")]
+    read = [str(text) for step in steps for text in (step.get("pattern") or {}).values()]
     for text in written:
         require(
-            isinstance(text, str) and len(text) <= _LONGEST_REPLACEMENT,
-            f"{file}: a replacement of {len(str(text))} characters in the normalizer or the "
-            f"decoder is not supported: the limit is {_LONGEST_REPLACEMENT}",
+            len(text) <= _LONGEST_REPLACEMENT,
+            f"{file}: a replacement of {len(text)} characters in the normalizer or the decoder is "
+            f"not supported: the limit is {_LONGEST_REPLACEMENT}",
             DataError,
         )
     # Add one character of each kind: cases, a digit, white space, an accent, an ideograph.
-    probe = "".join(dict.fromkeys(map(str, [*written, *read]))) + "Ab 1\té漢.\n "
+    probe = "".join(dict.fromkeys([*written, *read])) + "Ab 1\té漢.\n "
     text = probe
     for step in steps:
         with library_errors(f"{file}: the step {step.get('type')} of the normalizer fails"):
