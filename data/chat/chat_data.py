@@ -121,7 +121,7 @@ class ChatData(MixableData, Generic[R]):
           DataError: `template` names no chat template.
         """
         # The template of the data takes precedence over the tokenizer's.
-        found = tokenizer.chat_template
+        template = tokenizer.chat_template
         if self.template is not None:
             path = Path(self.template).expanduser()
             named = require_value(
@@ -131,12 +131,12 @@ class ChatData(MixableData, Generic[R]):
                 DataError,
             )
             # A template file has no tokens, so keep the tokenizer's.
-            found = dataclasses.replace(named, tokens={**found.tokens, **named.tokens})
+            template = dataclasses.replace(named, tokens={**template.tokens, **named.tokens})
         if tokenizer.own_chat_template is None and tokenizer.batch_settings is not None:
             # The template writes the names of special tokens, which must become these tokens.
             settings = dataclasses.replace(tokenizer.batch_settings, split_special_tokens=False)
             tokenizer.batch_settings = settings
-        tokenizer.own_chat_template = found
+        tokenizer.own_chat_template = template
         return tokenizer
 
     @abstractmethod

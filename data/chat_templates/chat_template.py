@@ -411,7 +411,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Removes fields that are None, and stores reasoning under both names that templates read."""
     message = without_none(message)
     # If a message has several of these fields, use the first in the order of `_REASONING`.
-    found = [message[name] for name in _REASONING if name in message]
-    if not found:
+    reasoning = [message[name] for name in _REASONING if name in message]
+    if not reasoning:
         return message
-    return {"thinking": found[0], **message, "reasoning_content": found[0]}
+    return {"thinking": reasoning[0], **message, "reasoning_content": reasoning[0]}

@@ -176,7 +176,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         self.literals: list[Traced] = []
         # These filters replace the filters of Jinja, and every filter is traced.
-        own = {
+        replaced = {
             "tojson": as_json,
             "string": as_text,
             "join": _join,
@@ -185,7 +185,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             "safe": _safe,
         }
         self.filters = {
-            name: self._traced(name, own.get(name, used)) for name, used in self.filters.items()
+            name: self._traced(name, replaced.get(name, used))
+            for name, used in self.filters.items()
         }
         # Templates do not need `urlize` and `lipsum`, whose results may be large.
         del self.filters["urlize"], self.globals["lipsum"]
@@ -246,8 +247,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise too_much("it calls translate, whose result may be arbitrarily large")
         if isinstance(owner, str | int | bytes | float):
             _check_size(getattr(called, "__name__", ""), owner, args, kwargs)
-        found = super().call(context, called, *args, **kwargs)
-        return self._adopted(found, owner, *args, *kwargs.values())
+        result = super().call(context, called, *args, **kwargs)
+        return self._adopted(result, owner, *args, *kwargs.values())
 
     def wrap_str_format(self, value: Any) -> Callable[..., Traced] | None:
         """Returns a safe ``format`` of a string that keeps origins."""

@@ -186,8 +186,8 @@ def expectation(value: Any, hint: object) -> str:
         return expectation(value, arguments[0]) or next(missed, "")
     # A union accepts a value that one of its types accepts.
     if origin in (Union, UnionType):
-        found = [expectation(value, one) for one in arguments]
-        return " or ".join(found) if all(found) else ""
+        expected = [expectation(value, one) for one in arguments]
+        return " or ".join(expected) if all(expected) else ""
     if origin is Literal:
         return "" if value in arguments else f"one of {', '.join(map(str, arguments))}"
     if origin in _CONTAINERS:
@@ -204,8 +204,8 @@ def _expected_items(value: Any, origin: object, arguments: tuple[object, ...]) -
     # Mapping[str, int], tuple[int, ...] and Sequence[int] declare one type for all their values.
     items, hint = (value.values(), arguments[-1]) if kind is Mapping else (value, arguments[0])
     has_one = kind is Mapping or arguments[1:] in ((), (...,))
-    found = filter(None, map(expectation, items, itertools.repeat(hint) if has_one else arguments))
-    return next((f"{noun} of values that are {expected}" for expected in found), "")
+    missed = filter(None, map(expectation, items, itertools.repeat(hint) if has_one else arguments))
+    return next((f"{noun} of values that are {expected}" for expected in missed), "")
 
 
 def _is_number(kind: type) -> Callable[[Any], bool]:

@@ -224,12 +224,12 @@ def matching_files(pattern: str, name: str) -> list[File]:
 
 
 def _matching_urls(pattern: str, name: str) -> list[File]:
-    found: list[File] = [*matching_urls(pattern)]
+    files: list[File] = [*matching_urls(pattern)]
     problem = f"no file matches {pattern!r} (source {name!r}): check the name"
-    if not found and is_remote_folder(pattern):
+    if not files and is_remote_folder(pattern):
         problem = f"{pattern!r} is a folder: name its files, as {pattern.rstrip('/')}/**"
-    require(found, problem, DataError)
-    return found
+    require(files, problem, DataError)
+    return files
 
 
 def default_cache_dir() -> Path:

@@ -80,9 +80,9 @@ def matching_urls(pattern: str) -> list[RemoteFile]:
         system, path = _file_system(pattern)
         # A file may have [ ] * ? in its name, so look for this exact name before the pattern.
         is_file = cast(bool, system.isfile(path))
-        found = [path] if is_file else cast(list[str], system.glob(path))
+        paths = [path] if is_file else cast(list[str], system.glob(path))
         # fsspec returns paths without a protocol, so add it again.
-        return sorted(RemoteFile(str(system.unstrip_protocol(x))) for x in found)
+        return sorted(RemoteFile(str(system.unstrip_protocol(x))) for x in paths)
 
 
 def is_remote_folder(url: str) -> bool:

@@ -206,10 +206,10 @@ def pattern_for(fields: Sequence[str]) -> PromptPattern:
     Raises:
       UserError: No pattern has these fields.
     """
-    found = [one for one in PATTERNS.values() if set(one.fields) == set(fields)]
+    patterns = [one for one in PATTERNS.values() if set(one.fields) == set(fields)]
     require(
-        found,
+        patterns,
         f"no pattern has the fields {', '.join(fields)}: write one with these names in braces, the "
         "answer last",
     )
-    return found[0]
+    return patterns[0]

@@ -49,7 +49,7 @@ class StreamedRecords:
 
     def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several documents at once; to go back, reads the source again from its start."""
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for key in sorted({*record_keys}):
             if key < self._next:
                 self._next, self._texts = 0, read_documents(self._source)
@@ -57,8 +57,8 @@ class StreamedRecords:
             # A source without this text has become shorter.
             text = next(skipped, "")
             require(text, f"{self._source.name} changed while it was read: start again", DataError)
-            found[key], self._next = text, key + 1
-        return [{self._source.part: found[key].encode()} for key in record_keys]
+            texts[key], self._next = text, key + 1
+        return [{self._source.part: texts[key].encode()} for key in record_keys]
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ def _cached(
     if not path.is_file():
         left_out = LeftOut()
         # Blank documents have no tokens to predict.
-        found = [(i, text_digest(text)) for i, text in texts(left_out) if text.strip()]
-        require(found, f"no text in {source.name!r}: {empty_reason(left_out)}", DataError)
-        numbers, digests = zip(*found, strict=True)
+        digested = [(i, text_digest(text)) for i, text in texts(left_out) if text.strip()]
+        require(digested, f"no text in {source.name!r}: {empty_reason(left_out)}", DataError)
+        numbers, digests = zip(*digested, strict=True)
         # The file has only arrays, so the counts of omitted records are stored as the bytes of
         # JSON.
         content = io.BytesIO()

@@ -174,8 +174,8 @@ def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
     """
     if source.kind not in _READERS:
         return ()
-    found = (_find_columns(first, source, roles).note for first, _ in _tables(source))
-    notes = list(filter(None, found))
+    of_each = (_find_columns(first, source, roles).note for first, _ in _tables(source))
+    notes = list(filter(None, of_each))
     more = f"; likewise in {len(notes) - 1:,} more files" if len(notes) > 1 else ""
     return tuple(f"{note}{more}" for note in notes[:1])
 
@@ -245,9 +245,9 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     names = first.names
     if not source.named and first.has_names:
         # Each field must have exactly one column with a usual name, in any order.
-        found = [known.intersection(names) for known in roles.fields.values()]
-        if set(map(len, found)) <= {1}:
-            chosen = [[names.index(name)] for (name,) in found]
+        usual = [known.intersection(names) for known in roles.fields.values()]
+        if set(map(len, usual)) <= {1}:
+            chosen = [[names.index(name)] for (name,) in usual]
             pairs = zip(roles.fields, chosen, strict=True)
             described = ", ".join(f"{role} from {first.cells[i]!r}" for role, (i,) in pairs)
             return _Columns(chosen, True, f"{location}: {described}")

@@ -92,8 +92,8 @@ class RecordData(DataConfig, Generic[E]):
         """Returns the records of a source, and lines for the log."""
         # Conditions of the source leave out records; the log states how many.
         notes, left_out = records.notes, LeftOut()
-        found = list(records.read(split, left_out))
-        return found, (*notes, *left_out_notes(left_out, "record"))
+        read = list(records.read(split, left_out))
+        return read, (*notes, *left_out_notes(left_out, "record"))
 
     @abstractmethod
     def encode(
@@ -245,9 +245,9 @@ class LabelledData(RecordData[E]):
         require(fewest <= number <= most, problem, DataError)
         # Published labels are class ids with declared names; local labels are names.
         label = source.fields[self.label_field]
-        found, lines = self._records(records, split)
-        found, names = self.named(found, records.class_names(label))
-        loaded = self.labelled(found, names, split)
+        rows, lines = self._records(records, split)
+        rows, names = self.named(rows, records.class_names(label))
+        loaded = self.labelled(rows, names, split)
         return replace(loaded, lines=(*lines, *loaded.lines))
 
     def named(
@@ -295,17 +295,17 @@ class LabelledData(RecordData[E]):
           DataError: The source does not name the fields of the model, with or without the label.
         """
         records = self.open(name, self.columns.without(self.label_field))
-        given, own = records.source.fields, self.fields
+        given, usual = records.source.fields, self.fields
         # Drop the label, unless the fields already omit it.
-        if len(given) + 1 != len(own):
+        if len(given) + 1 != len(usual):
             source = replace(records.source, fields=self.without_label(given))
             records = replace(records, source=source)
             # A model of CoNLL files has at most one field, the tag column, so the source need not
             # name as many fields.
             require(
-                len(own) <= 1 or len(given) == len(own),
-                f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model "
-                f"was trained on {len(own)} ({', '.join(own)}): name as many, or omit the label",
+                len(usual) <= 1 or len(given) == len(usual),
+                f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model was "
+                f"trained on {len(usual)} ({', '.join(usual)}): name as many, or omit the label",
                 error=DataError,
             )
         # Predict the validation split of sources that have splits.

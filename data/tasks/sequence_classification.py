@@ -207,8 +207,8 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         # Collect the labels of all examples, so that a label that only held-out examples have is
         # known.
         loaded, (fewest, most) = self._whole(), self._labels.num_labels
-        found = in_order(self._counts(loaded.examples))
-        labels, number = loaded.class_names or tuple(found), len(loaded.examples)
+        ordered = in_order(self._counts(loaded.examples))
+        labels, number = loaded.class_names or tuple(ordered), len(loaded.examples)
         require(
             fewest <= len(labels) <= most,
             f"the examples of {self.source_name!r} must have {fewest} labels"
@@ -312,10 +312,10 @@ class SequenceClassificationExamples(LabelledExamples[ClassificationExample]):
           binary: the label is the name, or ``not`` and the name.
         """
         logits = output(predictions, "logits", len(self.tokens))  # [n, L]
-        found = TARGETS[self.target].decode(logits, self.labels)
+        predicted = TARGETS[self.target].decode(logits, self.labels)
         return [
             {**dict(zip(("text", "text_b"), example.texts, strict=False)), **prediction}
-            for example, prediction in zip(self.examples, found, strict=True)
+            for example, prediction in zip(self.examples, predicted, strict=True)
         ]
 
 

@@ -137,8 +137,8 @@ class TextReader:
 
     def of_row(self, row: Mapping[str, object], location: str) -> Record:
         """Reads the texts of an object of fields."""
-        found = self.names_in(row, location)
-        return Record(location, picked(row, found, location))
+        chosen = self.names_in(row, location)
+        return Record(location, picked(row, chosen, location))
 
     def names_in(self, names: Mapping[str, object], location: str) -> tuple[str, ...]:
         """Returns the names of the texts among the names of fields; other names are unread.
@@ -147,35 +147,35 @@ class TextReader:
           DataError: No field is a text, the number of texts does not fit the model, or the choice
             of fields is ambiguous.
         """
-        found = self._known(names)
+        chosen = self._known(names)
         # Column numbers are not names that the user could give.
-        own = () if self.imported else tuple(itertools.filterfalse(str.isdecimal, self.fields))
+        usual = () if self.imported else tuple(itertools.filterfalse(str.isdecimal, self.fields))
         require(
-            found,
+            chosen,
             f"{location} has the fields {', '.join(map(str, names)) or 'none'}, and none is "
-            f"{' or '.join(dict.fromkeys((*own, 'text')))}: give the text this name, and a second "
-            "text the name text_b",
+            f"{' or '.join(dict.fromkeys((*usual, 'text')))}: give the text this name, and a "
+            "second text the name text_b",
             error=DataError,
         )
         require(
-            found == self.fields or "text" not in names or "text" in found,
-            f"{location} has the field text, and also {' and '.join(found)}: leave out the "
+            chosen == self.fields or "text" not in names or "text" in chosen,
+            f"{location} has the field text, and also {' and '.join(chosen)}: leave out the "
             f"fields that should not be read",
             error=DataError,
         )
         # Refuse a second text, which a model of single texts would silently ignore.
-        second = sorted((SECOND & names.keys()) - {*self.fields, *found})
-        texts = (*found, *(second if len(found) == 1 else ()))
+        second = sorted((SECOND & names.keys()) - {*self.fields, *chosen})
+        texts = (*chosen, *(second if len(chosen) == 1 else ()))
         require(
-            self.imported or len(found) == len(texts) == len(self.fields),
+            self.imported or len(chosen) == len(texts) == len(self.fields),
             f"{location} has the texts {', '.join(map(repr, texts))}, and this model was trained "
             f"on {('single texts', 'pairs')[len(self.fields) - 1]}: give "
-            f"{' and '.join(own or ('text', 'text_b')[: len(self.fields)])}",
+            f"{' and '.join(usual or ('text', 'text_b')[: len(self.fields)])}",
             error=DataError,
         )
         # The log lists fields that are present but not read.
-        self.unread.update(names.keys() - {*found})
-        return found
+        self.unread.update(names.keys() - {*chosen})
+        return chosen
 
     def _known(self, names: Mapping[str, object]) -> tuple[str, ...]:
         """Returns the names of the texts: the names in the run's source, the usual names, or ()."""

@@ -201,11 +201,11 @@ class Tokenizer(ABC):
             file = Path(folder) / CONFIG
             content = optional_object(file) | self.batch_settings.fields()
             write_file(file, (json.dumps(content, indent=2) + "\n").encode())
-        own = self.own_chat_template
-        if own is not None:
-            write_file(Path(folder) / TEMPLATE_FILE, own.source.encode())
-            if own.with_tools is not None:
-                write_file(Path(folder) / WITH_TOOLS_FILE, own.with_tools.encode())
+        template = self.own_chat_template
+        if template is not None:
+            write_file(Path(folder) / TEMPLATE_FILE, template.source.encode())
+            if template.with_tools is not None:
+                write_file(Path(folder) / WITH_TOOLS_FILE, template.with_tools.encode())
 
     @abstractmethod
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
@@ -214,11 +214,11 @@ class Tokenizer(ABC):
     @property
     def chat_template(self) -> ChatTemplate:
         """The chat template of the folder; by default ``user: …`` and ``bot: …`` in turns."""
-        own = self.own_chat_template or ChatTemplate(LECTURES)
+        template = self.own_chat_template or ChatTemplate(LECTURES)
         # A template may name any special token, even if no file of the folder names it.
         roles = self.special_ids.present.items()
         named = {f"{role}_token": self.token(id) for role, id in roles}
-        return replace(own, tokens={**named, **own.tokens})
+        return replace(template, tokens={**named, **template.tokens})
 
     def control_tokens(self) -> dict[str, ControlToken]:
         """Returns the tokens that a chat template may write, by name."""
@@ -235,10 +235,10 @@ class Tokenizer(ABC):
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
         """Returns start, end and id of each control token whose name occurs in a text."""
         known = self.control_tokens()
-        # Longest first, so that a name that begins with another name is found whole.
+        # Longest first, so that a name that begins with another name is matched whole.
         names = sorted(known, key=len, reverse=True)
-        found = re.finditer("|".join(map(re.escape, names)) or "(?!)", text)
-        return [(*match.span(), known[match[0]].id) for match in found]
+        matches = re.finditer("|".join(map(re.escape, names)) or "(?!)", text)
+        return [(*match.span(), known[match[0]].id) for match in matches]
 
     def encode_with_controls(self, text: str, literal: Iterable[tuple[int, int]] = ()) -> Encoded:
         """Encodes a text and reads the names of control tokens as these tokens.
@@ -257,13 +257,13 @@ class Tokenizer(ABC):
         # Every second part of the text is a literal range.
         for number, (start, end) in enumerate(pairwise(edges)):
             part = text[start:end]
-            found = (
+            encoded = (
                 self._encode_typed(part)
                 if number % 2
                 else self._encode_written(part, is_first=start == 0)
             )
-            ids += found[0]
-            offsets += ((a + start, b + start) for a, b in found[1])
+            ids += encoded[0]
+            offsets += ((a + start, b + start) for a, b in encoded[1])
         return ids, offsets
 
     def _encode_typed(self, text: str) -> Encoded:
@@ -345,14 +345,14 @@ class Tokenizer(ABC):
 
 def encode_around(
     text: str,
-    found: Iterable[tuple[int, int, int]],
+    tokens: Iterable[tuple[int, int, int]],
     encode: Callable[[str], Encoded],
 ) -> Encoded:
     """Encodes a text, given some tokens that have already been found in it.
 
     Args:
       text: The text.
-      found: The start, the end and the id of each of these tokens, in order.
+      tokens: The start, the end and the id of each of these tokens, in order.
       encode: Encodes the text between these tokens.
 
     Returns:
@@ -361,7 +361,7 @@ def encode_around(
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     end = 0
-    for start, after, id in [*found, (len(text), len(text), None)]:
+    for start, after, id in [*tokens, (len(text), len(text), None)]:
         if start > end:
             more, ranges = encode(text[end:start])
             ids += more

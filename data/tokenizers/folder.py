@@ -224,29 +224,29 @@ def _check_supported(values: JsonObject, file: Path) -> None:
 def _added_tokens(path: Path, values: JsonObject, content: JsonObject) -> dict[int, AddedToken]:
     """Returns the added tokens by id, as the files of the newer or the older formats state them."""
     # The file, the name of the id in messages, the id and the properties of each token.
-    found: list[tuple[Path, str, object, object]]
+    described: list[tuple[Path, str, object, object]]
     if "added_tokens_decoder" in values:
         file, name = path / CONFIG, "added_tokens_decoder"
         stated = checked(values[name], dict, file, name)
-        found = [
+        described = [
             (file, f"{name}[{id!r}]", int(id) if id.isdecimal() else id, token)
             for id, token in stated.items()
         ]
     else:
         file = path / "added_tokens.json"
         special = {*map(str, map(values.get, ROLES)), *map(str, values.get(_EXTRA) or [])}
-        found = [
+        described = [
             (file, name, id, {"content": name, "special": name in special})
             for name, id in optional_object(file).items()
         ]
         file = path / TOKENIZER_JSON
         tokens = checked(content.get("added_tokens", []), tuple[dict, ...], file, "added_tokens")
-        found += [
+        described += [
             (file, f"added_tokens[{i}]", token.get("id"), token) for i, token in enumerate(tokens)
         ]
     return {
         checked(id, _Id, file, f"the id of {name}"): _token(token, file, name)
-        for file, name, id, token in found
+        for file, name, id, token in described
     }
 
 

@@ -74,8 +74,8 @@ class SentinelTokenizer(ExportedTokenizer):
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
-        found = encode_around(text, self._find(text), self._encode_between)
-        return self.frame.join_offsets(*found) if add_special_tokens else found
+        encoded = encode_around(text, self._find(text), self._encode_between)
+        return self.frame.join_offsets(*encoded) if add_special_tokens else encoded
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
@@ -88,9 +88,9 @@ class SentinelTokenizer(ExportedTokenizer):
 
     def _find(self, text: str) -> list[tuple[int, int, int]]:
         """Returns the start, the end and the id of each sentinel in a text."""
-        found = [match for match in NAME.finditer(text) if match[0] in self._ids]
+        matches = [match for match in NAME.finditer(text) if match[0] in self._ids]
         # The tokens of a word include the blank before it, so the blank is in the gap.
-        return [(len(text[: m.start()].rstrip()), m.end(), self._ids[m[0]]) for m in found]
+        return [(len(text[: m.start()].rstrip()), m.end(), self._ids[m[0]]) for m in matches]
 
     def _encode_between(self, text: str) -> Encoded:
         return self.base.encode_with_offsets(text, add_special_tokens=False)
@@ -179,8 +179,8 @@ def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
     """
     if tokenizer.sentinels:
         return tokenizer
-    own = file.with_name(FILE)
-    if not own.is_file():
+    path = file.with_name(FILE)
+    if not path.is_file():
         return tokenizer
-    number = Settings(own, optional_object(own)).number("number", 0)
+    number = Settings(path, optional_object(path)).number("number", 0)
     return SentinelTokenizer(tokenizer, number)

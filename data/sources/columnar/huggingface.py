@@ -134,11 +134,11 @@ def open_hub(location: str, name: str) -> HubData:
         data set is neither on this machine nor can be downloaded.
     """
     problem = f"source {name!r} is incomplete: write hf:NAME/CONFIG[SPLIT]#column"
-    found = require_value(_LOCATION.fullmatch(location), problem, DataError)
-    splits = _splits(found["path"], name.partition("#")[0])
-    if found["split"] is not None:
-        require_one_of(f"the split of {name!r}", found["split"], splits, error=DataError)
-    return HubData(name, splits, found["split"])
+    match = require_value(_LOCATION.fullmatch(location), problem, DataError)
+    splits = _splits(match["path"], name.partition("#")[0])
+    if match["split"] is not None:
+        require_one_of(f"the split of {name!r}", match["split"], splits, error=DataError)
+    return HubData(name, splits, match["split"])
 
 
 @lru_cache(maxsize=8)

@@ -291,15 +291,15 @@ class ColumnRecords:
         """Reads several rows at once."""
         # The piece of a row is the first piece that ends after it.
         owners = np.searchsorted(self._ends, record_keys, "right")
-        found: list[dict[str, bytes]] = []
+        texts: list[dict[str, bytes]] = []
         for key, owner in zip(record_keys, owners.tolist(), strict=True):
             column = self._read(owner)
             # The end of a piece minus its length is the index of its first row.
             text = column[key - int(self._ends[owner]) + len(column)].as_py()
             problem = f"{self._rows.name} changed while it was read: start again"
             require(isinstance(text, str), problem, DataError)
-            found.append({self._column: text.encode()})
-        return found
+            texts.append({self._column: text.encode()})
+        return texts
 
     def _read_piece(self, owner: int) -> ArrowTable:
         """Returns the column of a piece."""

@@ -118,7 +118,7 @@ def read_retrieval(name: str) -> RetrievalData:
     # `qrels` may judge queries of other splits, and documents that are not in the corpus.
     known = {id: judged[id] for id in queries if id in judged}
     left_out = len(judged) - len(known)
-    lost = sum(len(found.keys() - documents.keys()) for found in known.values())
+    lost = sum(len(relevant.keys() - documents.keys()) for relevant in known.values())
     notes = {
         f"{left_out:,} judged queries are not in queries.jsonl: left out": left_out,
         f"{lost:,} relevant documents are not in corpus.jsonl: they are never found": lost,
@@ -138,10 +138,10 @@ def files_of(folder: Path, name: str) -> list[Path]:
 def _file(folder: Path, name: str) -> Path:
     """Returns the path of a file of the folder, which may be compressed."""
     paths = files_of(folder, name)
-    found = list(filter(Path.is_file, paths))
+    existing = list(filter(Path.is_file, paths))
     problem = f"no file {paths[0]}: beir:FOLDER names a folder with corpus.jsonl, queries.jsonl"
-    require(found, f"{problem} and qrels/test.tsv", DataError)
-    return found[0]
+    require(existing, f"{problem} and qrels/test.tsv", DataError)
+    return existing[0]
 
 
 def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
