@@ -168,8 +168,8 @@ def named_file(name: str) -> File:
 def path_inside(folder: Path, name: object) -> Path | None:
     """Returns the path that a file in a folder names, or None if it may be outside of the folder.
 
-    A downloaded folder may name any path, such as `../../secret`. A valid path does not leave the
-    folder, also not by a link, except to the `blobs` of the Hugging Face hub's cache.
+    A downloaded folder may name any path, such as `../../secret`. A valid path stays inside the
+    folder, even if it contains links. In the Hugging Face hub's cache, links may lead to `blobs`.
 
     Args:
       folder: The folder.

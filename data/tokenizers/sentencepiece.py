@@ -61,7 +61,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         proto = parse_model(model)
         self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
         self._is_trained_here = is_trained_here(proto)
-        # All control and user-defined pieces, except those that are white space.
+        # All control and user-defined pieces, except white space.
         self._named = {
             piece.piece: ControlToken(id, piece.type == CONTROL)
             for id, piece in enumerate(proto.pieces)

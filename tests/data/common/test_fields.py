@@ -21,6 +21,8 @@ from flaxzoo.data.common.fields import (
     range_of,
     require_default,
     require_one_of,
+    require_type,
+    require_value,
 )
 from flaxzoo.models.registry import families
 from flaxzoo.train.objectives.table import OBJECTIVES, objective_class
@@ -158,3 +160,12 @@ def test_a_field_that_a_family_declares_again_keeps_a_range():
             for field in dataclasses.fields(base):
                 kept = hints.get(field.name, "a constant of the class")
                 assert kept or not range_of(field.type), (cls, field.name)
+
+
+def test_a_value_that_is_required():
+    assert require_value(0, "no value") == 0
+    with pytest.raises(DataError, match=r"^no value$"):
+        require_value(None, "no value", DataError)
+    assert require_type(True, int, "no number") is True
+    with pytest.raises(DataError, match=r"^no number$"):
+        require_type("1", int, "no number", DataError)
