@@ -260,8 +260,11 @@ class ChatTemplate:
 
     def _traced(self, message: Message, number: int) -> dict[str, Any]:
         """Returns a message as a template reads it: plain data whose strings have origins."""
-        problem = f"message {number} is {message!r}: write an object with role and content"
-        require(isinstance(message, Mapping) and "role" in message, problem, DataError)
+        # Format the message only for an error, because it may be long.
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise DataError(
+                f"message {number} is {message!r}: write an object with role and content"
+            )
         role, content = message["role"], message.get("content")
         check_role(role, f"message {number}")
         require(

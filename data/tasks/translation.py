@@ -321,7 +321,7 @@ class TranslationData(DataConfig):
         # them.
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (
-            f"numbers below {LIMIT:,} without those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
+            f"numbers below {LIMIT:,}, except from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
             f"endless; sequences of {self.lengths[0]} + {self.lengths[1]} tokens, "
             f"{examples.padding_fraction:.1%} of them padding"
         )
