@@ -96,7 +96,7 @@ class Traced(str):
         """Returns the pieces between separators, with their origins; None means white space."""
         found, start = [], 0
         for piece in pieces:
-            # A piece begins where the separator ends, or at the first character that is its own.
+            # A piece begins after the separator. Several spaces may separate two words.
             start = str.index(self, piece, start)
             found.append(self._slice(start, start + len(piece)))
             start += len(piece) + len(separator or "")
@@ -225,7 +225,7 @@ def _filled(pattern: str, values: Any) -> Traced:
 
 
 def interleaved(literals: Iterable[str], fields: Iterable[str], by: str, text: str) -> Traced:
-    """Returns a formatted text, with unknown origins if the parts are not those of the text.
+    """Returns a formatted text. Its origins are unknown if the parts do not make up the text.
 
     Args:
       literals: The text of the pattern before each field, and at its end.

@@ -78,7 +78,7 @@ def _fill(
     candidates = itertools.cycle(spare)
     for batch in batches:
         present = set(itertools.chain.from_iterable(texts[index] for index in batch))
-        # An example without keys shares no text with itself.
+        # Texts alone would not prevent that an example without texts is added twice.
         used = set(batch)
         # Try each spare example once.
         for index in itertools.islice(candidates, len(spare)):
