@@ -78,7 +78,7 @@ def _fill(
     candidates = itertools.cycle(spare)
     for batch in batches:
         present = set(itertools.chain.from_iterable(texts[index] for index in batch))
-        # Texts alone would not prevent that an example without texts is added twice.
+        # An example without texts shares no text with itself, so remember the examples as well.
         used = set(batch)
         # Try each spare example once.
         for index in itertools.islice(candidates, len(spare)):

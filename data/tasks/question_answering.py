@@ -12,7 +12,6 @@ The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -45,6 +44,8 @@ NO_ANSWER = "no answer"
 """The only label, present if some training questions have no answer."""
 _UNSURE = "no answer whose location is certain"
 _SPLIT = "an answer that does not fit in any window"
+# The span of an answer whose location is unknown, in arrays.
+_UNKNOWN = (-2, -2)
 # The maximum number of question ids that a summary lists.
 _NUM_NAMED = 3
 
@@ -179,6 +180,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         )
         # One row for each window of each kept question.
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
+        ranges = np.concatenate([question.windows for question in kept], dtype=np.int32)  # [R, 2]
         inputs = BertInputs.of(template, pairs)
         # "No answer" is predicted at the first token, which must not belong to the passage.
         require(
@@ -195,13 +197,19 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         return QuestionAnsweringExamples(
             tokens=inputs,
             examples=tuple(question.example for question in kept),
-            values=_positions(kept, inputs.second),
+            values=_positions(kept, ranges, inputs.second),
             notes=(
                 f"{counted(len(inputs), 'window')} of {self.length} tokens",
                 *too_long(num_truncated, len(encoded), "question", limit, consequence="truncated"),
                 *_problems(questions, consequence),
             ),
-            decoding=_decoding(kept, offsets, self.max_answer_length, NO_ANSWER in labels),
+            decoding=SpanDecoding(
+                ranges,
+                np.cumsum([0, *(len(question.windows) for question in kept)], dtype=np.int64),
+                offsets,
+                self.max_answer_length,
+                NO_ANSWER in labels,
+            ),
         )
 
     def _windowed(
@@ -272,34 +280,28 @@ class _Question:
     problem: str
 
 
-def _decoding(
-    questions: Sequence[_Question],
-    offsets: dict[str, np.ndarray],
-    max_answer_length: int,
-    unanswerable: bool,
-) -> SpanDecoding:
-    ranges = np.array([window for q in questions for window in q.windows], np.int32)
-    first_rows = np.array([0, *accumulate(len(q.windows) for q in questions)], np.int64)
-    return SpanDecoding(ranges, first_rows, offsets, max_answer_length, unanswerable)
-
-
-def _positions(questions: Sequence[_Question], before: np.ndarray) -> np.ndarray | None:
+def _positions(
+    questions: Sequence[_Question], ranges: np.ndarray, before: np.ndarray
+) -> np.ndarray | None:
     """Returns the first and the last token of the answers in all rows, int32 [R, 2].
 
-    Returns None for prediction.
+    An answer whose tokens are not all in the row is (0, 0), and an unknown answer is (-1, -1),
+    which the loss ignores. Returns None for prediction.
 
     Args:
       questions: The questions.
+      ranges: The half-open range of passage tokens in each row, int32 [R, 2].
       before: The number of tokens before the passage in each row, int32 [R].
     """
     if all(q.example.answers is None for q in questions):
         return None
-    # All windows of a question share one answer. A window without the whole answer has no answer.
-    spans = [(q.span, *window) for q in questions for window in q.windows]
-    found = [
-        _in_window(*span, before=first) for span, first in zip(spans, before.tolist(), strict=True)
-    ]
-    return np.array(found, np.int32)
+    # All windows of a question share one answer.
+    numbers = [len(q.windows) for q in questions]
+    spans = np.repeat([q.span or _UNKNOWN for q in questions], numbers, axis=0)  # [R, 2]
+    starts, ends = ranges[:, :1], ranges[:, 1:]
+    is_inside = (starts <= spans[:, :1]) & (spans[:, 1:] < ends)  # [R, 1]
+    positions = np.where(is_inside, spans - starts + before[:, None], 0)
+    return np.where(spans == _UNKNOWN, -1, positions).astype(np.int32)
 
 
 def token_span(
@@ -346,18 +348,6 @@ def _answer_in(
     if first < 0 or any(start <= first and last < end for start, end in windows):
         return span, ""
     return None, _SPLIT
-
-
-def _in_window(
-    span: tuple[int, int] | None, start: int, end: int, *, before: int
-) -> tuple[int, int]:
-    """Returns a passage span's positions in a row, or (0, 0) if the row lacks some tokens."""
-    if span is None:
-        # The loss ignores -1.
-        return (-1, -1)
-    if span[0] < start or span[1] >= end:
-        return (0, 0)
-    return span[0] - start + before, span[1] - start + before
 
 
 def _check_ids(examples: Sequence[SpanExample]) -> None:
