@@ -73,6 +73,24 @@ def reported(
         raise error(f"{problem} ({reason[:200]}): {remedy}") from failure
 
 
+@contextlib.contextmanager
+def required_package(package: str, reader: str, remedy: str) -> Iterator[None]:
+    """Reports a missing Python package: "reading x.txt needs the Python package p: install it".
+
+    Args:
+      package: The name of the package.
+      reader: What needs the package: "reading x.txt".
+      remedy: How to install the package: "pip install p".
+
+    Raises:
+      DataError: An import fails.
+    """
+    try:
+        yield
+    except ImportError:
+        raise DataError(f"{reader} needs the Python package {package}: {remedy}") from None
+
+
 def counted(number: int, noun: str) -> str:
     """Returns a count with its noun: "1 file", "3,000 files"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

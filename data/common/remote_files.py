@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from .errors import DataError, reported
+from .errors import DataError, reported, required_package
 from .fields import require
 from .hashing import digest
 
@@ -111,8 +111,7 @@ def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
     )
     # The registry has the import path of a class, which begins with its package.
     package = known.get(protocol, {"class": protocol})["class"].partition(".")[0]
-    problem = f"reading {url!r} needs the Python package {package}"
-    with reported(problem, f"pip install {package}", ImportError):
+    with required_package(package, f"reading {url!r}", f"pip install {package}"):
         return fsspec.core.url_to_fs(url)
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from ..common.errors import DataError, reported
+from ..common.errors import DataError, required_package
 from ..sources.source_names import Source
 from .shard_format import Settings
 from .write_shards import Workers, prepare_shard
@@ -62,9 +62,8 @@ def _import_beam() -> ModuleType:
     disabled = logging.root.manager.disable
     # Hide Beam's warnings about missing packages for clouds.
     logging.disable(logging.WARNING)
-    problem, remedy = "preparing needs Apache Beam", "pip install 'flaxzoo[prepare]'"
     try:
-        with reported(problem, remedy, ImportError):
+        with required_package("apache-beam", "preparing", "pip install 'flaxzoo[prepare]'"):
             import_module("apache_beam.options.pipeline_options")
             return import_module("apache_beam")
     finally:

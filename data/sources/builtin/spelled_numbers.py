@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ...common.errors import DataError, reported
+from ...common.errors import DataError
 from ...common.fields import require_one_of, require_value
 from ..sentence_pairs import PairSource, SentencePair
 
@@ -143,7 +143,11 @@ def spell(number: int, language: str) -> str:
     # Import late: only this source needs the package.
     from num2words import CONVERTER_CLASSES
 
-    # Some languages of num2words are unfinished and raise arbitrary exceptions.
-    problem = f"num2words cannot spell {number} in {language!r}"
-    with reported(problem, "choose another language", Exception):
+    try:
         return CONVERTER_CLASSES[language].to_cardinal(number)
+    # Some languages of num2words are unfinished and raise arbitrary exceptions.
+    except Exception as error:
+        raise DataError(
+            f"num2words cannot spell {number} in {language!r} ({type(error).__name__}): "
+            "choose another language"
+        ) from None

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...common.errors import DataError, reason_of, reported
+from ...common.errors import DataError, reason_of, required_package
 from ...common.fields import require, require_one_of, require_value
 from ...common.files import is_url
 from .tables import ArrowTable, Rows, Table
@@ -144,8 +144,7 @@ def open_hub(location: str, name: str) -> HubData:
 @lru_cache(maxsize=8)
 def _splits(path: str, name: str) -> Mapping[str, Any]:
     """Opens all splits; cached, because labels, texts and splits need the same splits."""
-    problem = f"reading {name!r} needs the Python package datasets"
-    with reported(problem, "pip install 'flaxzoo[datasets]'", ImportError):
+    with required_package("datasets", f"reading {name!r}", "pip install 'flaxzoo[datasets]'"):
         import datasets as package
     # The functions of `datasets` have many parameters of other types, which are not used here.
     datasets: Any = package

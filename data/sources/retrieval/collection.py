@@ -165,7 +165,7 @@ def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
             DataError,
         )
         # Queries have no title, and some collections have documents without titles.
-        values = picked({"title": "", **row}, ("title", "text"), location)
+        values = list(picked({"title": "", **row}, ("title", "text"), location))
         are_texts = all(isinstance(value, str) for value in values)
         problem = f"{location}: title and text must be strings, got {values!r:.100}: correct them"
         require(are_texts, problem, DataError)
