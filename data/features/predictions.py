@@ -1,7 +1,5 @@
 """Labels and probabilities from model outputs, for all kinds of labeled data."""
 
-import itertools
-from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -11,11 +9,6 @@ from ..common.fields import require
 
 Prediction = dict[str, Any]
 """The prediction for one labeled example, serializable as JSON."""
-
-
-def numbered(names: Iterable[str]) -> dict[str, int]:
-    """Returns the index of each name."""
-    return dict(zip(names, itertools.count(), strict=False))
 
 
 def label_id(label: str, ids: dict[str, int], location: str) -> int:

@@ -18,10 +18,11 @@ import numpy as np
 from ..common.errors import DataError, counted
 from ..common.fields import require
 from ..common.files import input_lines
+from ..common.numbering import numbered
 from ..dataset import ArraySpec, BatchSpec, Values, too_long
 from ..features.bert_inputs import BertInputs, Template, token_specs
 from ..features.bio_tags import span_labels
-from ..features.predictions import Prediction, label_id, numbered, output
+from ..features.predictions import Prediction, label_id, output
 from ..sources.conll import Sentence, read_sentences, read_words
 from ..sources.hash_split import Split
 from ..sources.in_memory import Examples

@@ -13,6 +13,7 @@ from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.fields import require
 from ..common.json_text import optional_object
+from ..common.numbering import numbered
 from .base import END_OF_TEXT, Encoded, SpecialIds, printable
 from .export import ExportedTokenizer
 from .folder import checked
@@ -99,8 +100,7 @@ class CharacterTokenizer(ExportedTokenizer):
 
     def backend(self) -> tokenizers.Tokenizer:
         """See ``ExportedTokenizer``; BPE without merges, whose pieces are the characters."""
-        pieces = [END_OF_TEXT, UNKNOWN, *self.characters]
-        ids = {piece: id for id, piece in enumerate(pieces)}
+        ids = numbered([END_OF_TEXT, UNKNOWN, *self.characters])
         backend = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=UNKNOWN, fuse_unk=False))
         # Decode the unknown token to U+FFFD, as `decode` does.
         unknown = decoders.Replace(UNKNOWN, UNKNOWN_CHARACTER)

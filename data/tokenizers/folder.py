@@ -346,10 +346,11 @@ def read_pieces(file: Path) -> dict[str, int]:
     ids: dict[str, int] = {}
     for _, number, line in file_lines(file):
         piece = line.rstrip()
-        if piece and piece in ids:
-            raise DataError(
-                f"{file} line {number} repeats the piece {piece!r} of line {ids[piece] + 1}: "
-                "fetch it again"
-            )
+        first = ids.get(piece, number - 1) + 1
+        require(
+            first == number or not piece,
+            f"{file} line {number} repeats the piece {piece!r} of line {first}: fetch it again",
+            DataError,
+        )
         ids[piece] = number - 1
     return ids

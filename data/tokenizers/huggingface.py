@@ -27,6 +27,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.fields import require
+from ..common.numbering import numbered
 from .base import ControlToken, Encoded, SpecialIds, check_unicode, clean_up, printable
 from .export import ExportedTokenizer, frame_of
 from .folder import MOST_IDS, JsonObject, library_errors
@@ -356,7 +357,7 @@ def wordpiece(
       whole_words: Whether the pieces are words and punctuation marks; other words are ``[UNK]``.
         If not, WordPiece divides words into pieces.
     """
-    ids = {piece: id for id, piece in enumerate(pieces)}
+    ids = numbered(pieces)
     model = models.WordLevel(ids, unk_token="[UNK]")
     if not whole_words:
         model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)

@@ -30,6 +30,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from ..common.errors import DataError
 from ..common.fields import require
+from ..common.numbering import numbered
 from .base import END_OF_TEXT, SPACE
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
@@ -259,7 +260,7 @@ def _byte_pairs(
         if piece.type == NORMAL
     }
     return models.BPE(
-        {piece: id for id, piece in enumerate(pieces)},
+        numbered(pieces),
         merges_by_rank(ranks),
         unk_token=proto.trainer_spec.unk_piece,
         fuse_unk=True,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from ...common.errors import DataError
 from ...common.fields import require, require_value
-from ...features.predictions import numbered
+from ...common.numbering import numbered
 from ...sources.labelled_names import Record
 from ..labelled import LabelledData
 from ..labelled_examples import E

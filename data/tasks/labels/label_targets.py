@@ -9,8 +9,9 @@ import numpy as np
 
 from ...common.errors import DataError
 from ...common.fields import require
+from ...common.numbering import numbered
 from ...dataset import ArraySpec, Values
-from ...features.predictions import Prediction, label_id, numbered, sigmoid, softmax
+from ...features.predictions import Prediction, label_id, sigmoid, softmax
 from ..base import Target
 from .given_labels import parts_of
 
