@@ -27,7 +27,7 @@ from typing import Any, cast
 
 from ..chat_templates.chat_template import Message, check_role
 from ..common.errors import DataError, misspelled
-from ..common.fields import expectation, require, require_one_of, require_value
+from ..common.fields import expectation, require, require_one_of
 from ..common.json_text import parse_json
 from ..tokenizers.base import Tokenizer
 from .encoding import (
@@ -228,8 +228,10 @@ def demonstration(row: Row, location: str) -> Demonstration:
     Raises:
       DataError: The keys match no form, or a value has the wrong type.
     """
-    problem = _without_form(row, "demonstration", _DEMONSTRATIONS, location)
-    read = require_value(form_of(row), problem, UnusableRecordError)
+    read = form_of(row)
+    # Format the message only for an error, because there may be many records.
+    if read is None:
+        raise UnusableRecordError(_without_form(row, "demonstration", _DEMONSTRATIONS, location))
     return replace(read(row, location), task=task_of(row), location=location)
 
 

@@ -18,7 +18,6 @@ from ..common.fields import (
     make_record,
     require,
     require_one_of,
-    require_type,
     require_value,
     without_none,
 )
@@ -306,11 +305,12 @@ def text_of_part(part: object, number: int) -> str:
     if isinstance(part, Mapping):
         kind = part.get("type", "text")
         text = part.get("text") if kind == "text" else None
-    problem = (
-        f"message {number} has a part of the type {kind!r} in its content: give parts of the type "
-        "text, each with a text"
-    )
-    return require_type(text, str, problem, DataError)
+    if not isinstance(text, str):
+        raise DataError(
+            f"message {number} has a part of the type {kind!r} in its content: give parts of the "
+            "type text, each with a text"
+        )
+    return text
 
 
 def find_template(folder: str | Path) -> ChatTemplate | None:

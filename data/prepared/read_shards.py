@@ -83,10 +83,11 @@ class PreparedExamples(PickledByFields):
         Raises:
           DataError: The file is missing or damaged.
         """
-        name, _ = self.files[bisect_right(self._ends, index)]
-        kinds = (OSError, ValueError, IndexError, RuntimeError)
-        with reported(f"{name} is damaged", _AGAIN, *kinds):
+        try:
             record = self._records[index]
+        except (OSError, ValueError, IndexError, RuntimeError) as error:
+            name, _ = self.files[bisect_right(self._ends, index)]
+            raise DataError(f"{name} is damaged ({error}): {_AGAIN}") from None
         return packed_arrays(decode(record, self.vocab_size), self.length)
 
     @cached_property

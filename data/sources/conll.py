@@ -124,11 +124,10 @@ def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
             continue
         # All lines must have as many columns as the first line.
         width = width or len(cells)
-        separators = "tabs" if tabs else "blanks"
-        require(
-            len(cells) == width,
-            f"{file} line {number} has {counted(len(cells), 'column')} where the first line has "
-            f"{width}: give every word as many columns, separated by {separators}",
-            DataError,
-        )
+        if len(cells) != width:
+            raise DataError(
+                f"{file} line {number} has {counted(len(cells), 'column')} where the first "
+                f"line has {width}: give every word as many columns, separated by "
+                f"{'tabs' if tabs else 'blanks'}"
+            )
         rows.append((file, number, cells))

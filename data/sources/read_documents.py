@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from ..common.errors import DataError
-from ..common.fields import require, require_type
+from ..common.fields import require
 from ..common.files import Line, file_lines, matching_files, matching_lines
 from ..common.json_lines import parse_lines, pick
 from ..common.json_text import JsonObject
@@ -148,8 +148,9 @@ def json_rows(
 
 
 def _checked_text(value: object, field: str, location: str) -> str:
-    problem = (
-        f"{location} field {field!r} must be a string, got a {type(value).__name__}: name the "
-        "field of the text after a #"
-    )
-    return require_type(value, str, problem, DataError)
+    if not isinstance(value, str):
+        raise DataError(
+            f"{location} field {field!r} must be a string, got a {type(value).__name__}: name the "
+            "field of the text after a #"
+        )
+    return value

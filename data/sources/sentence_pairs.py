@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ..common.errors import DataError
-from ..common.fields import require
 from ..common.files import File, file_lines
 from ..common.hashing import digest
 from ..filters.conditions import LeftOut, left_out_notes, written
@@ -163,11 +162,10 @@ class PublishedPairs(PairSource):
 
 def _pair(record: Record, source: LabelledSource) -> SentencePair:
     for field, text in zip(source.fields, record.values, strict=True):
-        require(
-            isinstance(text, str),
-            f"{record.location} field {field!r} must be a text, got a {type(text).__name__}: name "
-            "the fields of the two texts after a #",
-            DataError,
-        )
+        if not isinstance(text, str):
+            raise DataError(
+                f"{record.location} field {field!r} must be a text, got a {type(text).__name__}: "
+                "name the fields of the two texts after a #"
+            )
     source_text, target_text = record.values
     return SentencePair(source_text, target_text, record.location)

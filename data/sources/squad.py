@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..common.errors import DataError
-from ..common.fields import require_type
 from ..common.files import Line
 from ..common.json_lines import parse_line, pick, picked
 from ..common.json_text import parse_json
@@ -203,5 +202,6 @@ def _text(row: object, field: str, location: str) -> str:
 
 def _value(row: object, field: str, location: str, kind: type[T]) -> T:
     value = pick(row, field, location) if isinstance(row, dict) else None
-    problem = f"{location} is not SQuAD: {field!r} must be a {kind.__name__}"
-    return require_type(value, kind, problem, DataError)
+    if not isinstance(value, kind):
+        raise DataError(f"{location} is not SQuAD: {field!r} must be a {kind.__name__}")
+    return value

@@ -229,13 +229,12 @@ _READERS: dict[str, Callable[[File], Iterator[_Row]]] = {"csv": _csv_rows, "tsv"
 
 
 def _check_width(row: _Row, first: _Row) -> None:
-    require(
-        len(row.cells) == len(first.cells),
-        f"{row.location} has {counted(len(row.cells), 'column')}, and the first line has "
-        f"{len(first.cells)}: separate the columns by one tab each, or by commas with double "
-        "quotes around a cell that has a comma",
-        DataError,
-    )
+    if len(row.cells) != len(first.cells):
+        raise DataError(
+            f"{row.location} has {counted(len(row.cells), 'column')}, and the first line has "
+            f"{len(first.cells)}: separate the columns by one tab each, or by commas with double "
+            "quotes around a cell that has a comma"
+        )
 
 
 def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _Columns:

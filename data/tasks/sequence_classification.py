@@ -336,14 +336,12 @@ def _check_first_lines(
         return
     for record, example in zip(records, examples, strict=True):
         label, words = str(example.label), [text.strip() for text in example.texts]
-        are_names = all(map(str.isidentifier, [label, *words]))
-        require(
-            not record.first or label in counts or not are_names,
-            f"{record.location} seems to contain column names, because no other line has the label "
-            f"{label!r}: name the columns after a #, as #{','.join([label, *words])}, or, if the "
-            "line is an example, move it down",
-            DataError,
-        )
+        if record.first and label not in counts and all(map(str.isidentifier, [label, *words])):
+            raise DataError(
+                f"{record.location} seems to contain column names, because no other line "
+                f"has the label {label!r}: name the columns after a #, as "
+                f"#{','.join([label, *words])}, or, if the line is an example, move it down"
+            )
 
 
 def _example(

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..common.errors import DataError, counted
-from ..common.fields import PositiveInt, Rate, require, require_value
+from ..common.fields import PositiveInt, Rate, require
 from ..common.files import default_cache_dir
 from ..common.hashing import digest
 from ..corpora.pair_corpus import PairCorpus, build_pair_corpus, pair_at
@@ -52,12 +52,12 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
       DataError: The vocabulary has no such tokens.
     """
     special = tokenizer.target.special_ids
-    problem = (
-        f"this {tokenizer.kind} tokenizer has no tokens that start and end a text: "
-        "train one (data.tokenizer.kind sentencepiece-bpe)"
-    )
-    bos = require_value(special.bos, problem, DataError)
-    return bos, require_value(special.eos, problem, DataError)
+    if special.bos is None or special.eos is None:
+        raise DataError(
+            f"this {tokenizer.kind} tokenizer has no tokens that start and end a text: "
+            "train one (data.tokenizer.kind sentencepiece-bpe)"
+        )
+    return special.bos, special.eos
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -321,7 +321,7 @@ class TranslationData(DataConfig):
         # them.
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (
-            f"numbers below {LIMIT:,}, except from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
+            f"numbers below {LIMIT:,}, except those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
             f"endless; sequences of {self.lengths[0]} + {self.lengths[1]} tokens, "
             f"{examples.padding_fraction:.1%} of them padding"
         )

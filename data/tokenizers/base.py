@@ -18,7 +18,7 @@ from ..chat_templates.chat_template import (
 )
 from ..common.atomic_io import write_file
 from ..common.errors import DataError
-from ..common.fields import require_value, without_none
+from ..common.fields import without_none
 from ..common.json_text import optional_object
 from .frame import CONFIG, BatchSettings, Frame
 
@@ -135,8 +135,10 @@ class Tokenizer(ABC):
         Raises:
           DataError: The vocabulary has none.
         """
-        problem = f"this {self.kind} tokenizer has no token that ends a text"
-        return require_value(self.special_ids.eos, problem, DataError)
+        end = self.special_ids.eos
+        if end is None:
+            raise DataError(f"this {self.kind} tokenizer has no token that ends a text")
+        return end
 
     def truncated(self, ids: list[int], length: int) -> list[int]:
         """Returns the first ``length`` tokens, or the last if the folder truncates on the left."""
@@ -327,12 +329,12 @@ class Tokenizer(ABC):
         Raises:
           DataError: The vocabulary has no mask token.
         """
-        mask = require_value(
-            self.special_ids.mask,
-            f"this {self.kind} tokenizer has no mask token: use a model that was trained on masked "
-            "tokens",
-            DataError,
-        )
+        mask = self.special_ids.mask
+        if mask is None:
+            raise DataError(
+                f"this {self.kind} tokenizer has no mask token: use a model that was trained on "
+                "masked tokens"
+            )
         # Without a folder, the mask absorbs the spaces before it.
         if self.batch_settings is None:
             text = re.sub(f" +(?={re.escape(self.token(mask))})", "", text)

@@ -346,11 +346,10 @@ def read_pieces(file: Path) -> dict[str, int]:
     ids: dict[str, int] = {}
     for _, number, line in file_lines(file):
         piece = line.rstrip()
-        first = ids.get(piece, number - 1) + 1
-        require(
-            first == number or not piece,
-            f"{file} line {number} repeats the piece {piece!r} of line {first}: fetch it again",
-            DataError,
-        )
+        if piece and piece in ids:
+            raise DataError(
+                f"{file} line {number} repeats the piece {piece!r} of line {ids[piece] + 1}: "
+                "fetch it again"
+            )
         ids[piece] = number - 1
     return ids

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...common.errors import DataError
-from ...common.fields import require, require_value
+from ...common.fields import require
 from ...common.numbering import numbered
 from ...sources.labelled_names import Record
 from ..labelled import LabelledData
@@ -82,8 +82,9 @@ def id_of(value: object, names: Sequence[str], location: str) -> int:
     text = str(value).strip()
     # A whole number may itself be the name of a label; then it means this label.
     known = numbered(map(str, range(len(names)))) | numbered(names)
-    problem = (
-        f"{location} has the label {text!r}, but data.label_names has {len(names)} names: give a "
-        f"number from 0 to {len(names) - 1}, one of {', '.join(names)}, or more names"
-    )
-    return require_value(known.get(text), problem, DataError)
+    if text not in known:
+        raise DataError(
+            f"{location} has the label {text!r}, but data.label_names has {len(names)} names: give "
+            f"a number from 0 to {len(names) - 1}, one of {', '.join(names)}, or more names"
+        )
+    return known[text]
