@@ -70,8 +70,8 @@ def picked(row: Mapping[str, object], fields: Iterable[str], location: str) -> t
 def single_fields(fields: Iterable[str]) -> set[str]:
     """Returns the names of the single fields that `pick` may read for some fields."""
     # The name of a single field may itself contain + or ?, so return the whole names as well.
-    whole = {name for field in fields for name in (field, field.removesuffix("?"))}
-    return whole.union(*(name.split("+") for name in whole))
+    parts = {part for field in fields for part in (field, *field.split("+"))}
+    return parts.union(part.removesuffix("?") for part in parts)
 
 
 def _check_encodable(value: object, location: str) -> None:

@@ -242,7 +242,7 @@ def _wanted(
     for field in (*fields, *tested):
         # Raise now if a column does not exist; the message has the names of all columns.
         pick(named, field, table.name)
-    wanted = single_fields(fields).union(tested)
+    wanted = single_fields((*fields, *tested))
     return [name for name in table.paths if name in wanted]
 
 
