@@ -68,9 +68,11 @@ def reported(
     except UserError:
         raise
     except kinds as failure:
-        # The text of an OSError repeats the path, but its `strerror` does not.
-        reason = getattr(failure, "strerror", None) or reason_of(failure)
-        raise error(f"{problem} ({reason[:200]}): {remedy}") from failure
+        # The text of an OSError repeats the path, but its `strerror` does not. A library may set
+        # `strerror` to several lines, or to a number.
+        text = str(getattr(failure, "strerror", None) or reason_of(failure))
+        reason = " ".join(text.split())[:200]
+        raise error(f"{problem} ({reason}): {remedy}") from None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 
-from ..common.errors import reported
+from ..common.errors import UserError, reported
 from ..common.fields import require, require_one_of
 from ..sources.builtin.patterns import TEMPLATE
 
@@ -152,7 +152,7 @@ def _parts_of(template: str) -> tuple[list[Part], str]:
     before = ""
     problem = f"the pattern {template!r} has faulty braces"
     remedy = "write {{ and }} for braces that enclose no field"
-    with reported(problem, remedy, ValueError):
+    with reported(problem, remedy, ValueError, error=UserError):
         for text, name, form, conversion in Formatter().parse(template):
             before += text
             # An escaped brace also ends a text for the formatter: join the text with the next text.

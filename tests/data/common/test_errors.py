@@ -17,6 +17,8 @@ def test_a_count_of_one_is_singular(number, expected):
         (ValueError("two\nlines"), "two lines"),
         (KeyError(), "KeyError"),
         (FileNotFoundError(2, "No such file", "notes.txt"), "No such file"),
+        (OSError(2, "No such\nfile"), "No such file"),
+        (OSError("u", 404), "404"),
         (ValueError("x" * 1000), "x" * 200),
     ],
 )
@@ -24,6 +26,7 @@ def test_a_failure_of_a_library_is_one_line(failure, reason):
     with pytest.raises(DataError) as raised, reported("it failed", "try again", Exception):
         raise failure
     assert str(raised.value) == f"it failed ({reason}): try again"
+    assert raised.value.__suppress_context__
 
 
 def test_other_failures_and_errors_of_flaxzoo_are_not_changed():
