@@ -132,9 +132,10 @@ def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
             known: list[str] = []
             with contextlib.suppress(ValueError):
                 known = list(tfds.builder_cls(name).builder_configs)
-            shown = ", ".join(similar_names(configuration, known) or known[:10]) or "none"
-            problem = f"TFDS data set {name!r} has no configuration {configuration!r}"
-            require(configuration in ("", *known), f"{problem}: choose from {shown}", DataError)
+            if configuration not in ("", *known):
+                shown = ", ".join(similar_names(configuration, known) or known[:10]) or "none"
+                problem = f"TFDS data set {name!r} has no configuration {configuration!r}"
+                raise DataError(f"{problem}: choose from {shown}") from None
             reason = reason_of(error)[:200]
             raise DataError(f"TFDS cannot make {source.location!r}: {reason}") from None
 
@@ -151,13 +152,7 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
     Raises:
       DataError: The data set cannot be downloaded, parsed or written.
     """
-    # TFDS passes on arbitrary exceptions of a download or a parser.
-    problem = f"TFDS could not download and prepare {source.name!r}"
-    remedy = (
-        'prepare it with TFDS elsewhere (file_format="array_record") and copy it to '
-        f"{builder.data_dir}"
-    )
-    with reported(problem, remedy, Exception), _named_packages(source):
+    with _named_packages(source):
         urls: list[str] = list(builder.url_infos or ())
         if urls:
             require(
@@ -167,6 +162,13 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
                 "prepared data set there (or set TFDS_DATA_DIR), or choose another source",
                 DataError,
             )
+    problem = f"TFDS could not download and prepare {source.name!r}"
+    remedy = (
+        'prepare it with TFDS elsewhere (file_format="array_record") and copy it to '
+        f"{builder.data_dir}"
+    )
+    # TFDS passes on arbitrary exceptions of a download or a parser.
+    with reported(problem, remedy, Exception), _named_packages(source):
         builder.download_and_prepare()
 
 
