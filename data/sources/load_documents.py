@@ -165,9 +165,9 @@ def _read_once(source: Source, left_out: LeftOut, cache: Path) -> "_Reread | Num
 
 def _large_part(counts: Sequence[Counter[bytes]], division: HashSplit, fraction: float) -> str:
     """Returns a log line if many more documents are held out than requested, else an empty text."""
-    of_all = sum(counts, Counter())
-    total = of_all.total()
-    held_out = sum(n for digest, n in of_all.items() if division.split(digest) == "validation")
+    all_counts = sum(counts, Counter())
+    total = all_counts.total()
+    held_out = sum(n for digest, n in all_counts.items() if division.split(digest) == "validation")
     if held_out <= _LARGE_PART * fraction * total:
         return ""
     return (

@@ -174,8 +174,8 @@ def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
     """
     if source.kind not in _READERS:
         return ()
-    of_each = (_find_columns(first, source, roles).note for first, _ in _tables(source))
-    notes = list(filter(None, of_each))
+    all_notes = (_find_columns(first, source, roles).note for first, _ in _tables(source))
+    notes = list(filter(None, all_notes))
     more = f"; likewise in {len(notes) - 1:,} more files" if len(notes) > 1 else ""
     return tuple(f"{note}{more}" for note in notes[:1])
 

@@ -295,17 +295,18 @@ class LabelledData(RecordData[E]):
           DataError: The source does not name the fields of the model, with or without the label.
         """
         records = self.open(name, self.columns.without(self.label_field))
-        given, usual = records.source.fields, self.fields
+        given, trained = records.source.fields, self.fields
         # Drop the label, unless the fields already omit it.
-        if len(given) + 1 != len(usual):
+        if len(given) + 1 != len(trained):
             source = replace(records.source, fields=self.without_label(given))
             records = replace(records, source=source)
             # A model of CoNLL files has at most one field, the tag column, so the source need not
             # name as many fields.
             require(
-                len(usual) <= 1 or len(given) == len(usual),
-                f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model was "
-                f"trained on {len(usual)} ({', '.join(usual)}): name as many, or omit the label",
+                len(trained) <= 1 or len(given) == len(trained),
+                f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model "
+                f"was trained on {len(trained)} ({', '.join(trained)}): name as many, or omit the "
+                "label",
                 error=DataError,
             )
         # Predict the validation split of sources that have splits.

@@ -149,11 +149,11 @@ class TextReader:
         """
         chosen = self._known(names)
         # Column numbers are not names that the user could give.
-        usual = () if self.imported else tuple(itertools.filterfalse(str.isdecimal, self.fields))
+        trained = () if self.imported else tuple(itertools.filterfalse(str.isdecimal, self.fields))
         require(
             chosen,
             f"{location} has the fields {', '.join(map(str, names)) or 'none'}, and none is "
-            f"{' or '.join(dict.fromkeys((*usual, 'text')))}: give the text this name, and a "
+            f"{' or '.join(dict.fromkeys((*trained, 'text')))}: give the text this name, and a "
             "second text the name text_b",
             error=DataError,
         )
@@ -170,7 +170,7 @@ class TextReader:
             self.imported or len(chosen) == len(texts) == len(self.fields),
             f"{location} has the texts {', '.join(map(repr, texts))}, and this model was trained "
             f"on {('single texts', 'pairs')[len(self.fields) - 1]}: give "
-            f"{' and '.join(usual or ('text', 'text_b')[: len(self.fields)])}",
+            f"{' and '.join(trained or ('text', 'text_b')[: len(self.fields)])}",
             error=DataError,
         )
         # The log lists fields that are present but not read.
