@@ -1,4 +1,4 @@
-"""Makes the configuration of a recipe or of a run, and replaces fields of it by settings.
+"""Makes the configuration of a recipe or a run, and replaces its fields by settings.
 
 A setting is a field with dots for nested fields: `optimizer.peak_learning_rate`. This module reads
 the settings that Python, files and the command line give. This file imports only what is needed to
@@ -138,19 +138,18 @@ def starting_config(
     """
     named, preset = named_recipe(name), given.get("preset")
     config = named.config if preset is None else named_config(name, preset)
-    init_from = given.get("init_from") or config.init_from
+    init_from = given.get("init_from", config.init_from)
     if preset is None and named.of_model is not None and init_from and opens:
-        found = _config_for(name, init_from, command, run, of_model=named.of_model)
-        config = found or config
-    kind, own = given.get(OBJECTIVE), config.objective
+        config = _config_for(name, init_from, command, run, of_model=named.of_model)
+    kind, objective = given.get(OBJECTIVE), config.objective
     # If the kind of data changes, so does a default objective, but not one that the user named.
-    if kind is None or (kind == own.kind and not own.is_default):
+    if kind is None or (kind == objective.kind and not objective.is_default):
         return config
     return dataclasses.replace(config, objective=objective_for(config.data, kind))
 
 
 def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
-    """Returns a configuration with settings, whose names are known.
+    """Returns a configuration with the given fields replaced. The caller has checked their names.
 
     Raises:
         UserError: A value is out of range, or two settings contradict each other.
@@ -180,9 +179,7 @@ def _sized(given: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{option} requires a vocabulary to train, but data.tokenizer.path names an existing "
             "vocabulary: leave one of these options out",
         )
-    if given.get(kind) in ("characters", "words") and size not in given:
-        return {**given, size: None}
-    return given
+    return {size: None, **given} if given.get(kind) in ("characters", "words") else given
 
 
 def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Config:
@@ -193,59 +190,56 @@ def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Con
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        value, name = getattr(config, field.name), prefix + field.name
-        if value is None and name in OPTIONAL and any(x.startswith(f"{name}.") for x in given):
-            value = OPTIONAL[name]()
-        if dataclasses.is_dataclass(value):
-            values[field.name] = _replaced(value, given, f"{name}.")
+        name = prefix + field.name
+        # Copy only the nested configurations that change: a default objective carries a mark, which
+        # a copy loses.
+        if any(x.startswith(f"{name}.") for x in given):
+            nested = getattr(config, field.name) or OPTIONAL[name]()
+            values[field.name] = _replaced(nested, given, f"{name}.")
         elif name in given:
             # JSON and TOML have lists where fields have tuples.
             values[field.name] = tuple(x) if isinstance(x := given[name], list) else x
     # Errors of nested configurations then name the whole field, such as `model.num_layers`.
     with named_below(prefix):
-        # A default objective carries a mark, which is lost if the objective is copied.
-        return dataclasses.replace(config, **values) if values else config  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(config, **values)  # pyright: ignore[reportArgumentType]
 
 
 def _config_for(
     name: str, init_from: str, command: str, run: Path | None, *, of_model: OfModel
-) -> TrainConfig | None:
-    """Returns the recipe for a run that starts from a model, or None if the model is missing.
+) -> TrainConfig:
+    """Returns the recipe for a run that starts from a model.
 
-    `plan` and `bench` download nothing.
+    If the model is missing, returns the recipe unchanged. `plan` and `bench` download nothing.
     """
     folder = Path(init_from).expanduser()
     if command == "train":
         from ...models.hub import local_folder
 
-        if run is not None and (resumed := _resumed(name, init_from, run, of_model)):
+        if resumed := _resumed(name, init_from, run, of_model):
             return resumed
         # If the model is missing, training reports it later.
         with contextlib.suppress(FileNotFoundError):
             folder = local_folder(init_from)
     if not (folder / CONFIG_FILE).is_file():
-        return None
+        return RECIPES[name].config
     # Import late: `flaxzoo bench` runs on machines that lack the packages that this module needs.
     from ..runs.load_run import begin_with
 
     return begin_with(name, folder)
 
 
-def _resumed(name: str, init_from: str, run: Path, of_model: OfModel) -> TrainConfig | None:
+def _resumed(name: str, init_from: str, run: Path | None, of_model: OfModel) -> TrainConfig | None:
     """Returns the recipe for an existing run, or None if it did not start from this model.
 
     Settings that follow from the initial model are read from the run, because the initial model
     may have been deleted.
     """
+    if run is None or not (run / CONFIG_FILE).is_file():
+        return None
     from ..runs.load_run import config_of_run
 
-    config = RECIPES[name].config
-    stored = config_of_run(run) if (run / CONFIG_FILE).is_file() else None
-    if (
-        stored is None
-        or stored.init_from != init_from
-        or type(stored.data) is not type(config.data)
-    ):
+    config, stored = RECIPES[name].config, config_of_run(run)
+    if (stored.init_from, type(stored.data)) != (init_from, type(config.data)):
         return None
     # The fields that the recipe derives from the run's model.
     derived = {"init_from", "execution.remat", *differences(config, of_model(stored.model))}

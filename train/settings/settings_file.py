@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import UserError
-from ...data.common.fields import require
+from ...data.common.fields import require, without_none
 from ...models.registry import families
 from ..config import TrainConfig, flatten, is_below, to_dict
 from ..recipes import RECIPES
@@ -48,8 +48,8 @@ def _words(setting: str, value: object) -> Iterator[str]:
     flag = f"--{setting.replace('_', '-')}"
     if isinstance(value, bool):
         # A switch takes no value: --no-NAME turns it off.
-        section, dot, own = flag.removeprefix("--").rpartition(".")
-        yield flag if value else f"--{section}{dot}no-{own}"
+        section, dot, last = flag.removeprefix("--").rpartition(".")
+        yield flag if value else f"--{section}{dot}no-{last}"
     elif isinstance(value, list):
         yield from (flag, *map(str, value))
     else:
@@ -63,7 +63,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
         UserError: No recipe trains this kind of model on this kind of data.
         OSError: The file cannot be written.
     """
-    described = [found for choice in _recipes_like(config) if (found := _settings(choice, config))]
+    described = [x for choice in _recipes_like(config) if (x := _settings(choice, config))]
     require(
         described,
         f"no recipe trains {type(config.model).__name__} on {config.data.kind} data, so a file of "
@@ -73,8 +73,8 @@ def write_settings(file: Path, config: TrainConfig) -> None:
     sections: dict[str, list[str]] = {"": []}
     # Take the recipe that describes this configuration with the fewest settings.
     for name, value in min(described, key=len).items():
-        section, _, own = name.rpartition(".")
-        sections.setdefault(section, []).append(f"{own} = {_toml(value)}")
+        section, _, last = name.rpartition(".")
+        sections.setdefault(section, []).append(f"{last} = {_toml(value)}")
     titled = [[f"[{title}]"] * bool(title) + lines for title, lines in sections.items()]
     text = "\n\n".join(map("\n".join, titled))
     write_file(file, f"{text}\n".encode())
@@ -83,7 +83,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
 def _recipes_like(config: TrainConfig) -> Iterator[dict[str, str]]:
     """Yields the recipes with the same kinds of model and data, each as a dict of settings."""
     # A run that starts from a model has the sizes of that model, not of the recipe.
-    start = {} if config.init_from is None else {"init_from": config.init_from}
+    start = without_none({"init_from": config.init_from})
     for name, named in RECIPES.items():
         if type(named.config.data) is not type(config.data):
             continue
@@ -135,7 +135,5 @@ def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, object]:
 
 def _toml(value: object) -> str:
     """Returns a value as TOML. TOML has no null, so None becomes the word that an option takes."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    # A JSON string is also a TOML string.
+    # A JSON string is also a TOML string, and a JSON list is also a TOML list.
     return json.dumps("None" if value is None else value, ensure_ascii=False)
