@@ -98,11 +98,10 @@ async def chat(service: Service, fields: ChatFields) -> Answer:
     answer = _Answer(model.front.tokenizer, fields, works, form)
     if fields.stream:
         return _stream(service, model, job, answer)
-    async with job:
-        pieces = {i: piece async for i, piece in job}
+    pieces = await job.results()
     service.metrics.texts(model.name, works)
-    written = {i: piece.num_tokens for i, piece in pieces.items()}
-    choices: list[JsonValue] = [answer.choice(i, pieces[i]) for i in range(len(works))]
+    written = (piece.num_tokens for piece in pieces)
+    choices: list[JsonValue] = [answer.choice(i, piece) for i, piece in enumerate(pieces)]
     return {
         **head(model, "chat.completion", "chatcmpl"),
         "choices": choices,
@@ -246,7 +245,7 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     """Yields the parts of a streamed answer."""
     start = head(model, "chat.completion.chunk", "chatcmpl")
-    works, written = answer.works, {}
+    works, written = answer.works, dict[int, int]()
     shown = [_Shown(answer.form) for _ in works]
 
     def part(index: int, delta: JsonObject, reason: str | None, logprobs: JsonValue) -> bytes:
@@ -279,7 +278,7 @@ async def _stream(
             if last:
                 yield part(i, {}, "tool_calls" if calls else FINISH[piece.reason], None)
     if answer.fields.includes_usage:
-        counts = usage(written, len(works[0].ids))
+        counts = usage(written.values(), len(works[0].ids))
         yield event_of({**start, "choices": [], "usage": counts})
     service.metrics.texts(model.name, works)
     yield DONE

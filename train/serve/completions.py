@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Annotated, Literal
 
 from ...data.common.fields import NonNegativeInt, Range, require
@@ -101,14 +101,14 @@ def head(model: Served, kind: str, prefix: str) -> JsonObject:
     return {"id": identity, "object": kind, "created": int(time.time()), "model": model.name}
 
 
-def usage(written: Mapping[int, int], prompts: int) -> JsonObject:
+def usage(written: Iterable[int], prompts: int) -> JsonObject:
     """Returns the token counts of a request (`usage`).
 
     Args:
-        written: index of a text → the number of its new tokens.
+        written: the number of new tokens of each text.
         prompts: the number of tokens of all prompts.
     """
-    new = sum(written.values())
+    new = sum(written)
     return {
         "prompt_tokens": prompts,
         "completion_tokens": new,
@@ -128,14 +128,12 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
     # If the answer includes log-probabilities of the prompts, score the prompts first.
     echoes = [_Echo()] * len(prompts)
     if fields.echo:
-        scores: list[list[TokenAlternatives]] = [[] for _ in prompts]
+        scores: list[list[TokenAlternatives]] = [[]] * len(prompts)
         if fields.logprobs is not None:
-            requests = [group[0].ids for group in prompts]
-            tokens = sum(len(group[0].ids) for group in prompts)
+            ids = [group[0].ids for group in prompts]
             _, scorer = service.worker(fields.model, SCORING)
-            async with service.engine.submit(scorer, requests, tokens=tokens) as job:
-                async for i, scores_of_prompt in job:
-                    scores[i] = scores_of_prompt
+            tokens = sum(map(len, ids))
+            scores = await service.engine.submit(scorer, ids, tokens=tokens).results()
         echoes = [
             _Echo.of(_text_of(model.front, prompt, group[0].ids), group[0].ids, score)
             for prompt, group, score in zip(fields.prompts, prompts, scores, strict=True)
@@ -146,10 +144,9 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
     answer = _Answer(model.front.tokenizer, fields, start, works, echoes)
     if fields.stream:
         return _stream(service, model, job, answer)
-    async with job:
-        pieces = {i: piece async for i, piece in job}
+    pieces = await job.results()
     service.metrics.texts(model.name, works)
-    return answer.whole(pieces)
+    return answer.whole(pieces or [_NO_TEXT] * len(works))
 
 
 def _works(generator: TextGenerator, fields: CompletionFields) -> list[list[TextWork]]:
@@ -197,12 +194,10 @@ class _Answer:
         # The n texts of a prompt follow each other, so count the prompt of every n-th text.
         return sum(len(work.ids) for work in self.works[:: self.fields.n])
 
-    def whole(self, pieces: Mapping[int, Piece]) -> JsonObject:
+    def whole(self, pieces: Sequence[Piece]) -> JsonObject:
         """Returns the whole answer, for a request without streaming."""
-        written = {i: piece.num_tokens for i, piece in pieces.items()}
-        choices: list[JsonValue] = [
-            self.choice(i, pieces.get(i, _NO_TEXT), 0) for i in range(len(self.works))
-        ]
+        written = (piece.num_tokens for piece in pieces)
+        choices: list[JsonValue] = [self.choice(i, piece, 0) for i, piece in enumerate(pieces)]
         return {
             **self.start,
             "choices": choices,
@@ -268,7 +263,7 @@ async def _stream(
     service: Service, model: Served, job: Job[Piece], answer: _Answer
 ) -> AsyncIterator[bytes]:
     """Yields the parts of a streamed answer."""
-    offsets, written = [0] * len(answer.works), {}
+    offsets, written = [0] * len(answer.works), dict[int, int]()
     async with job:
         # The job has no tasks if nothing is generated, so send the prompts here.
         if not answer.fields.max_tokens:
@@ -280,7 +275,7 @@ async def _stream(
             written[i] = piece.num_tokens
             yield event_of({**answer.start, "choices": [choice]})
     if answer.fields.includes_usage:
-        counts = usage(written, answer.prompt_tokens)
+        counts = usage(written.values(), answer.prompt_tokens)
         yield event_of({**answer.start, "choices": [], "usage": counts})
     service.metrics.texts(model.name, answer.works)
     yield DONE

@@ -172,6 +172,12 @@ class Job(Generic[Event]):
         return index, event
 
     async def __aexit__(
+    async def results(self) -> list[Event]:
+        """Waits until all tasks have ended; returns the last event of each task."""
+        async with self:
+            last = {index: event async for index, event in self}
+        return [last[index] for index in range(len(self.tasks))]
+
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
