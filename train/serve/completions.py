@@ -25,6 +25,7 @@ from .generation import (
     make_works,
     num_tokens,
 )
+from .rows.inputs import texts_of
 from .text_fields import TextFields, seeds_of
 
 MOST_PROMPTS = 32
@@ -67,9 +68,7 @@ class CompletionFields(TextFields):
     @property
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
         """The prompts."""
-        # A sequence of numbers contains the tokens of a single prompt.
-        one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
-        return [self.prompt] if one else list(self.prompt)  # pyright: ignore
+        return texts_of(self.prompt)
 
 
 @dataclasses.dataclass

@@ -106,10 +106,7 @@ def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[Te
     Raises:
         ApiError: the input is empty, a text is too long or without tokens, or an id is unknown.
     """
-    value = fields.input
-    # A sequence of numbers contains the tokens of a single text.
-    is_one = isinstance(value, str) or isinstance(next(iter(value), None), int)
-    inputs = as_list(value if not is_one else (value,), "input", most)
+    inputs = as_list(fields.input, "input", most)
     if isinstance(inputs[0], str):
         rows, num_truncated = embedder.encode(inputs, fields.prompt_name)
         check_not_truncated(fields.truncate, num_truncated, len(rows), embedder.max_length)

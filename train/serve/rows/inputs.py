@@ -11,18 +11,24 @@ def as_list(value: Sequence[Any], name: str, most: int) -> list[Any]:
     """Returns the texts of a field as a list.
 
     Args:
-        value: the texts, or one text.
+        value: the texts, or one text; a text may be a sequence of token ids.
         name: the field.
         most: the maximum number of texts of a request.
 
     Raises:
         ApiError: the field has no text, or too many texts.
     """
-    texts = [value] if isinstance(value, str) else list(value)
+    texts = texts_of(value)
     require_valid(texts, f"{name} must not be empty: give a text", name)
     message = f"{name} must have at most {most:,} texts, got {len(texts):,}: send fewer"
     require_valid(len(texts) <= most, message, name, "too_many_inputs")
     return texts
+
+
+def texts_of(value: Sequence[Any]) -> list[Any]:
+    """Returns the texts of a field as a list; a sequence of numbers is the tokens of one text."""
+    is_one = isinstance(value, str) or isinstance(next(iter(value), None), int)
+    return [value] if is_one else list(value)
 
 
 def check_not_truncated(
