@@ -38,7 +38,7 @@ from ...models.text.text_model import Loaded
 from ...models.text.translate import TextTranslator
 from ..evaluate_config import EvaluateConfig
 from ..losses.metrics import text_scores
-from .vectors.retrieval import bm25_scores, model_scores
+from .vectors.retrieval import bm25_scores, is_cross_encoder, model_scores
 
 Results = dict[str, dict[str, float | int]]
 """The name of each task → its metrics; the first is the main metric."""
@@ -126,8 +126,7 @@ class Search(Task):
 
     def check(self, model: TransformerConfig) -> None:
         """See `Task`."""
-        ranks = model.head == "sequence_classification" and len(model.labels) == 1
-        if not ranks:
+        if not is_cross_encoder(model):
             require_head(model, TextEmbedder.heads, *_remedy("embeds no texts", self.name))
 
     @functools.cached_property

@@ -8,6 +8,7 @@ import numpy as np
 from ....data.common.progress import LogFn
 from ....data.embedding.bm25 import bm25
 from ....data.sources.retrieval.collection import RetrievalData, read_retrieval
+from ....models.config import TransformerConfig
 from ....models.text.embed import TextEmbedder
 from ....models.text.folder import open_folder
 from ....models.text.pair_scorer import PairScorer
@@ -86,7 +87,7 @@ def model_scores(
     ids, queries, documents = _texts(collection)
     model, _ = open_folder(folder)
     active = dict[str, float]()
-    if yes_no or (model.head == "sequence_classification" and len(model.labels) == 1):
+    if yes_no or is_cross_encoder(model):
         log(f"the model scores pairs: it ranks the first {RERANKED} documents of BM25 again")
         scorer = open_pair_scorer(folder, step=step, log=log, loaded=loaded)
         ranked = _reranked(scorer, queries, documents, log)
@@ -99,6 +100,11 @@ def model_scores(
             blocks = _counted(blocks, len(documents), active)
         ranked = nearest(embedder.comparable(query_vectors), blocks, DEPTH)[1]
     return ranking_scores(ranked, _indices(collection, ids)) | active
+
+
+def is_cross_encoder(model: TransformerConfig) -> bool:
+    """Returns whether a model is a classifier with one label, which may score pairs of texts."""
+    return model.head in PairScorer.heads and len(model.labels) == 1
 
 
 def bm25_scores(collection: RetrievalData) -> dict[str, float]:

@@ -16,6 +16,7 @@ from ....models.text.bucketing import padded_length
 from ....models.text.pair_scorer import PairScorer
 from ....models.text.text_model import Loaded
 from ....models.text.yes_no_scorer import YesNoScorer, answers_yes_or_no, open_pair_scorer
+from ...evaluation.vectors.retrieval import is_cross_encoder
 from ..app import Endpoint, Service
 from .inputs import as_list, check_not_truncated
 from .worker import Row, RowFunction, computed, usage_of
@@ -76,9 +77,7 @@ class RerankFields(Checked):
 
 def fits(config: TransformerConfig) -> bool:
     """Returns whether a model may compute a single score for a pair of texts."""
-    return config.head in YesNoScorer.heads or (
-        config.head in PairScorer.heads and len(config.labels) == 1
-    )
+    return config.head in YesNoScorer.heads or is_cross_encoder(config)
 
 
 def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
