@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,12 @@ from .worker import Row, RowFunction, computed, usage_of
 KIND = "rerank"
 Pair: TypeAlias = dict[str, np.ndarray]
 """The arrays of a pair, int32 [length]."""
+RESULTS = {
+    "texts": ("index", "score", "text"),
+    "documents": ("index", "relevance_score", "document"),
+}
+"""The field of a request that has the documents → the names in a result. The third name is only
+in the answer if the request asks for the documents."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,18 +62,26 @@ class RerankFields(Checked):
         super().__post_init__()
         if (self.texts is None) == (self.documents is None):
             raise FieldError("documents", "or texts is missing: give one of the two")
-        unused = "return_documents" if self.documents is None else "return_text"
+        unused = {"texts": "return_documents", "documents": "return_text"}[self.field]
         require_default(self, [unused], "is not supported with this format of documents")
-        for i, document in enumerate(self.documents or ()):
+        for i, document in enumerate(self._documents):
             if not isinstance(document, str) and [*document] != ["text"]:
                 raise FieldError(f"documents[{i}]", "must be a text or an object with text alone")
 
     @property
+    def field(self) -> str:
+        """The name of the field that has the documents, a key of `RESULTS`."""
+        return "texts" if self.documents is None else "documents"
+
+    @property
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of the query and each document."""
-        documents = self.texts if self.documents is None else self.documents
-        texts = (x if isinstance(x, str) else x["text"] for x in documents or ())
-        return [(self.query, text) for text in texts]
+        documents = self._documents
+        return [(self.query, x if isinstance(x, str) else x["text"]) for x in documents]
+
+    @property
+    def _documents(self) -> Sequence[str | Mapping[str, str]]:
+        return getattr(self, self.field)
 
     @property
     def truncates(self) -> bool:
@@ -121,23 +135,27 @@ async def rerank(service: Service, fields: RerankFields) -> JsonValue:
     model, worker = service.worker(fields.model, KIND)
     service.engine.check_admission()
     scorer: PairScorer = worker.front
-    name = "texts" if fields.documents is None else "documents"
-    pairs = as_list(fields.pairs, name, worker.settings.max_inputs)
+    pairs = as_list(fields.pairs, fields.field, worker.settings.max_inputs)
     tokens, num_truncated = await asyncio.to_thread(scorer.encode, pairs)
-    check_not_truncated(fields.truncates, num_truncated, len(pairs), scorer.max_length, name=name)
+    check_not_truncated(
+        fields.truncates, num_truncated, len(pairs), scorer.max_length, name=fields.field
+    )
     rows = [Row(tokens_of(tokens, i, length), length) for i, length in enumerate(tokens.lengths)]
     results_of_pairs = await computed(service, model, worker, rows)
     scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in results_of_pairs])
     # A stable sort keeps documents with equal scores in the order of the request.
     best = np.argsort(-scores, kind="stable")[: fields.top_n].tolist()
-    ranked = [(i, float(scores[i]), pairs[i][1]) for i in best]
-    if fields.documents is None:
-        names = ("index", "score", "text")[: 2 + fields.return_text]
-        return [dict(zip(names, row, strict=False)) for row in ranked]
-    names = ("index", "relevance_score", "document")[: 2 + fields.return_documents]
-    results: list[Any] = [
-        dict(zip(names, (i, score, {"text": text}), strict=False)) for i, score, text in ranked
-    ]
+    # At most one of these options is set, because each is valid for one format.
+    num_names = 2 + fields.return_text + fields.return_documents
+    names = RESULTS[fields.field][:num_names]
+    is_list = fields.documents is None
+    results: list[JsonValue] = []
+    for i in best:
+        text = pairs[i][1]
+        row = (i, float(scores[i]), text if is_list else {"text": text})
+        results.append(dict(zip(names, row, strict=False)))
+    if is_list:
+        return results
     truncated = f"{num_truncated:,} pairs truncated to {scorer.max_length:,} tokens"
     warnings: list[JsonValue] = [truncated] * bool(num_truncated)
     return {
