@@ -245,7 +245,7 @@ def test_a_server_scores_by_yes_and_no(tmp_path):
     scorer = open_pair_scorer(tmp_path)
     tokens, _ = scorer.encode(PAIRS)
     rows = [tokens_of(tokens, i, length) for i, length in enumerate(tokens.lengths)]
-    found = [one["scores"] for one in rerank.compute(rows)]
+    found = [one["scores"][0] for one in rerank.compute(rows)]
     np.testing.assert_allclose(found, scorer.score(PAIRS, silent), atol=1e-6)
     assert refused == []
     # A model without the tokens of the prompt or of the answers does not rank.

@@ -27,7 +27,7 @@ class Requests:
 
     def __init__(self, **settings):
         self.batches, self.now, self.lines = [], 0.0, []
-        function = RowFunction(None, self.compute, LONGEST, lambda length: "x" * length)
+        function = RowFunction(None, self.parts, LONGEST, lambda length: "x" * length)
         settings = RowSettings(**settings)
         shapes = shapes_of_short_rows(function, settings)
         self.worker = RowWorker(
@@ -41,11 +41,11 @@ class Requests:
         assert wait is not None
         return wait
 
-    def compute(self, items):
+    def parts(self, items):
         self.batches.append([*items])
         if "bad" in items:
             raise ValueError("bad")
-        return [item.upper() for item in items]
+        yield [item.upper() for item in items]
 
     def add(self, text, group=None, copies=1):
         task = Task(Row(text, len(text), group, copies))
@@ -106,16 +106,16 @@ def test_a_batch_has_one_group_and_no_more_tokens_than_allowed():
 
 
 def test_a_long_computation_leaves_time_to_others_and_ends_with_its_clients():
-    requests, done = Requests(), []
+    lines, done = [], []
 
-    def in_parts(items):
+    def parts(items):
         for part in range(3):
             done.append(part)
             yield None
         yield [item.upper() for item in items]
 
-    function = RowFunction(None, requests.compute, LONGEST, lambda length: "x", in_parts)
-    worker = RowWorker("words", function, log=requests.lines.append)
+    function = RowFunction(None, parts, LONGEST, lambda length: "x")
+    worker = RowWorker("words", function, log=lines.append)
     first, last = Task(Row("a", 1, group=1)), Task(Row("b", 1, group=2))
     worker.add(first)
     worker.add(last)

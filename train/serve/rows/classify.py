@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ....models.text.text_model import Loaded
 from ...evaluation.predict import Predictor, token_length
 from ..app import Endpoint, Service
 from .inputs import as_list
-from .worker import Row, RowFunction, computed, usage_of
+from .worker import Row, RowFunction, computed, outputs_of_rows, usage_of
 
 KIND = "classification"
 HEADS = (
@@ -47,12 +47,12 @@ def classification_function(folder: str | Path, loaded: Loaded) -> RowFunction:
     """Returns the function that computes the outputs for encoded examples."""
     predictor = Predictor.of_run(folder, loaded=loaded)
 
-    def compute(items: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        outputs = predictor.outputs(items.__getitem__, [*map(token_length, items)])
-        return [{name: x[i] for name, x in outputs.items()} for i in range(len(items))]
+    def parts(items: Sequence[Any]) -> Iterator[list[dict[str, np.ndarray]]]:
+        lengths = list(map(token_length, items))
+        yield outputs_of_rows(predictor.outputs(items.__getitem__, lengths))
 
     longest = predictor.config.data.length
-    return RowFunction(predictor, compute, longest, predictor.filler)
+    return RowFunction(predictor, parts, longest, predictor.filler)
 
 
 async def classify(service: Service, fields: ClassifyFields) -> JsonObject:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -58,12 +58,14 @@ def embedding_function(folder: str | Path, loaded: Loaded) -> RowFunction | None
     if kind_of(local_folder(folder)) == "CrossEncoder":
         return None
     embedder = TextEmbedder.of_run(folder, loaded=loaded)
-    return RowFunction(
-        embedder,
-        lambda rows: [*embedder.vectors(rows)],
-        embedder.max_length,
-        lambda length: TextRow([0] * length),
-    )
+
+    def parts(rows: Sequence[TextRow]) -> Iterator[list[np.ndarray]]:
+        yield list(embedder.vectors(rows))
+
+    def filler(length: int) -> TextRow:
+        return TextRow([0] * length)
+
+    return RowFunction(embedder, parts, embedder.max_length, filler)
 
 
 async def embed(service: Service, fields: EmbeddingFields) -> JsonObject:

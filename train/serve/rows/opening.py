@@ -1,7 +1,7 @@
 """Opens the kinds of work on single texts that a model does, such as embedding."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from ....data.common.errors import UserError
@@ -95,7 +95,7 @@ def row_functions(folder: str, loaded: Loaded) -> tuple[dict[Kind, RowFunction],
 
 def row_workers(
     name: str,
-    functions: Mapping[Kind, RowFunction],
+    functions: dict[Kind, RowFunction],
     *,
     settings: RowSettings,
     log: LogFn,
@@ -110,7 +110,7 @@ def row_workers(
         log: called with lines about the warm-up.
         is_main: whether programs of the most specific kind are compiled before the first request.
     """
-    main = [*functions][-1] if functions and is_main else None
+    main = next(reversed(functions), None) if is_main else None
     compiled = functions if settings.warm_up_all else {main}
     return {
         kind.name: RowWorker(

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from ....models.text.yes_no_scorer import YesNoScorer, answers_yes_or_no, open_p
 from ...evaluation.vectors.retrieval import is_cross_encoder
 from ..app import Endpoint, Service
 from .inputs import as_list, check_not_truncated
-from .worker import Row, RowFunction, computed, usage_of
+from .worker import Row, RowFunction, computed, outputs_of_rows, usage_of
 
 KIND = "rerank"
 Pair: TypeAlias = dict[str, np.ndarray]
@@ -104,7 +104,7 @@ def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
     scorer = open_pair_scorer(folder, loaded=loaded)
     padding = {"input_ids": scorer.tokenizer.special_ids.pad or 0}
 
-    def compute(items: Sequence[Pair]) -> list[dict[str, float]]:
+    def parts(items: Sequence[Pair]) -> Iterator[list[dict[str, np.ndarray]]]:
         lengths = [len(row["attention_mask"]) for row in items]
         size = padded_length(max(lengths), scorer.max_length)
         rows = [
@@ -114,15 +114,14 @@ def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
             }
             for row in items
         ]
-        outputs = scorer.outputs(rows.__getitem__, lengths)
-        return [{name: float(x[i, 0]) for name, x in outputs.items()} for i in range(len(items))]
+        yield outputs_of_rows(scorer.outputs(rows.__getitem__, lengths))
 
     def filler(length: int) -> Pair:
         return {
             name: np.ones(length, np.int32) * (name == "attention_mask") for name in scorer.inputs
         }
 
-    return RowFunction(scorer, compute, scorer.max_length, filler)
+    return RowFunction(scorer, parts, scorer.max_length, filler)
 
 
 def tokens_of(tokens: BertInputs, index: int, length: int) -> Pair:
@@ -141,8 +140,9 @@ async def rerank(service: Service, fields: RerankFields) -> JsonValue:
         fields.truncates, num_truncated, len(pairs), scorer.max_length, name=fields.field
     )
     rows = [Row(tokens_of(tokens, i, length), length) for i, length in enumerate(tokens.lengths)]
-    results_of_pairs = await computed(service, model, worker, rows)
-    scores = np.array([x["logits" if fields.raw_scores else "scores"] for x in results_of_pairs])
+    outputs = await computed(service, model, worker, rows)
+    kind = "logits" if fields.raw_scores else "scores"
+    scores = np.stack([output[kind] for output in outputs])[:, 0]
     # A stable sort keeps documents with equal scores in the order of the request.
     best = np.argsort(-scores, kind="stable")[: fields.top_n].tolist()
     # At most one of these options is set, because each is valid for one format.

@@ -69,10 +69,7 @@ def translation_function(folder: str | Path, loaded: Loaded) -> RowFunction:
     """Returns the function that translates encoded texts with equal settings."""
     translator = TextTranslator.of_run(folder, loaded=loaded)
 
-    def compute(items: Sequence[Any]) -> list[list[Translation]]:
-        return translator.search([ids for ids, _ in items], items[0][1])
-
-    def in_parts(items: Sequence[Any]) -> Iterator[list[list[Translation]] | None]:
+    def parts(items: Sequence[Any]) -> Iterator[list[list[Translation]] | None]:
         return translator.search_in_parts([ids for ids, _ in items], items[0][1], PART)
 
     (ids,) = translator.encode(["a"])
@@ -80,7 +77,7 @@ def translation_function(folder: str | Path, loaded: Loaded) -> RowFunction:
     def filler(length: int) -> tuple[list[int], GenerationRequest]:
         return [ids[0]] * length, translator.request
 
-    return RowFunction(translator, compute, translator.max_length, filler, in_parts)
+    return RowFunction(translator, parts, translator.max_length, filler)
 
 
 async def translate(service: Service, fields: TranslateFields) -> JsonObject:

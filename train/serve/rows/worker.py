@@ -1,15 +1,17 @@
 """Computes the rows of several requests together, in batches of similar length.
 
 A row is a text to embed, a pair to score, an example to classify or a text to translate, encoded as
-tokens. Rows wait in the order of arrival. Each step computes one batch. Of the oldest waiting
-rows, up to `batch_tokens` tokens, the batch contains the rows with the padded length of the oldest
-row. The result of a row does not depend on the other rows of its batch.
+tokens. Rows wait in the order of arrival. Each step computes one batch. A step considers the oldest
+waiting rows, up to `batch_tokens` tokens, and its batch contains the rows among them that have the
+padded length of the oldest row. The result of a row does not depend on the other rows of its batch.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from ....data.common.json_text import JsonValue
 from ....data.common.progress import LogFn
@@ -53,25 +55,22 @@ class RowFunction:
 
     Attributes:
         front: the model, which encodes the texts of requests.
-        compute: returns a result for each item, in order.
+        parts: yields None after each part of a long computation, then a result for each item, in
+          order.
         longest: the maximum number of tokens of a row.
         filler: returns an item with this number of tokens, to compile programs with.
-        in_parts: yields None after each part of a long computation, then what `compute` returns. If
-          None, the computation is not divided.
     """
 
     front: Any
-    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    parts: Callable[[Sequence[Any]], Iterator[Sequence[Any] | None]]
     longest: int
     filler: Callable[[int], Any]
-    in_parts: Callable[[Sequence[Any]], Iterator[Sequence[Any] | None]] | None = None
 
-    def parts(self, items: Sequence[Any]) -> Iterator[Sequence[Any] | None]:
-        """Yields None after each part of the computation, then a result for each item."""
-        if self.in_parts is None:
-            yield self.compute(items)
-        else:
-            yield from self.in_parts(items)
+    def compute(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Returns a result for each item, in order."""
+        results: Any
+        *_, results = self.parts(items)
+        return results
 
 
 class RowWorker:
@@ -161,8 +160,10 @@ class RowWorker:
             self._log(f"{self._name}: {shape} compiled in {time.perf_counter() - start:.1f} s")
         if not self.settings.warm_up_all:
             longest = max((length for _, length in self._shapes), default=0)
-            what = f"texts of more than {longest} tokens compile" if longest else "compiles"
-            self._log(f"{self._name}: {what} at first use; --warm-up-all compiles more now")
+            self._log(
+                f"{self._name}: texts of more than {longest} tokens compile at first use; "
+                "--warm-up-all compiles more now"
+            )
         return ()
 
     def _window(self) -> Iterator[tuple[RowTask, int]]:
@@ -174,13 +175,13 @@ class RowWorker:
         room, first = self.settings.batch_tokens, next(iter(self._arrivals)).work
         # The search pads the number of rows to a power of two.
         most = power_of_two(max(1, MOST_ROWS // first.copies) + 1) // 2
-        group, left = first.group, most if first.copies > 1 else MANY
+        left = most if first.copies > 1 else MANY
         for task in self._arrivals:
             tokens = padded_length(task.work.length, self._function.longest)
             # Yield the oldest row even if it alone exceeds the limit.
             if tokens > room and room < self.settings.batch_tokens:
                 return
-            if task.work.group == group and left:
+            if task.work.group == first.group and left:
                 room, left = room - tokens, left - 1
                 yield task, tokens
 
@@ -194,7 +195,8 @@ class RowWorker:
     def _is_full(self) -> bool:
         """Returns whether the batch of the oldest row has no space for another row."""
         batch = self._next_batch()
-        length = padded_length(max(task.work.length for task in batch), self._function.longest)
+        # The first row of a batch is its longest row.
+        length = padded_length(batch[0].work.length, self._function.longest)
         return len(batch) >= padded_rows(MANY, length)
 
 
@@ -207,12 +209,15 @@ async def computed(
         ApiError: the queue is full, or the request took too long.
     """
     num_tokens = sum(row.length for row in rows)
-    results: list[Any] = [None] * len(rows)
-    async with service.engine.submit(worker, rows, tokens=num_tokens) as job:
-        async for i, result in job:
-            results[i] = result
+    results = await service.engine.submit(worker, rows, tokens=num_tokens).results()
     service.metrics.tokens.labels(model.name, "prompt").inc(num_tokens)
     return results
+
+
+def outputs_of_rows(outputs: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Returns the outputs of each row, given arrays whose first axis is the rows."""
+    rows = zip(*outputs.values(), strict=True)
+    return [dict(zip(outputs, row, strict=True)) for row in rows]
 
 
 def usage_of(rows: Sequence[Row], written: int = 0) -> dict[str, JsonValue]:
