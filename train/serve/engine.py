@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import itertools
 import queue
 import sys
 import threading
@@ -27,7 +28,7 @@ Work = TypeVar("Work")
 Event = TypeVar("Event")
 """The events of a task: the objects that its worker sends."""
 IDLE_TIME = 1.0
-"""Seconds without work after which the engine compiles one more program."""
+"""Seconds without work after which the engine compiles one more program, if any is left."""
 STOP_TIME = 1.0
 """Seconds to wait for the engine's current step when the server ends."""
 
@@ -171,13 +172,13 @@ class Job(Generic[Event]):
         self._left -= last
         return index, event
 
-    async def __aexit__(
     async def results(self) -> list[Event]:
         """Waits until all tasks have ended; returns the last event of each task."""
         async with self:
             last = {index: event async for index, event in self}
         return [last[index] for index in range(len(self.tasks))]
 
+    async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -342,9 +343,8 @@ class Engine:
         """Ends all jobs with an error until `stop`, including jobs that are admitted later."""
         shown = ApiError(500, "the engine has failed: start the server again", code="failed")
         while True:
-            for tasks in self._tasks.values():
-                for task in tasks:
-                    task.fail(shown)
+            for task in itertools.chain(*self._tasks.values()):
+                task.fail(shown)
             self._deliver()
             message = self._inbox.get()
             if message is None:
@@ -356,25 +356,21 @@ class Engine:
 
         Returns False to stop.
         """
-        # Wait until the first worker has work, or without a limit if all workers are idle.
+        # Wait until the first worker has work, at most `IDLE_TIME` if all workers are idle.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
-        compiles = not waits and bool(self._later)
-        wait = min(waits, default=IDLE_TIME if compiles else None)
-        deadline = None if wait is None else time.monotonic() + wait
+        is_idle, deadline = not waits, time.monotonic() + min(waits, default=IDLE_TIME)
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                message = self._inbox.get(block=left != 0, timeout=left)
+                message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                if compiles:
+                if is_idle and self._later:
                     self._later.popleft()()
                 return True
             if message is None:
                 return False
             message()
-            compiles = False
             # Take the other messages that have arrived, but do not wait for more.
-            deadline = time.monotonic()
+            is_idle, deadline = False, time.monotonic()
 
     def _step(self, worker: AnyWorker) -> None:
         try:
