@@ -98,9 +98,7 @@ def read_message(message: JsonFields, index: int, *, in_content: bool) -> dict[s
     calls = [_call(call, f"{location}.tool_calls[{i}]") for i, call in enumerate(objects or ())]
     result.pop("tool_calls", None)
     if in_content:
-        texts = [content] if isinstance(content, str) else content
-        parts = [text_of_part(part, index + 1) for part in texts]
-        result["content"] = "".join([*parts, *map(_bracketed, calls)])
+        result["content"] = "".join([_text_of(content, index + 1), *map(_bracketed, calls)])
     elif calls:
         result["tool_calls"] = [call.message for call in calls]
     return result
@@ -129,8 +127,16 @@ def with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[st
     first, rest = {"role": "system", "content": ""}, messages
     if messages[0].get("role") == "system":
         first, *rest = messages
-    # A client may send the content as parts.
-    parts = [first["content"]] if isinstance(first["content"], str) else first["content"]
-    written = "".join(text_of_part(part, 1) for part in parts)
-    content = "\n".join(filter(None, [written, text]))
+    content = "\n".join(filter(None, [_text_of(first["content"], 1), text]))
     return [{**first, "content": content}, *rest]
+
+
+def _text_of(content: str | Sequence[object], number: int) -> str:
+    """Returns the text of a message's content, which may be a list of parts.
+
+    Args:
+        content: the content.
+        number: the number of the message, counted from 1, for errors.
+    """
+    parts = [content] if isinstance(content, str) else content
+    return "".join(text_of_part(part, number) for part in parts)
