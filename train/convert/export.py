@@ -7,7 +7,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import flax.linen as nn
 import numpy as np
@@ -141,8 +141,8 @@ def export_model(
     model, params = load_finite(folder, step=step, ema=ema)
     if generator:
         params = _generator_params(config, params, folder, step, ema=ema)
-        assert isinstance(config.objective, ReplacedTokenConfig)
-        smaller = generator_config(config.model, config.objective.generator_size)
+        objective = cast(ReplacedTokenConfig, config.objective)  # `_generator_params` checks it
+        smaller = generator_config(config.model, objective.generator_size)
         config = dataclasses.replace(config, model=smaller, objective=MaskedLMConfig())
         model = create(smaller)
     exported = Exported(

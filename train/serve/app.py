@@ -8,7 +8,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -199,20 +199,20 @@ class _Handler:
             await send(message)
 
         try:
-            with contextlib.ExitStack() as held:
-                await self._answer(request, sending, held)
+            with contextlib.ExitStack() as exits:
+                await self._answer(request, sending, exits)
         except ClientDisconnect:
             pass  # nobody reads an answer; the request is counted below
         finally:
             self.service.metrics.count(self.endpoint.path, status, time.monotonic() - started)
 
-    async def _answer(self, request: Request, send: Send, held: contextlib.ExitStack) -> None:
+    async def _answer(self, request: Request, send: Send, exits: contextlib.ExitStack) -> None:
         fields = None
         try:
             if not self.endpoint.is_open:
                 self.service.access.check(request)
             if self.endpoint.fields is not None:
-                held.enter_context(self.service.place())
+                exits.enter_context(self.service.place())
                 fields = await self._fields(request)
         except ClientDisconnect:
             raise
@@ -267,8 +267,7 @@ class _Handler:
         except TimeoutError:
             message = f"the body took longer than {access.body_time:g} s: send it faster"
             raise ApiError(408, message, code="timeout") from None
-        cls, body = endpoint.fields, b"".join(parts)
-        assert cls is not None
+        cls, body = cast(type, endpoint.fields), b"".join(parts)
         if total <= QUICK_BODY:
             return read_fields(cls, read_json(body))
         return await asyncio.to_thread(lambda: read_fields(cls, read_json(body)))
@@ -322,13 +321,13 @@ def event_of(value: JsonValue) -> bytes:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     del request
-    assert isinstance(error, HTTPException)
+    fault = cast(HTTPException, error)  # `make_app` registers this function for this type
     messages = {404: "the path does not exist", 405: "the path does not support this method"}
-    message = messages.get(error.status_code, str(error.detail))
+    message = messages.get(fault.status_code, str(fault.detail))
     return JSONResponse(
-        ApiError(error.status_code, f"{message}: see GET /openapi.json").body,
-        error.status_code,
-        error.headers,
+        ApiError(fault.status_code, f"{message}: see GET /openapi.json").body,
+        fault.status_code,
+        fault.headers,
     )
 
 
