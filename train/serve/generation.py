@@ -189,11 +189,11 @@ class GenerationWorker:
         """
         batch, settings = self.batch, self._settings
         longest, samplings = max(1, settings.warm_up_length), PLAIN
+        lengths, sizes = batch.cache_lengths, batch.row_numbers
         if settings.warm_up_all:
             longest, samplings = self.generator.max_length, every_sampling()
-        lengths, sizes = batch.cache_lengths, batch.row_numbers
-        # A cache has space for the context and at least one new token.
-        if not settings.warm_up_all:
+        else:
+            # A cache has space for the context and at least one new token.
             lengths = lengths[: 1 + sum(length <= longest for length in lengths)]
 
         def compile_rows(size: int, length: int) -> None:

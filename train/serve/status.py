@@ -58,8 +58,8 @@ async def list_models(service: Service, fields: None) -> JsonObject:
 async def health(service: Service, fields: None) -> Response:
     """Answers `/health`: 200 when warm, else 503."""
     del fields
-    ready = service.engine.is_ready
-    return JSONResponse({"status": "ready" if ready else "unavailable"}, 200 if ready else 503)
+    status, code = ("ready", 200) if service.engine.is_ready else ("unavailable", 503)
+    return JSONResponse({"status": status}, code)
 
 
 async def show_metrics(service: Service, fields: None) -> Response:

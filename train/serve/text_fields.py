@@ -1,6 +1,7 @@
 """The settings that all requests for text share."""
 
 import dataclasses
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Annotated
@@ -129,5 +130,5 @@ def seeds_of(fields: TextFields, num_prompts: int) -> list[int]:
 
 def _token_id(name: str) -> int:
     problem = f"logit_bias must have token ids as names, got {name[:20]!r}"
-    require(name.isascii() and name.isdigit() and len(name) < 10, problem)
+    require(re.fullmatch("[0-9]{1,9}", name), problem)
     return int(name)
