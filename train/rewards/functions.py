@@ -8,6 +8,7 @@ conversations). A function may omit arguments that it does not use.
 """
 
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -68,9 +69,9 @@ def _equal(
 
 
 def _last_number(text: str) -> float:
-    found = _NUMBER.findall(_THOUSANDS.sub("", text))
+    numbers = _NUMBER.findall(_THOUSANDS.sub("", text))
     # NaN does not equal any number, so a text that contains no number is never right.
-    return float(found[-1]) if found else math.nan
+    return float(["nan", *numbers][-1])
 
 
 def of_format(pattern: str) -> RewardFunction:
@@ -133,11 +134,12 @@ def _each(score: Callable[[str], float]) -> RewardFunction:
 BUILT_IN: Mapping[str, RewardFunction] = {"exact_match": exact_match, "arithmetic": arithmetic}
 """The name of a reward → its function, for rewards without a parameter."""
 PARAMETRIC: Mapping[str, Callable[[str], RewardFunction]] = {
-    "format": of_format,
-    "length": of_length,
-    "contains": of_word,
+    "format:": of_format,
+    "length:": of_length,
+    "contains:": of_word,
 }
-"""The name of a reward → a function that makes it, for rewards with a parameter: `contains:cat`."""
+"""The prefix of a reward's name → a function that makes the reward from the rest of the name, as in
+`contains:cat`."""
 
 
 def named_reward(name: str) -> RewardFunction:
@@ -150,12 +152,12 @@ def named_reward(name: str) -> RewardFunction:
         UserError: the reward is unknown, or its value is invalid.
     """
     kind, colon, value = name.partition(":")
-    if colon and kind in PARAMETRIC:
-        return PARAMETRIC[kind](value)
-    known = [*BUILT_IN, *(f"{kind}:" for kind in PARAMETRIC)]
+    if kind + colon in PARAMETRIC:
+        return PARAMETRIC[kind + colon](value)
+    remedy = suggest(name, [*BUILT_IN, *PARAMETRIC])
     require(
         name in BUILT_IN,
-        f"the reward {name!r} is neither a built-in reward nor a folder: {suggest(name, known)} "
+        f"the reward {name!r} is neither a built-in reward nor a folder: {remedy} "
         "(see --objective.rewards)",
     )
     return BUILT_IN[name]
@@ -168,7 +170,7 @@ def function_name(function: Callable[..., object]) -> str:
 
 def rewards_of(
     settings: OnlineConfig,
-    own: Sequence[RewardFunction] = (),
+    custom: Sequence[RewardFunction] = (),
     *,
     open_model: Callable[[str], RewardFunction],
 ) -> "Rewards":
@@ -177,7 +179,7 @@ def rewards_of(
     Args:
         settings: the run's objective, whose rewards are names of built-in rewards or folders of
           reward models.
-        own: reward functions that the caller passed.
+        custom: reward functions that the caller passed.
         open_model: a function that opens the reward model in a folder.
 
     Raises:
@@ -193,7 +195,7 @@ def rewards_of(
             pairs.append((path.name, models[-1]))
         else:
             pairs.append((name.partition(":")[0], named_reward(name)))
-    pairs += [(function_name(function), function) for function in own]
+    pairs += [(function_name(function), function) for function in custom]
     require(
         pairs,
         "objective.rewards is empty: name a reward, such as exact_match, or give functions "
@@ -205,7 +207,6 @@ def rewards_of(
         f"objective.reward_weights has {len(weights)} numbers for {len(pairs)} rewards: give a "
         "weight for each reward",
     )
-    # Each reward needs a name for its metrics.
     functions: dict[str, RewardFunction] = {}
     for name, function in pairs:
         # Two rewards may have the same name, but metrics need distinct names.
@@ -236,9 +237,10 @@ class Rewards:
               something other than a number or None for each completion.
         """
         # Records may have different fields; a field that a record lacks becomes None.
-        names = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
+        records = [prompt.fields for prompt in prompts]
+        names = dict.fromkeys(itertools.chain(*records))
         given: dict[str, Sequence[object]] = {
-            **{name: [prompt.fields.get(name) for prompt in prompts] for name in names},
+            **{name: [record.get(name) for record in records] for name in names},
             "prompts": [prompt.text for prompt in prompts],
             "completions": list(completions),
             "contexts": [prompt.context for prompt in prompts],
@@ -263,18 +265,19 @@ def weighted(rewards: NDArray[np.float32], weights: Sequence[float]) -> NDArray[
 
 
 def _call(name: str, function: RewardFunction, given: Mapping[str, Sequence[object]]) -> object:
-    """Calls a reward function with those arguments that it accepts."""
+    """Calls a reward function with the arguments that it accepts."""
     parameters = inspect.signature(function).parameters.values()
     named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    missing = [x for x, p in named.items() if p.default is p.empty and x not in given]
+    required = {x for x, p in named.items() if p.default is p.empty}
+    missing = sorted(required - given.keys())
     require(
         not missing,
         f"the reward {name} reads the field {', '.join(missing)}, but the prompts have "
         f"{', '.join(sorted(given))}: add it to the records, or choose another reward",
     )
-    # Pass only the arguments that the function accepts.
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return function(**{key: x for key, x in given.items() if takes_all or key in named})
+    accepted = given if takes_all else given.keys() & named
+    return function(**{key: given[key] for key in accepted})
 
 
 def _checked(name: str, values: object, number: int) -> NDArray[np.float32]:
