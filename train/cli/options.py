@@ -63,6 +63,15 @@ def log(line: str) -> None:
     print(with_flags(line), file=sys.stderr)
 
 
+def read_line(prompt: str) -> str:
+    """Reads a line of standard input; shows the prompt only at a terminal.
+
+    Raises:
+        EOFError: the input has ended.
+    """
+    return input(prompt if sys.stdin.isatty() else "")
+
+
 def is_given(options: Any, name: str) -> bool:
     """Returns whether an option of `parse` has another value than its default."""
     return getattr(options, name) != type(options).__dataclass_fields__[name].default

@@ -13,7 +13,7 @@ from ....data.common.errors import UserError
 from ....data.common.fields import NonNegativeInt, Seed, require
 from ....models.decoding.request import NewTokens
 from ...compilation_cache import enable_compilation_cache
-from ..options import log, parse
+from ..options import log, parse, read_line
 from .arguments import SamplingArguments
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def chat_command(arguments: list[str]) -> None:
     if interactive:
         log("/help shows the commands, /exit or Ctrl-D ends")
     # Each line is a command that begins with a slash, or a turn of the user.
-    for line in _lines(interactive):
+    for line in _lines():
         try:
             check_unicode(line)
             if line.startswith("/"):
@@ -153,11 +153,11 @@ def _printable(text: str) -> str:
     return CONTROL.sub("?", text)
 
 
-def _lines(interactive: bool) -> Iterator[str]:
+def _lines() -> Iterator[str]:
     """Yields what the user types, until the end of the input."""
     while True:
         try:
-            yield input("user: " if interactive else "")
+            yield read_line("user: ")
         except EOFError:
             return
 
@@ -165,21 +165,42 @@ def _lines(interactive: bool) -> Iterator[str]:
 def _obey(conversation: "Conversation", line: str, transcript: Path | None) -> None:
     """Executes a line that begins with a slash."""
     command, _, text = line.partition(" ")
-    text = text.strip()
-    if command == "/system":
-        conversation.instructions = text or None
-    elif command == "/reset":
-        if transcript is not None and conversation.turns:
-            # The next turn overwrites the transcript, so keep a copy.
-            kept = _unused_name(transcript)
-            conversation.save(kept)
-            log(f"saved the earlier turns in {kept}")
-        conversation.reset()
-    elif command == "/save":
-        require(text, "/save has no file: name a file, as in /save conversation.jsonl")
-        conversation.save(os.path.expanduser(text))
-        log(f"saved {text}")
-    elif command == "/help":
-        log(COMMANDS)
+    if command in HANDLERS:
+        HANDLERS[command](conversation, text.strip(), transcript)
     else:
         log(f"unknown command {line!r}:\n{COMMANDS}")
+
+
+def _system(conversation: "Conversation", text: str, transcript: Path | None) -> None:
+    """Replaces the instructions."""
+    del transcript
+    conversation.instructions = text or None
+
+
+def _reset(conversation: "Conversation", text: str, transcript: Path | None) -> None:
+    """Removes the turns."""
+    del text
+    if transcript is not None and conversation.turns:
+        # The next turn overwrites the transcript, so keep a copy.
+        copy = _unused_name(transcript)
+        conversation.save(copy)
+        log(f"saved the earlier turns in {copy}")
+    conversation.reset()
+
+
+def _save(conversation: "Conversation", text: str, transcript: Path | None) -> None:
+    """Writes the conversation to a file."""
+    del transcript
+    require(text, "/save has no file: name a file, as in /save conversation.jsonl")
+    conversation.save(os.path.expanduser(text))
+    log(f"saved {text}")
+
+
+def _help(conversation: "Conversation", text: str, transcript: Path | None) -> None:
+    """Shows the commands."""
+    del conversation, text, transcript
+    log(COMMANDS)
+
+
+HANDLERS = {"/system": _system, "/reset": _reset, "/save": _save, "/help": _help}
+"""Command → the function that executes it."""

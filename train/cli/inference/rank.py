@@ -11,7 +11,7 @@ from ....data.common.errors import UserError
 from ....data.common.fields import Range, require
 from ....data.common.json_text import to_json
 from ...compilation_cache import enable_compilation_cache
-from ..options import OutputPath, check_one_given, log, parse
+from ..options import OutputPath, check_one_given, log, parse, read_line
 from .arguments import SamplingArguments
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _ranked(prompt: "Prompt", completed: "Completed", *, chat: bool) -> dict[str
     ranks = None
     while ranks is None:
         try:
-            ranks = read_ranking(input("best first: " if sys.stdin.isatty() else ""), len(answers))
+            ranks = read_ranking(read_line("best first: "), len(answers))
         except EOFError:
             return None
         except UserError as error:
