@@ -92,37 +92,17 @@ OPTIONS_OF = {
 def evaluate_command(arguments: list[str]) -> None:
     """Runs `flaxzoo evaluate RUN [--data SOURCE] [--without-heads | --shots … | --tasks …]`."""
     parsed = parse(EvaluateArguments, arguments, "flaxzoo evaluate")
-    _check(parsed)
+    evaluate = FUNCTIONS[_mode(parsed)]
     enable_compilation_cache()
-    # `_check` has refused combinations of modes, so at most one of these modes is chosen.
-    if parsed.tasks is not None:
-        _evaluate_tasks(parsed, parsed.tasks)
-    elif parsed.shots:
-        _evaluate_shots(parsed)
-    elif parsed.without_heads:
-        _evaluate_without_heads(parsed)
-    elif _is_retrieval(parsed):
-        _evaluate_retrieval(parsed)
-    else:
-        from ...evaluation.evaluate import score_run
-
-        scores = score_run(
-            parsed.run,
-            parsed.data,
-            step=parsed.step,
-            num_beams=parsed.num_beams,
-            max_length=parsed.max_length,
-            ema=parsed.ema,
-            log=log,
-        )
-        print(to_json(scores))
+    evaluate(parsed)
 
 
-def _check(parsed: EvaluateArguments) -> None:
-    """Raises UserError if an option would be ignored, or if examples are missing."""
+def _mode(parsed: EvaluateArguments) -> str:
+    """Returns the mode of evaluation. Raises UserError if an option would be ignored."""
     names = sorted(set().union(*OPTIONS_OF.values()))
     given = [name for name in names if is_given(parsed, name)]
-    usual = RETRIEVAL if _is_retrieval(parsed) else "the loss"
+    is_retrieval = parsed.data is not None and parsed.data.startswith("beir:")
+    usual = RETRIEVAL if is_retrieval else "the loss"
     chosen = (flag_of(name) for name in ("tasks", "shots", "without_heads") if name in given)
     mode = next(chosen, usual)
     for name in given:
@@ -132,18 +112,23 @@ def _check(parsed: EvaluateArguments) -> None:
             f"{flag_of(name)} applies to {' and '.join(modes)}, not to {mode}: "
             "leave one of them out",
         )
-    if mode == "--shots":
-        require(parsed.data, "--shots needs examples: give --data SOURCE, or --tasks")
-    if mode == "--tasks":
-        require(
-            len(parsed.shots) <= 1,
-            f"--tasks requires a single number of examples, got --shots with {len(parsed.shots)}: "
-            "give one number",
-        )
+    return mode
 
 
-def _is_retrieval(parsed: EvaluateArguments) -> bool:
-    return parsed.data is not None and parsed.data.startswith("beir:")
+def _evaluate_loss(parsed: EvaluateArguments) -> None:
+    """Prints the loss and the metrics, as JSON."""
+    from ...evaluation.evaluate import score_run
+
+    scores = score_run(
+        parsed.run,
+        parsed.data,
+        step=parsed.step,
+        num_beams=parsed.num_beams,
+        max_length=parsed.max_length,
+        ema=parsed.ema,
+        log=log,
+    )
+    print(to_json(scores))
 
 
 def _evaluate_retrieval(parsed: EvaluateArguments) -> None:
@@ -183,10 +168,16 @@ def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
             print(f"{f'layer {layer}':>20} " + " ".join(f"{x:+7.4f}" for x in row))
 
 
-def _evaluate_tasks(parsed: EvaluateArguments, tasks: str) -> None:
+def _evaluate_tasks(parsed: EvaluateArguments) -> None:
     """Prints results in tasks, as a table and as JSON."""
     from ...evaluation.tasks import Judged, judge, open_all
 
+    require(
+        len(parsed.shots) <= 1,
+        f"--tasks requires a single number of examples, got --shots with {len(parsed.shots)}: "
+        "give one number",
+    )
+    tasks = cast(str, parsed.tasks)
     settings = EvaluateConfig(
         tasks=tuple(filter(None, map(str.strip, tasks.split(",")))),
         shots=parsed.shots[0] if parsed.shots else None,
@@ -215,15 +206,15 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
         table_of,
     )
 
+    require(parsed.data, "--shots needs examples: give --data SOURCE, or --tasks")
     if parsed.plot is not None:
         # Check the path before the model is evaluated, to fail fast.
         check_picture(parsed.plot)
-    # `_check` has required the examples.
     source = cast(str, parsed.data)
     questions = parsed.queries or source
     examples = prompt_examples(source)
     queries = prompt_examples(questions, "validation")
-    found = few_shot_accuracy(
+    accuracies = few_shot_accuracy(
         ContinuationScorer.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema),
         chosen_pattern(parsed.pattern, examples),
         examples,
@@ -235,7 +226,17 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
         balanced=parsed.balanced,
         log=log,
     )
-    print("\n".join(table_of(found)))
+    print("\n".join(table_of(accuracies)))
     if parsed.plot is not None:
-        draw_accuracy(found, parsed.plot, f"{parsed.run} on {questions}")
-    print(to_json({"shots": {str(number): x.to_json() for number, x in found.items()}}))
+        draw_accuracy(accuracies, parsed.plot, f"{parsed.run} on {questions}")
+    print(to_json({"shots": {str(number): x.to_json() for number, x in accuracies.items()}}))
+
+
+FUNCTIONS = {
+    "--tasks": _evaluate_tasks,
+    "--shots": _evaluate_shots,
+    "--without-heads": _evaluate_without_heads,
+    RETRIEVAL: _evaluate_retrieval,
+    "the loss": _evaluate_loss,
+}
+"""Mode of evaluation → the function that evaluates and prints the results."""
