@@ -118,22 +118,23 @@ def prompt_command(arguments: list[str]) -> None:
 
 
 def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
+    """Returns the examples with their pattern, and the queries."""
     from ....data.common.files import read_lines
     from ....data.prompts.examples import prompt_examples
     from ....data.prompts.few_shot import FewShot
 
     examples = [] if parsed.examples is None else prompt_examples(parsed.examples)
-    file = parsed.query_file
+    file = parsed.query_file or ""
     # Sources and tables have named fields. Other files have one text per line.
-    named = NAMED.search(file or "")
-    queries = prompt_examples(str(file), "validation") if named else []
-    if named and parsed.task is not None:
-        queries = [query for query in queries if query.task == parsed.task]
+    if NAMED.search(file):
+        queries = prompt_examples(file, "validation")
+        queries = [query for query in queries if parsed.task in (None, query.task)]
         require(queries, f"{file} has no query of the task {parsed.task!r}: check --task")
-    pattern = chosen_pattern(parsed.pattern, examples or queries, parsed.labels)
-    if not named:
-        # Plain texts need the pattern, which names their fields.
-        texts = parsed.query if file is None else read_lines(file)
+        pattern = chosen_pattern(parsed.pattern, examples or queries, parsed.labels)
+    else:
+        # The pattern names the fields of plain texts.
+        pattern = chosen_pattern(parsed.pattern, examples, parsed.labels)
+        texts = parsed.query or read_lines(file)
         queries = [_query(text, pattern, parsed.task) for text in texts]
     # Show as many examples as given, up to the maximum.
     shots = min(MOST_SHOTS, len(examples)) if parsed.shots is None else parsed.shots
@@ -145,18 +146,15 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
 def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExample":
     """Returns the fields of a query: a JSON object, or the text if there is only one field."""
     from ....data.common.json_text import parse_object
-    from ....data.prompts.examples import TASK, PromptExample
+    from ....data.prompts.examples import PromptExample, prompt_examples
 
     *before, _ = pattern.fields
     # A plain text can only be a single field before the answer; several fields need names.
     if len(before) == 1:
         return PromptExample({before[0]: text}, task)
-    if before and text.startswith("{"):
-        row = parse_object(text, "--query", "correct it", UserError)
-        fields = {
-            name: value if isinstance(value, str) else to_json(value) for name, value in row.items()
-        }
-        return PromptExample(fields, task or fields.get(TASK))
+    if text.startswith("{"):
+        (example,) = prompt_examples([parse_object(text, "--query", "correct it", UserError)])
+        return dataclasses.replace(example, task=task or example.task)
     raise UserError(
         f"--query {text!r} is one text, and the pattern has {len(before)} fields before the answer "
         f"({', '.join(before)}): give a JSON object with them, or a file by --query-file"
