@@ -141,12 +141,12 @@ def parse(
     parser = OptionParser(command, (inspect.getdoc(cls) or "").strip())
     parser.add_help_option()
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    own = vars(cls).get("__annotations__", {})
+    declared = vars(cls).get("__annotations__", {})
 
     def order(field: dataclasses.Field[object]) -> tuple[bool, bool]:
         """Puts required options first, then the options that the class itself declares."""
         optional = field.default is not dataclasses.MISSING
-        return optional, optional and field.name not in own
+        return optional, optional and field.name not in declared
 
     words = [command]
     for field in sorted(fields, key=order):
@@ -253,9 +253,9 @@ def with_flags(message: str) -> str:
     """
     # Do not match inside paths, quotes or longer names.
     word = r"(?<![\w./'\"`-])([a-z]\w*(?:[._]\w+)+)(?![\w/'\"`-]|\.\w)"
-    message = re.sub(word, lambda found: _option_named(found[1]), message)
+    message = re.sub(word, lambda match: _option_named(match[1]), message)
     start = r"^((?:\w+: )?)([a-z]+)(?= (?:\S+ )?must )"
-    message = re.sub(start, lambda found: found[1] + _flags.get(found[2], found[2]), message)
+    message = re.sub(start, lambda match: match[1] + _flags.get(match[2], match[2]), message)
     # Write booleans as switches: `--x False` becomes `--no-x`, `--x True` becomes `--x`.
     message = re.sub(r"(--(?:[\w-]+\.)*)([\w-]+) False\b", r"\1no-\2", message)
     return re.sub(r"(--[\w.-]+) True\b", r"\1", message)
@@ -358,12 +358,12 @@ def add_option(
     """
     # argparse formats help texts with `%`, so escape it.
     text = _with_notes(help_text, hint, default).replace("%", "%%")
-    flag = f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     if hint in (bool, bool | None):
-        parent, dot, own = flag.removeprefix("--").rpartition(".")
+        parent, dot, last = flag.removeprefix("--").rpartition(".")
         return group.add_argument(
             flag,
-            f"--{parent}{dot}no-{own}",
+            f"--{parent}{dot}no-{last}",
             action=_Switch,
             nargs=0,
             dest=name,
@@ -415,11 +415,9 @@ def _hint_of_word(hint: Any) -> tuple[Any, bool]:
 
 def _plain(hint: Any) -> Any:
     """Returns a type without its range annotation and without None."""
-    if get_origin(hint) is Annotated:
-        return _plain(get_args(hint)[0])
-    if get_origin(hint) in (Union, types.UnionType):
-        return _plain(next(kind for kind in get_args(hint) if kind is not type(None)))
-    return hint
+    # None is the last type of a union.
+    has_parts = get_origin(hint) in (Annotated, Union, types.UnionType)
+    return _plain(get_args(hint)[0]) if has_parts else hint
 
 
 def reader(hint: Any) -> Callable[[str], Any]:

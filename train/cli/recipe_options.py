@@ -70,8 +70,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": ("Metrics during the run.", ("log_every", "wandb_project")),
 }
-"""Title of a help group → its description, and the fields in order, with all fields nested in them
-that no other group lists."""
+"""Title of a help group → its description and its fields, in order. A field includes its nested
+fields, except those that another group lists."""
 
 
 MOST_USED = (
@@ -162,22 +162,23 @@ class RecipeParser(OptionParser):
         Options that choose a vocabulary take precedence. `plan` and `bench` assume the published
         model. `train` builds a vocabulary of a different size from the text, and logs this size.
         """
-        named = any(hasattr(parsed, option) for option in VOCABULARY)
-        if self._preset is None or config.init_from is not None or named:
+        is_chosen = not vars(parsed).keys().isdisjoint(VOCABULARY)
+        if self._preset is None or config.init_from is not None or is_chosen:
             return config
-        published, own = published_preset(self._preset).vocab_size, config.data.tokenizer.vocab_size
-        if own in (None, published) or config.model.vocab_size == published:
+        published = published_preset(self._preset).vocab_size
+        trained = config.data.tokenizer.vocab_size
+        if trained in (None, published) or config.model.vocab_size == published:
             return config
         if self._command == "train":
             log(
-                f"the vocabulary is trained on the text and has {own:,} tokens; {self._preset} has "
-                f"{published:,} (data.tokenizer.path names an existing vocabulary)"
+                f"the vocabulary is trained on the text and has {trained:,} tokens; {self._preset} "
+                f"has {published:,} (data.tokenizer.path names an existing vocabulary)"
             )
             return config
         log(
             f"the plan assumes the {published:,} tokens of {self._preset}, but training makes a "
-            f"vocabulary of {own:,} tokens from the text (data.tokenizer.vocab_size {own} plans "
-            "this size)"
+            f"vocabulary of {trained:,} tokens from the text (data.tokenizer.vocab_size {trained} "
+            "plans this size)"
         )
         model = dataclasses.replace(config.model, vocab_size=published)
         return dataclasses.replace(config, model=model)

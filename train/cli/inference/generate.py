@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ....data.common.errors import UserError
+from ....data.common.fields import without_none
 from ...compilation_cache import enable_compilation_cache
 from ..options import check_applies, check_one_given, log, parse
 from .arguments import DecodingArguments
@@ -90,18 +91,17 @@ def open_generator(parsed: DecodingArguments, run: str) -> "TextGenerator":
         FileNotFoundError: the run or checkpoint does not exist.
         UserError: a model does not continue texts, or the draft model does not match the model.
     """
-    from ....models.text.generate import NUM_DRAFT_TOKENS, TextGenerator
+    from ....models.text.generate import TextGenerator
 
     generator = TextGenerator.of_run(
         run, step=parsed.step, log=log, max_length=parsed.max_length, ema=parsed.ema
     )
     if parsed.assistant_model is None:
         return generator
-    number = (
-        NUM_DRAFT_TOKENS if parsed.num_assistant_tokens is None else parsed.num_assistant_tokens
-    )
+    options = without_none({"num_tokens": parsed.num_assistant_tokens})
     try:
-        return generator.with_draft(TextGenerator.of_run(parsed.assistant_model, log=log), number)
+        draft = TextGenerator.of_run(parsed.assistant_model, log=log)
+        return generator.with_draft(draft, **options)
     except UserError as error:
         raise UserError(f"--assistant-model {parsed.assistant_model}: {error}") from error
 
