@@ -11,7 +11,7 @@ from ...models.heads.specs import HEADS, HeadSpec
 from ...models.registry import family_name
 from ...models.run_files import IMPORTED_FROM
 from ..config import OPERATIONAL_FIELDS, TrainConfig, flatten, to_dict
-from ..runs.custom import CUSTOM
+from ..runs.custom import custom_names
 from ..runs.metrics_log import read_metrics
 from ..runs.params_only_run import AVERAGED_STEPS, SAVED_FROM_PYTHON
 
@@ -97,24 +97,23 @@ def model_card(
     origin = adapter_base or config.init_from
     base = f"base_model: {_without_folders(origin)}\n" if origin else ""
     library, task = "transformers" if adapter_base is None else "peft", head.hub_task
-    usage = None if sentence_class is None else USAGES[sentence_class]
-    if usage is not None:
+    sections = [f"{note}\n" for note in notes]
+    if sentence_class is not None:
+        usage = USAGES[sentence_class]
         library, task = "sentence-transformers", usage.hub_task
+        sections.append(usage.example.format(name))
     # The card begins with the metadata for the hub, the title, and code that loads the model.
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{summary}. {_origin(stored_fields, step)}\n",
         _loading(name, head, adapter_base),
-        *(f"{note}\n" for note in notes),
-        *([] if usage is None else [usage.example.format(name)]),
+        *sections,
     ]
     # A model that was imported, or saved from Python, has no training run to describe.
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
-        custom = stored_fields.get(CUSTOM)
-        custom = custom if isinstance(custom, dict) else {}
-        data = _data(config)
-        if "examples" in custom:
-            data = f"## Training data\n\nExamples made in Python by `{custom['examples']}`.\n"
+        data, function = _data(config), custom_names(stored_fields).get("examples")
+        if function is not None:
+            data = f"## Training data\n\nExamples made in Python by `{function}`.\n"
         parts += [data, _settings(config), _scores(folder, step)]
     return "\n".join(parts)
 
@@ -172,11 +171,10 @@ def _settings(config: TrainConfig) -> str:
 
 
 def _scores(folder: Path, step: int | None) -> str:
-    rows = read_metrics(folder, "validation")
-    row = next((row for row in reversed(rows) if row["step"] == step), None)
-    if row is None:
+    rows = {row["step"]: row for row in read_metrics(folder, "validation")}
+    if step not in rows:
         return "## Scores\n\nThe run folder has no scores of this checkpoint.\n"
-    scores = {name: x for name, x in row.items() if name not in ("step", "split")}
+    scores = {name: x for name, x in rows[step].items() if name not in ("step", "split")}
     return f"## Scores\n\nOn the validation data, at step {step}:\n\n" + _table(scores)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ...data.batching import evaluation_batches
 from ...data.common.errors import RunError
 from ...data.common.fields import require
+from ...data.common.json_text import JsonObject
 from ...data.common.progress import LogFn, Progress
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
@@ -27,7 +28,7 @@ from ..config import TrainConfig, objective_of
 from ..losses.eval_step import EvaluatedBatch, evaluate, make_evaluate_fn, rows_at_once
 from ..losses.objective import AUXILIARY, Batch, Objective, joined
 from ..objectives.online import OnlineConfig
-from ..runs.custom import CUSTOM
+from ..runs.custom import custom_names
 from ..runs.load_run import open_run
 from ..runs.params_only_run import SAVED_FROM_PYTHON
 from ..runs.reference import prepared_data
@@ -178,17 +179,15 @@ def _opened(
     """Opens a run's model and its data. Raises the same exceptions as `score_run`."""
     config, tokenizer = _open_config(folder, max_length)
     fields = read_fields(local_folder(folder))
-    recorded = fields.get("data_fingerprints")
-    recorded = recorded if isinstance(recorded, dict) else None
+    recorded = cast(JsonObject, fields.get("data_fingerprints", {}))
     if source is None:
         # The folder of an imported model does not name validation data.
         require(
-            recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
+            recorded or fields.get(SAVED_FROM_PYTHON) is True,
             f"{folder} does not name its validation data: name the data (--data SOURCE)",
             error=RunError,
         )
-        custom = fields.get(CUSTOM)
-        function = custom.get("examples") if isinstance(custom, dict) else None
+        function = custom_names(fields).get("examples")
         require(
             function is None,
             f"{folder} was trained on examples of the function {function}, which cannot be called "
@@ -207,7 +206,7 @@ def _opened(
     if source is None:
         split = data.validation_split(tokenizer, labels)
         # The scores are comparable with the metrics of the run only if the data are the same.
-        if recorded is not None and split.fingerprint != recorded.get("validation"):
+        if recorded.get("validation", split.fingerprint) != split.fingerprint:
             log("the validation data has changed since the run was created")
     else:
         split = data.whole_source(source, tokenizer, labels)

@@ -10,10 +10,12 @@ import numpy as np
 
 from ...data.common.errors import RunError, counted
 from ...data.common.fields import require
+from ...data.common.json_text import JsonObject
 from ...data.dataset import DataSplit, ExampleSource
 from ...data.tokenizers.base import Tokenizer
 from ...models.model import Model
 from ...models.nn.typing import Params
+from ...models.run_files import read_config
 from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction, function_name
 
@@ -118,17 +120,16 @@ class Custom:
             names["rewards"] = ", ".join(map(function_name, self.rewards))
         return names
 
-    def check_same(self, stored: object, folder: Path) -> None:
+    def check_same(self, folder: Path) -> None:
         """Checks that a run resumes with the same custom objective, examples and rewards.
 
         Args:
-            stored: The entry `CUSTOM` of the run's `config.json`, if any.
-            folder: The run folder, for messages.
+            folder: The run folder.
 
         Raises:
             RunError: The objective, the examples or the rewards are missing or different.
         """
-        previous = stored if isinstance(stored, dict) else {}
+        previous = custom_names(read_config(folder))
         for what in ("objective", "examples", "rewards"):
             then, now = previous.get(what), self.names.get(what)
             require(
@@ -150,6 +151,12 @@ class Custom:
         training, validation = self.examples(tokenizer)
         name = self.names["examples"]
         return _split(training, f"{name}, training"), _split(validation, f"{name}, validation")
+
+
+def custom_names(fields: JsonObject) -> Mapping[str, object]:
+    """Returns `Custom.names` of a run, given the fields of its `config.json`."""
+    names = fields.get(CUSTOM)
+    return names if isinstance(names, dict) else {}
 
 
 def _split(examples: ExampleSource, name: str) -> DataSplit:

@@ -223,7 +223,7 @@ def _existing_run(
     If `extend`, `config` may differ in the fields that a new stage may change.
     """
     check_trainable(read_config(folder), folder)
-    custom.check_same(read_config(folder).get(CUSTOM), folder)
+    custom.check_same(folder)
     old, tokenizer = open_run(folder)
     config = dataclasses.replace(config, stage=old.stage)
     # The folder of `init_from` may have newer checkpoints by now, but the run keeps the checkpoint
@@ -411,7 +411,7 @@ def create_folder(run: Run) -> None:
         "configuration: give another --workdir",
         error=RunError,
     )
-    run.custom.check_same(read_config(run.folder).get(CUSTOM), run.folder)
+    run.custom.check_same(run.folder)
     _check_same_data(run)
 
 
