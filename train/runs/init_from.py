@@ -66,10 +66,10 @@ def plan_init_from(
     # Parameters of the head that depend on the labels are copied only if both runs have the same
     # head and labels.
     same = (source.head, source.labels) == (model.head, model.labels)
-    own = tuple(f"{HEAD}{part}/" for part in HEADS[source.head].own_params)
+    of_labels = _prefixes_of_labels(source)
     copied, other = set(), []
     for name, x in named(source_shapes):
-        if name not in wanted or (name.startswith(own) and not same):
+        if name not in wanted or (name.startswith(of_labels) and not same):
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)
@@ -87,8 +87,13 @@ def plan_init_from(
 
 def head_parameters(model: TransformerConfig) -> list[str]:
     """Returns the names of the head's parameters that fit only the same head and labels."""
-    own = tuple(f"{HEAD}{part}/" for part in HEADS[model.head].own_params)
-    return [name for name, _ in named(parameter_shapes(create(model))) if name.startswith(own)]
+    prefixes = _prefixes_of_labels(model)
+    return [name for name, _ in named(parameter_shapes(create(model))) if name.startswith(prefixes)]
+
+
+def _prefixes_of_labels(model: TransformerConfig) -> tuple[str, ...]:
+    """Returns the prefixes of the head's parameters that fit only the same head and labels."""
+    return tuple(f"{HEAD}{part}/" for part in HEADS[model.head].own_params)
 
 
 def first_few(items: Sequence[str]) -> str:
@@ -109,7 +114,7 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
 
 
 def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn) -> Params:
-    """Returns the initial parameters, those in `plan` copied from another run, the others random.
+    """Returns the initial parameters: copies of the parameters in `plan`, and random parameters.
 
     Args:
         plan: Which parameters to copy, and from where.
@@ -118,27 +123,27 @@ def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn
         shardings: The sharding of each parameter, a tree like `initial`.
         log: Called with up to three lines: about copied, about new, and about unused parameters.
     """
-    sharding_of, own = dict(named(shardings)), dict(named(initial))
+    sharding_of, random = dict(named(shardings)), dict(named(initial))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         # The whole checkpoint is read, including unused parameters; put these on a single device.
         if name not in plan.copied:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first_device)
-        return jax.ShapeDtypeStruct(x.shape, own[name].dtype, sharding=sharding_of[name])
+        return jax.ShapeDtypeStruct(x.shape, random[name].dtype, sharding=sharding_of[name])
 
     shapes = map_named(target, plan.source_shapes)
     source = dict(named(read_params(plan.folder, plan.step, plan.source, shapes)))
     checkpoint = plan.folder if plan.step is None else f"step {plan.step} of {plan.folder}"
-    log(f"from {checkpoint}: copied {_summary(plan.copied, own)}")
+    log(f"from {checkpoint}: copied {_summary(plan.copied, random)}")
     for what, names, params in (
-        ("new, with random values", own.keys() - plan.copied, own),
+        ("new, with random values", random.keys() - plan.copied, random),
         ("left behind", source.keys() - plan.copied, source),
     ):
         if names:
             log(f"{what}: {_summary(names, params)}")
     # Keep the order of `initial`, so that the result has its structure.
-    merged = own | {name: source[name] for name in plan.copied}
+    merged = random | {name: source[name] for name in plan.copied}
     return jax.tree.unflatten(jax.tree.structure(initial), merged.values())
 
 

@@ -129,8 +129,8 @@ def prepare_run(
     # model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
-    if (own := custom.splits(tokenizer)) is not None:
-        train, validation = own
+    if (splits := custom.splits(tokenizer)) is not None:
+        train, validation = splits
     else:
         # Make the validation split, which is smaller, first: an error in the data then shows before
         # a reference model scores the training split.
@@ -156,9 +156,9 @@ def _continued(
     config: TrainConfig, folder: Path, custom: Custom, log: LogFn, *, extend: bool
 ) -> tuple[TrainConfig, Tokenizer, InitFromPlan | None]:
     """Returns the configuration, the tokenizer and the initial parameters of an existing run."""
-    writer, own = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
-    if writer not in (None, own):
-        log(f"{folder} was made by flaxzoo {writer} (this is {own})")
+    writer, version = read_config(folder).get("flaxzoo"), importlib.metadata.version("flaxzoo")
+    if writer not in (None, version):
+        log(f"{folder} was made by flaxzoo {writer} (this is {version})")
     config, tokenizer = _existing_run(config, folder, custom, extend=extend)
     # Checkpoints of adapters do not contain the base model, so such a run reads it at every start.
     begins = not steps(folder) or config.lora is not None
@@ -272,10 +272,10 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
 def _initialized_from(
     config: TrainConfig, folder: str | Path | None, *, own_examples: bool
 ) -> TrainConfig:
-    """Completes the settings of vectors by those in the run folder, or of the initial model."""
-    found = _read_from(folder, read_vector_settings)
+    """Completes the settings of vectors from the run folder, or from the initial model."""
+    settings = _read_from(folder, read_vector_settings) or EmbeddingSettings()
     is_default = config.objective.is_default
-    objective, data = config.objective.initialized_from(config.data, found or EmbeddingSettings())
+    objective, data = config.objective.initialized_from(config.data, settings)
     if not own_examples:
         objective = objective.of_data(data, is_default=is_default)
     # Replace objective and data together, because a default objective is chosen by the data.
@@ -297,7 +297,7 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
 
 
 def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
-    """Makes a run of adapters also train classifiers and new parameters, without adapters."""
+    """Adds classifiers and new parameters to what a run of adapters trains without adapters."""
     if plan is None or config.lora is None:
         return config
     new = (*plan.new(config.model), *head_parameters(config.model))
@@ -382,8 +382,8 @@ def create_folder(run: Run) -> None:
     def fill(folder: Path) -> None:
         run.tokenizer.save(folder / TOKENIZER)
         model, source = run.stated.model, run.stated.init_from
-        found = _read_from(source, read_vector_settings)
-        vectors = run.stated.objective.vector_settings(run.stated.data, found)
+        settings = _read_from(source, read_vector_settings)
+        vectors = run.stated.objective.vector_settings(run.stated.data, settings)
         # Sparse vectors need the head of a masked language model; with another head, drop their
         # settings.
         is_lost = isinstance(vectors, SparseSettings) and not HEADS[model.head].predicts_masked

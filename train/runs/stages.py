@@ -117,8 +117,8 @@ def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mappin
         stored: The stored configuration, whose stage may not have its own checkpoint yet.
     """
     fields, earlier = read_config(folder), earlier_stages(folder)
-    kept = steps(folder)
-    if stored.stage is None or not earlier or (kept and stored.stage.start < kept[-1]):
+    newest = max(steps(folder), default=0)
+    if stored.stage is None or not earlier or stored.stage.start < newest:
         return stored, cast(Mapping[str, object], fields["data_fingerprints"])
     last = earlier[-1]
     return from_dict({**last["train"], "model": fields["model"]}), last["data_fingerprints"]
