@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import cast
 
 import jax
 import numpy as np
@@ -43,12 +44,12 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
     config = read_config(folder)
     kept = steps(folder)
     require(last >= 1, f"last must be at least 1, got {last}", RunError)
-    if len(kept) < last:
-        listed = ", ".join(map(str, kept)) or "none"
-        raise RunError(
-            f"{folder} kept {len(kept)} checkpoints ({listed}), fewer than {last}: average "
-            f"fewer, or train with --keep-last {last}"
-        )
+    require(
+        len(kept) >= last,
+        f"{folder} kept {len(kept)} checkpoints ({', '.join(map(str, kept)) or 'none'}), fewer "
+        f"than {last}: average fewer, or train with --keep-last {last}",
+        RunError,
+    )
     check_not_existing(output)
     averaged = kept[-last:]
     # First compute and check the mean, so that an error leaves no file.
@@ -73,10 +74,10 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
 def _without_adapters(config: JsonObject) -> JsonObject:
     """Returns the content of `config.json` without adapters, which are merged into the model."""
-    train = config["train"]
-    assert isinstance(train, dict)
-    kept: JsonObject = {name: value for name, value in config.items() if name != BASE}
-    return {**kept, "train": {name: value for name, value in train.items() if name != "lora"}}
+    fields, train = dict(config), dict(cast(JsonObject, config["train"]))
+    fields.pop(BASE, None)
+    train.pop("lora", None)
+    return {**fields, "train": train}
 
 
 def _mean(folder: Path, averaged: list[int], config: TransformerConfig) -> Params:
