@@ -8,6 +8,7 @@ parameters.
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -233,8 +234,11 @@ class Answers(Task):
         return [translations[0].text for translations in outputs]
 
 
-KINDS: tuple[type[Search] | type[Answers], ...] = (Search, Answers)
-"""The kinds of tasks with a prefix. All other names are tasks of the harness."""
+KINDS: Mapping[str, type[Search] | type[Answers]] = {
+    Search.prefix: Search,
+    Answers.prefix: Answers,
+}
+"""The prefix of a task's name → the kind of task. All other names are tasks of the harness."""
 
 
 def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
@@ -247,13 +251,19 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
         UserError: A task is unknown, its data or a package is missing, or two tasks have the same
           name.
     """
-    of_kind = {name: kind for name in settings.tasks for kind in KINDS if _is(kind, name)}
-    opened: list[Task] = [kind.open(name, settings) for name, kind in of_kind.items()]
-    others = [name for name in settings.tasks if name not in of_kind]
+    opened: list[Task] = []
+    others: list[str] = []
+    for name in settings.tasks:
+        # Without a colon, the prefix is empty.
+        prefix = name[: name.find(":") + 1]
+        if prefix in KINDS:
+            opened.append(KINDS[prefix].open(name, settings))
+        else:
+            others.append(name)
     if others:
         opened.append(Harness(open_tasks(others), settings))
-    names = [name for task in opened for name in task.names]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    names = Counter(name for task in opened for name in task.names)
+    twice = sorted(names - Counter(set(names)))
     problem = f"tasks has several tasks with the name {', '.join(twice)}: rename a file or a folder"
     require(not twice, problem)
     return tuple(opened)
@@ -273,10 +283,6 @@ def flat(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _is(kind: type[Search] | type[Answers], name: str) -> bool:
-    return name.startswith(kind.prefix)
-
-
 def _remedy(cannot: str, name: str) -> tuple[str, str]:
     return cannot, f"leave out the task {name}"
 
@@ -290,13 +296,13 @@ def _require_writer(model: TransformerConfig, name: str) -> None:
 def _reference(row: JsonObject, location: str) -> str:
     """Returns the answer of a record: its field `answer`, or the text that follows the prompt."""
     match row:
-        case {"answer": str() | int() | float() as answer}:
-            return str(answer)
-        case {"completion": str() | int() | float() as answer}:
-            return str(answer)
         # The last message is an answer only if it is the assistant's.
-        case {"messages": [*_, {"role": "assistant", "content": str(answer)}]}:
-            return answer
+        case (
+            {"answer": str() | int() | float() as answer}
+            | {"completion": str() | int() | float() as answer}
+            | {"messages": [*_, {"role": "assistant", "content": str(answer)}]}
+        ):
+            return str(answer)
         case _:
             raise DataError(
                 f"{location} has no answer: give a field answer, with a text or a number"
