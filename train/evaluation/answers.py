@@ -1,5 +1,6 @@
 """Greedy answers to validation prompts, to compare a model before and after training."""
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from ...data.chat.policy import PromptRecord
 from ...data.chat.records import Demonstration, Preference, PromptedText
-from ...data.common.progress import LogFn
+from ...data.common.progress import LogFn, ignore
 from ...data.tokenizers.base import Tokenizer
 from ...models.finite import load_finite
 from ...models.heads.specs import CAUSAL_HEADS
@@ -29,23 +30,22 @@ def answers_before_and_after(
     Args:
         folders: the step and the folder of each model.
         tokenizer: the tokenizer of the run, whose chat template all models get.
-        records: demonstrations or preferences. Of a preference, the chosen text is used.
+        records: demonstrations or preferences. For a preference, the chosen text is used.
     """
     contexts = [_better(record).without_answer() for record in records[:NUM_PROMPTS]]
     prompts = [PromptRecord(one, {}).encode(tokenizer) for one in contexts]
     inputs = [Prompt(prompt.text, ids=prompt.ids) for prompt in prompts]
+    greatest = max(itertools.chain(*(prompt.ids for prompt in prompts)))
     rows: Rows = []
     for step, folder in folders:
         model, params = load_finite(folder)
-        # The initial model may be a reward model, which cannot generate text.
-        if model.config.head not in CAUSAL_HEADS:
-            continue
-        # Leave out an initial model that lacks tokens of the chat template.
-        if max(max(prompt.ids) for prompt in prompts) >= model.config.vocab_size:
+        # The initial model may be a reward model, which cannot generate text, or may lack tokens of
+        # the chat template.
+        if model.config.head not in CAUSAL_HEADS or greatest >= model.config.vocab_size:
             continue
         ends = {"eos_token_id": tokenizer.special_ids.eos}
         completed = TextGenerator(model, params, tokenizer, ends).complete(
-            inputs, do_sample=False, max_new_tokens=NUM_TOKENS, log=_silent
+            inputs, do_sample=False, max_new_tokens=NUM_TOKENS, log=ignore
         )
         rows += [
             {"step": step, "prompt": one.prompt.text, "completion": one.completions[0].text}
@@ -82,7 +82,3 @@ def _better(record: Demonstration | Preference) -> Demonstration:
 def _answer(text: Demonstration) -> str:
     """Returns the completion, or for a conversation the last message."""
     return text.completion if isinstance(text, PromptedText) else text.texts[-1]
-
-
-def _silent(line: str) -> None:
-    del line
