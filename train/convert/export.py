@@ -5,6 +5,7 @@ Each output is written completely or not at all.
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -196,10 +197,13 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         scoring=scoring,
         sparse=read_sparse_settings(exported.folder),
     )
-    # Determine which class of sentence-transformers loads the export, if any.
-    library = "SentenceTransformer" if is_embedder else None
-    library = library if scoring is None else "CrossEncoder"
-    library = library if settings.sparse is None else "SparseEncoder"
+    # The first class of sentence-transformers that loads the export, if any.
+    classes = {
+        "SparseEncoder": settings.sparse is not None,
+        "CrossEncoder": scoring is not None,
+        "SentenceTransformer": is_embedder,
+    }
+    library = next(itertools.compress(classes, classes.values()), None)
 
     def fill(folder: Path) -> None:
         # The card repeats the notes, so write it last.
