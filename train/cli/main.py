@@ -164,9 +164,9 @@ def _give_threads_to_virtual_devices() -> None:
     A device blocks one thread per collective that it waits for. With one thread per device, devices
     deadlock if they wait for different collectives of a step.
     """
-    found = re.search(VIRTUAL_DEVICES, os.environ.get("XLA_FLAGS", ""))
-    if found is not None:
-        os.environ.setdefault("NPROC", str(4 * int(found[1])))
+    match = re.search(VIRTUAL_DEVICES, os.environ.get("XLA_FLAGS", ""))
+    if match is not None:
+        os.environ.setdefault("NPROC", str(4 * int(match[1])))
 
 
 def _raised_in(error: Exception) -> str:

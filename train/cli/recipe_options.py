@@ -228,11 +228,11 @@ class _HelpAll(argparse.Action):
 
 def _split_example(doc: str) -> tuple[str, str]:
     """Splits a recipe's text into its example command and the rest."""
-    found = re.search(r"^Run: ((?:.*\\\n)*.*)\n?", doc, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^Run: ((?:.*\\\n)*.*)\n?", doc, re.MULTILINE)
+    if match is None:
         return "", doc
-    example = re.sub(r"\s*\\\n\s*", " ", found[1])
-    return example, (doc[: found.start()] + doc[found.end() :]).strip()
+    example = re.sub(r"\s*\\\n\s*", " ", match[1])
+    return example, (doc[: match.start()] + doc[match.end() :]).strip()
 
 
 def add_options(

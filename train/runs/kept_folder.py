@@ -35,14 +35,14 @@ class KeptFolder:
             RunError: the folder was deleted or replaced, or the checkpoint is missing.
         """
         try:
-            found = (self.folder / CONFIG_FILE).read_bytes()
+            content = (self.folder / CONFIG_FILE).read_bytes()
         except OSError:
-            found = None
+            content = None
         is_saved = saved is None or any(step >= saved for step in numbered(self.folder))
         # The error message names the first of these paths that is missing or was replaced.
         checks = (
             (self.folder, self.folder.is_dir()),
-            (self.folder / CONFIG_FILE, found == self.content),
+            (self.folder / CONFIG_FILE, content == self.content),
             (self.folder / CHECKPOINTS / str(saved), is_saved),
         )
         for path, unchanged in checks:

@@ -83,12 +83,12 @@ class ReferenceModel(PickledByFields):
         from ...data.batching import evaluation_batches
 
         rows = rows_at_once(2 * pairs.length, pairs.num_examples)
-        found = [
+        batches = [
             np.asarray(log_probs(params, batch))
             for batch in evaluation_batches(pairs, batch_size=rows)
         ]
         # The last batch is padded with filler rows; drop their results.
-        result = np.concatenate(found)[: pairs.num_examples]
+        result = np.concatenate(batches)[: pairs.num_examples]
         stored = io.BytesIO()
         np.save(stored, result)
         write_file(path, stored.getvalue())

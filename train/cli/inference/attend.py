@@ -104,10 +104,10 @@ def _print_word(attention: "Attention", parsed: AttendArguments, word: str) -> N
         name, columns, first = "head", weights[0], parsed.head or 1
     titles = [f"{f'{name} {number}':>8}" for number in range(first, first + len(columns))]
     width = max(4, *map(len, attention.keys))
-    for place in attention.places(word):
-        print(f"{attention.queries[place]}, word {place + 1} of {len(attention.queries)}")
+    for index in attention.places(word):
+        print(f"{attention.queries[index]}, word {index + 1} of {len(attention.queries)}")
         print("  ".join([f"{'word':<{width}}", f"{'mean':>6}", *titles]))
-        mean = columns[:, place].mean(axis=0)
+        mean = columns[:, index].mean(axis=0)
         for i in (-mean).argsort(kind="stable")[: parsed.top_k or 10]:
-            values = [f"{value:8.3f}" for value in columns[:, place, i]]
+            values = [f"{value:8.3f}" for value in columns[:, index, i]]
             print("  ".join([f"{attention.keys[i]:<{width}}", f"{mean[i]:6.3f}", *values]))

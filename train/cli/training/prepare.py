@@ -43,8 +43,8 @@ class PrepareArguments:
 
 def prepare_command(arguments: list[str]) -> None:
     """Runs `flaxzoo prepare SOURCE OUT --tokenizer PATH --length T [-- BEAM OPTIONS]`."""
-    own, for_beam = split_at_dashes(arguments)
-    parsed = parse(PrepareArguments, own, "flaxzoo prepare")
+    options, for_beam = split_at_dashes(arguments)
+    parsed = parse(PrepareArguments, options, "flaxzoo prepare")
     check_applies(parsed, "threshold", to="keep")
     from ....data.filters.conditions import LeftOut, left_out_note
     from ....data.prepared.apache_beam import beam_workers

@@ -147,13 +147,13 @@ class LaunchArguments:
 
 def launch_command(arguments: list[str]) -> int:
     """Runs `flaxzoo launch --processes N -- train RECIPE [options]`."""
-    own, command = split_at_dashes(arguments)
+    options, command = split_at_dashes(arguments)
     require(
-        command[:1] == ["train"] or not {"-h", "--help"}.isdisjoint(own),
+        command[:1] == ["train"] or not {"-h", "--help"}.isdisjoint(options),
         "flaxzoo launch starts the command train after two dashes, got "
         f"{' '.join(command[:1])!r}: flaxzoo launch --processes 2 -- train quickstart",
     )
-    parsed = parse(LaunchArguments, own, "flaxzoo launch")
+    parsed = parse(LaunchArguments, options, "flaxzoo launch")
     if asks_for_help(command[1:]):
         return train_command(command[1:])
     # Report errors in the options once, before any process starts.
