@@ -1,4 +1,4 @@
-"""Finds the collectives of a compiled program, with what they send, how often and to whom."""
+"""Finds the collectives of a compiled program: their bytes, counts and device groups."""
 
 import dataclasses
 import math
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...engine.grad_cache import OUTPUTS
-from .parser import Computation, HloProgram, Instruction, integers, root
+from .parser import Computation, HloProgram, Instruction, integers, operands, root
 
 OF_OUTPUTS = " of output vectors"
-"""This ends the kind of a collective that gathers output vectors, because the loss compares the
-examples of a batch."""
+"""The ending of the kind of a collective that gathers output vectors. A loss that compares the
+examples of a batch needs the output vectors of all devices."""
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -44,8 +44,8 @@ class CollectiveOp:
 
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
     """Returns the collectives in one run of a program, except collectives of a single device."""
-    found: dict[str, CollectiveOp] = {}
-    alone = {id(instruction) for instruction, _, _ in program.instructions()}
+    collectives: dict[str, CollectiveOp] = {}
+    unfused = {id(instruction) for instruction, _, _ in program.instructions()}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
         group = first_group(instruction.attributes, num_devices)
         if len(group) == 1:
@@ -54,22 +54,15 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
         # work. All parts have the same channel. Different collectives may also share a channel (all
         # collectives of a `shard_map` use channel 1), but differ in kind, size or source line.
         channel, source = instruction.find(_CHANNEL), instruction.find(_SOURCE)
-        key = f"line {index}"
-        if channel and id(instruction) not in alone:
-            key = f"{kind} {channel} {operand_bytes} {source}"
-        # The result of an asynchronous start is a tuple of its operands and the actual result,
-        # except for all-reduce.
-        result_bytes = instruction.bytes
-        is_start = instruction.opcode.endswith("-start") and len(instruction.arrays) > 1
-        if is_start and kind != "all-reduce":
-            result_bytes -= operand_bytes
-        bytes_sent = _ring_bytes(kind, operand_bytes, result_bytes, len(group))
+        is_fused = channel and id(instruction) not in unfused
+        key = f"{kind} {channel} {operand_bytes} {source}" if is_fused else f"line {index}"
+        bytes_sent = _ring_bytes(kind, operand_bytes, len(group))
         # The compiler may combine an all-reduce of output vectors with all-reduces of gradients.
         is_joined = kind == "all-reduce" and len(instruction.arrays) > 1
         if OUTPUTS in source and not is_joined:
             kind += OF_OUTPUTS
-        found[key] = CollectiveOp(kind, bytes_sent, math.ceil(runs), group)
-    return [*found.values(), *_between_slices(program, num_devices)]
+        collectives[key] = CollectiveOp(kind, bytes_sent, math.ceil(runs), group)
+    return [*collectives.values(), *_between_slices(program, num_devices)]
 
 
 def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
@@ -80,7 +73,7 @@ def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, 
             continue
         if kind == "all-reduce" and _is_reduce_scatter(instruction, computation):
             kind = "reduce-scatter"
-        operand_bytes = sum(computation[name].bytes for name in instruction.operands)
+        operand_bytes = sum(x.bytes for x in operands(instruction, computation))
         yield kind, instruction, operand_bytes, runs
 
 
@@ -90,13 +83,19 @@ def _is_reduce_scatter(all_reduce: Instruction, computation: Computation) -> boo
     return result.opcode == "dynamic-slice" and result.operands[0] == all_reduce.name
 
 
-def _ring_bytes(kind: str, operand_bytes: int, result_bytes: int, num_devices: int) -> int:
-    """Returns the bytes that each device of a ring sends."""
-    if kind == "collective-permute":
-        return operand_bytes
-    # An all-reduce is a reduce-scatter and an all-gather.
-    whole = {"all-gather": result_bytes, "all-reduce": 2 * operand_bytes}.get(kind, operand_bytes)
-    return whole * (num_devices - 1) // num_devices
+def _ring_bytes(kind: str, operand_bytes: int, num_devices: int) -> int:
+    """Returns the bytes that each device of a ring of n devices sends.
+
+    A reduce-scatter or an all-to-all sends (n - 1) / n of its operand. An all-reduce is a
+    reduce-scatter and an all-gather. The result of an all-gather has the size of n operands.
+    """
+    others = num_devices - 1
+    parts = {
+        "all-gather": num_devices * others,
+        "all-reduce": 2 * others,
+        "collective-permute": num_devices,
+    }.get(kind, others)
+    return operand_bytes * parts // num_devices
 
 
 def _between_slices(program: HloProgram, num_devices: int) -> Iterator[CollectiveOp]:
@@ -115,9 +114,7 @@ def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collectiv
             first, _, last = item.partition(":")
             num_slices += int(last or first) - int(first) + 1
         name = instruction.find(_MEGASCALE_KIND).lower().replace("_", "-")
-        part = instruction.arrays[0].bytes
-        # Only an all-gather reads the size of its result.
-        bytes_sent = _ring_bytes(name, part, part * num_slices, num_slices)
+        bytes_sent = _ring_bytes(name, instruction.arrays[0].bytes, num_slices)
         # One device of each slice.
         group = tuple(range(0, num_devices, num_devices // num_slices))
         yield CollectiveOp(name, bytes_sent, math.ceil(runs), group)

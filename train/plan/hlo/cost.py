@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from .kernels import kernel_flops
-from .parser import Computation, HloArray, HloProgram, Instruction, integers, root
+from .parser import Computation, HloArray, HloProgram, Instruction, integers, operands, root
 
 _NO_TRAFFIC = frozenset(
     """parameter constant get-tuple-element tuple bitcast while conditional call partition-id
@@ -30,10 +30,10 @@ def matmul_flops(program: HloProgram) -> int:
 
 
 def _dot_flops(dot: Instruction, computation: Computation) -> int:
-    left = computation[dot.operands[0]].arrays[0].shape
+    left = operands(dot, computation)[0].shape
     # `depth` is k of the matmul, and the result has m · n elements.
     depth = math.prod(left[axis] for axis in integers(dot.find(_CONTRACTED)))
-    return 2 * depth * math.prod(dot.arrays[0].shape)
+    return 2 * depth * math.prod(dot.shape)
 
 
 def _convolution_flops(convolution: Instruction, computation: Computation) -> int:
@@ -43,16 +43,13 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
     axes, with padding and holes that are never multiplied.
     """
     lhs, rhs, out = re.split("_|->", convolution.find(_DIM_LABELS))
-    left, right = (computation[name].arrays[0].shape for name in convolution.operands[:2])
-    result = convolution.arrays[0].shape
+    left, right = operands(convolution, computation)[:2]
+    result = convolution.shape
     # The number of input features.
-    depth = right[rhs.index("i")]
+    depth = right.shape[rhs.index("i")]
     for axis in filter(str.isdigit, out):
-        size, window, length = (
-            left[lhs.index(axis)],
-            right[rhs.index(axis)],
-            result[out.index(axis)],
-        )
+        size, window = left.shape[lhs.index(axis)], right.shape[rhs.index(axis)]
+        length = result[out.index(axis)]
         pairs = _window_pairs(convolution, int(axis), size, window, length=length)
         # Multiply by the mean number of window elements per result.
         depth *= pairs / length
@@ -75,8 +72,8 @@ def _window_pairs(
     """
 
     def setting(name: str, default: str) -> str:
-        found = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_-]+)", convolution.attributes)
-        return found[1].split("x")[axis] if found else default
+        match = re.search(rf"window=\{{[^}}]*\b{name}=([\dx_-]+)", convolution.attributes)
+        return match[1].split("x")[axis] if match else default
 
     stride, window_dilation = int(setting("stride", "1")), int(setting("rhs_dilate", "1"))
     padding, input_dilation = (
@@ -116,43 +113,37 @@ def _instruction_bytes(
     # An asynchronous copy between main memory and on-chip memory.
     if opcode.endswith("-start"):
         return instruction.arrays[0].bytes if instruction.arrays else 0
-    operands = [computation[name] for name in instruction.operands]
+    read = operands(instruction, computation)
     # The instruction reads the slice from the array, and writes it to the result.
     if opcode in _SLICES:
         return 2 * instruction.hbm_bytes
     # The update is read from its operand, and written into the array in place.
     if opcode == "dynamic-update-slice":
-        return 2 * operands[1].hbm_bytes
-    return instruction.hbm_bytes + sum(x.hbm_bytes for x in operands)
+        return 2 * read[1].hbm_bytes
+    return instruction.hbm_bytes + sum(x.hbm_bytes for x in read)
 
 
 def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloProgram) -> int:
     """Returns the bytes that a fusion reads from its operands and writes to its results."""
     fused = program.computations[fusion.called]
     total = 0
-    for index, name in enumerate(fusion.operands):
-        operand = computation[name]
-        if operand.hbm_bytes:
-            parameter = _parameter(fused, index)
-            total += min(operand.hbm_bytes, _bytes_read(parameter, fused, program))
-    result = root(fused)
-    values = [fused[name] for name in result.operands] if result.opcode == "tuple" else [result]
+    for index, operand in enumerate(operands(fusion, computation)):
+        parameter = _parameter(fused, index)
+        total += min(operand.hbm_bytes, _bytes_read(parameter, fused, program))
     arrays = fusion.arrays
     # The result of an asynchronous fusion is ((operands), results, a number).
     if fusion.opcode == "fusion-start":
-        arrays = arrays[-1 - len(values) : -1]
-    if len(values) != len(arrays):
-        return total + sum(array.bytes for array in arrays if not array.on_chip)
-    return total + sum(map(_bytes_written, values, arrays, [fused] * len(values)))
+        arrays = arrays[len(fusion.operands) : -1]
+    result = root(fused)
+    # A root that is not a tuple, such as a reduction of several arrays, computes all results.
+    values = operands(result, fused) if result.opcode == "tuple" else [result] * len(arrays)
+    return total + sum(map(_bytes_written, values, arrays, [fused] * len(arrays)))
 
 
 def _parameter(fused: Computation, index: int) -> Instruction:
     """Returns the instruction `parameter(index)` of a fused computation."""
-    return next(
-        x
-        for x in fused.values()
-        if x.opcode == "parameter" and int(x.attributes.split(")")[0]) == index
-    )
+    printed = f"parameter({index})"
+    return next(x for x in fused.values() if f"{x.opcode}({x.attributes}".startswith(printed))
 
 
 def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> int:

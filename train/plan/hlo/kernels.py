@@ -3,7 +3,7 @@
 import math
 import re
 
-from .parser import Computation, Instruction
+from .parser import Computation, Instruction, operands
 
 MATMULS = {
     "fwd": (1, 1),  # Q Kᵀ; weights · V
@@ -50,8 +50,9 @@ def _gpu_flops(
 
     A window of 0 means that there is none.
     """
-    arrays = [computation[name].arrays[0].shape for name in call.operands[:3]]
-    (batch, num_queries, heads, key_dim), (_, num_keys, *_), (*_, value_dim) = arrays
+    queries, keys, values = operands(call, computation)[:3]
+    batch, num_queries, heads, key_dim = queries.shape
+    num_keys, value_dim = keys.shape[1], values.shape[-1]
     num_pairs = num_queries * num_keys
     if causal:
         seen = min(window or num_keys, num_keys)
@@ -63,7 +64,7 @@ def _gpu_flops(
 
 
 def _splash_flops(call: Instruction, computation: Computation, phase: str) -> int:
-    arrays = [computation[name].arrays[0] for name in call.operands]
+    arrays = [x.arrays[0] for x in operands(call, computation)]
     # The first three operands of a float type are queries [B, N, T, K], keys [B, N, S, K] and
     # values [B, N, S, H], without B for a single sequence. For an mqa kernel queries have one more
     # axis, the query heads that share a key head.

@@ -20,10 +20,16 @@ BYTES = {
 """Type → bytes of an element. Unlisted types (tokens and handles) have 0 bytes."""
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
-_LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*)")
+_LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\((.*)")
+"""Matches an instruction, such as `  ROOT %c = f32[2]{0} add(%a, %b), metadata={…}`."""
 _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{$")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_BRANCHES = re.compile(
+    r"(branch_computations=\{[^}]*|true_computation=\S+ false_computation=%[\w.-]+)"
+)
+"""Matches the branches of a conditional. A conditional on an index lists them, and a conditional on
+a predicate names two."""
+_NAME = re.compile(r"%([\w.-]+)")
 _INTEGER = re.compile(r"[su]\d+\[\]")
 _KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")
 """Matches an attribute of custom kernels that is printed over several lines."""
@@ -61,7 +67,7 @@ class Instruction:
     result: str
     """Printed type of the result."""
     is_root: bool
-    """Whether the result is the result of the whole computation."""
+    """Whether the instruction computes the result of the computation."""
 
     @functools.cached_property
     def arrays(self) -> tuple[HloArray, ...]:
@@ -88,14 +94,19 @@ class Instruction:
 
     def find(self, pattern: re.Pattern[str], default: str = "") -> str:
         """Returns the first group of a pattern in the attributes, or the default."""
-        found = pattern.search(self.attributes)
-        return found[1] if found else default
+        match = pattern.search(self.attributes)
+        return match[1] if match else default
 
     @property
-    def integer(self) -> int | None:
-        """Value of a constant integer, or None for other instructions."""
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the result, or of its first array if the result is a tuple."""
+        return self.arrays[0].shape
+
+    @property
+    def integer(self) -> int:
+        """Value of a constant integer, or 0 for other instructions."""
         if self.opcode != "constant" or not _INTEGER.match(self.result):
-            return None
+            return 0
         return int(self.attributes.split(")")[0])
 
     def attribute(self, name: str) -> str:
@@ -110,6 +121,11 @@ Computation = dict[str, Instruction]
 def integers(text: str) -> list[int]:
     """Returns the integers of a printed list without brackets: `2,3`, or the empty text."""
     return [int(n) for n in text.split(",") if n]
+
+
+def operands(instruction: Instruction, computation: Computation) -> list[Instruction]:
+    """Returns the instructions whose results are the operands of an instruction."""
+    return [computation[name] for name in instruction.operands]
 
 
 def root(computation: Computation) -> Instruction:
@@ -157,12 +173,7 @@ class HloProgram:
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
         if opcode == "conditional":
-            # A conditional on an index lists its branches. A conditional on a predicate names two
-            # branches.
-            if listed := _BRANCHES.search(instruction.attributes):
-                names = [name.strip(" %") for name in listed[1].split(",")]
-            else:
-                names = [instruction.attribute(f"{x}_computation") for x in ("true", "false")]
+            names = _NAME.findall(instruction.find(_BRANCHES))
             return [(name, 1 / len(names)) for name in names]
         if opcode in ("call", "async-start") or (fused and opcode == "fusion"):
             return [(instruction.called, 1.0)]
@@ -175,12 +186,13 @@ class HloProgram:
         is the limit of the loop divided by the step of the counter. The limit is the largest
         integer in the condition.
         """
-        if noted := _TRIP_COUNT.search(loop.attributes):
-            return int(noted[1])
+        if annotated := _TRIP_COUNT.search(loop.attributes):
+            return int(annotated[1])
         condition = self.computations[loop.attribute("condition")]
-        limits = [x.integer for x in condition.values() if x.integer is not None]
+        # A condition without a constant does not show the limit; count one run.
+        limit = max(x.integer for x in condition.values()) or 1
         # Divide and round up.
-        return -(-max(limits, default=1) // self._loop_step(loop, condition))
+        return -(-limit // self._loop_step(loop, condition))
 
     def _loop_step(self, loop: Instruction, condition: Computation) -> int:
         """Returns how much a loop's counter grows in a run, for example 2 if unrolled once."""
@@ -191,8 +203,8 @@ class HloProgram:
         if read is None or state.opcode != "tuple":
             return 1
         counter = body[state.operands[int(read.attribute("index"))]]
-        added = [body[name].integer or 0 for name in counter.operands]
-        return max(sum(added), 1) if counter.opcode == "add" else 1
+        step = sum(x.integer for x in operands(counter, body))
+        return max(step, 1) if counter.opcode == "add" else 1
 
 
 def parse_hlo(text: str) -> HloProgram:
@@ -206,36 +218,31 @@ def parse_hlo(text: str) -> HloProgram:
             current = computations[header[2]] = {}
             if header[1]:
                 entry = header[2]
-        elif found := _LINE.match(line):
-            instruction = _parse_line(found[2], found[3], is_root=found[1] is not None)
+        elif match := _LINE.match(line):
+            instruction = _instruction(*match.groups(default=""))
             current[instruction.name] = instruction
     return HloProgram(computations, entry)
 
 
-def _parse_line(name: str, rest: str, is_root: bool) -> Instruction:
-    """Parses what follows `name = `, such as `f32[2]{0} add(%a, %b), metadata={…}`."""
-    # The type of the result is a tuple in parentheses or a single word.
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    result, rest = rest[:end], rest[end:].lstrip()
-    opening = rest.index("(")
-    closing = _closing(rest, opening)
-    operands = tuple(re.findall(r"%([\w.-]+)", rest[opening:closing]))
-    attributes = rest[closing + 1 :] if operands else rest[opening + 1 :]
+def _instruction(is_root: str, name: str, result: str, opcode: str, rest: str) -> Instruction:
+    """Returns an instruction from the groups of `_LINE`."""
+    end = _end_of_operands(rest)
+    names = tuple(_NAME.findall(rest[:end]))
     return Instruction(
         name=name,
-        opcode=rest[:opening],
-        operands=operands,
-        attributes=attributes,
+        opcode=opcode,
+        operands=names,
+        attributes=rest[end + 1 :] if names else rest,
         result=result,
-        is_root=is_root,
+        is_root=bool(is_root),
     )
 
 
-def _closing(text: str, opening: int) -> int:
-    """Returns the index of the parenthesis that closes the parenthesis at index `opening`."""
-    depth = 0
-    for index in range(opening, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[index], 0)
+def _end_of_operands(text: str) -> int:
+    """Returns the index of the parenthesis that closes the list of operands."""
+    depth = 1
+    for index, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
         if depth == 0:
             return index
     raise UserError(f"a parenthesis is not closed in {text[:80]!r}")
