@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...data.common.fields import require
 
@@ -41,7 +42,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
     """
     from sklearn.metrics import matthews_corrcoef
 
-    gold, predicted = (x.astype(np.int64) for x in _paired(gold, predicted))
+    gold, predicted = _paired(gold, predicted, np.int64)
     equal = gold == predicted
     # With several labels, an example is correct if all of its labels are correct.
     if gold.ndim == 2:
@@ -85,7 +86,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
     """
     from scipy import stats
 
-    gold, predicted = (x.astype(np.float64) for x in _paired(gold, predicted))
+    gold, predicted = _paired(gold, predicted, np.float64)
     bad = np.count_nonzero(~np.isfinite(predicted))
     require(not bad, f"{bad} of {len(predicted)} predicted scores are not finite numbers")
     if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
@@ -122,7 +123,8 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     _check_tags(gold, predicted)
     tags, predicted_tags = list(map(list, gold)), list(map(list, predicted))
     # Find the entities once, and use them for both averages.
-    entities, predicted_entities = (Entities(side, IOB2, False) for side in (tags, predicted_tags))
+    entities = Entities(tags, IOB2, False)
+    predicted_entities = Entities(predicted_tags, IOB2, False)
 
     def score(average: str | None) -> tuple:
         return precision_recall_fscore_support(
@@ -138,7 +140,8 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     precision, recall, f1, _ = score("micro")
     types = sorted(entities.unique_tags | predicted_entities.unique_tags)
     of_types = np.atleast_1d(score(None)[2])[: len(types)]
-    words, predicted_words = (np.array([*itertools.chain(*side)]) for side in (gold, predicted))
+    words = np.array([*itertools.chain(*gold)])
+    predicted_words = np.array([*itertools.chain(*predicted)])
     return {
         "precision": float(precision),
         "recall": float(recall),
@@ -198,29 +201,28 @@ def normalize_answer(text: str) -> str:
 def _word_f1(gold: list[str], predicted: list[str]) -> float:
     """Returns 2 P R / (P + R) with P = common / predicted and R = common / gold."""
     common = (Counter(gold) & Counter(predicted)).total()
-    return 2 * common / (len(gold) + len(predicted)) if common else 0.0
+    return 2 * common / max(len(gold) + len(predicted), 1)
 
 
-def _paired(gold: Labels, predicted: Labels) -> tuple[np.ndarray, np.ndarray]:
+def _paired(gold: Labels, predicted: Labels, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns `gold` and `predicted` as arrays of numbers."""
-    sides = np.asarray(gold), np.asarray(predicted)
-    shapes = [list(side.shape) for side in sides]
+    gold, predicted = np.asarray(gold), np.asarray(predicted)
     require(
-        shapes[0] == shapes[1] and sides[0].size,
-        f"gold and predicted must have equal shapes and at least one example, got {shapes[0]} and "
-        f"{shapes[1]}",
+        gold.shape == predicted.shape and gold.size,
+        f"gold and predicted must have equal shapes and at least one example, got "
+        f"{list(gold.shape)} and {list(predicted.shape)}",
     )
-    for name, side in zip(("gold", "predicted"), sides, strict=True):
+    for name, labels in {"gold": gold, "predicted": predicted}.items():
         require(
-            side.dtype.kind in "biuf",
-            f"{name} must be numbers, got {str(side.flat[0])!r}. Give the index of each label in "
+            labels.dtype.kind in "biuf",
+            f"{name} must be numbers, got {str(labels.flat[0])!r}. Give the index of each label in "
             "`names`.",
         )
-    return sides
+    return gold.astype(dtype), predicted.astype(dtype)
 
 
 def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> None:
-    lengths, predicted_lengths = (list(map(len, side)) for side in (gold, predicted))
+    lengths, predicted_lengths = list(map(len, gold)), list(map(len, predicted))
     require(
         lengths == predicted_lengths and any(lengths),
         "gold and predicted must have the same numbers of tags in each sentence, and at least one "
