@@ -6,6 +6,7 @@ over the sequences of a batch.
 """
 
 import dataclasses
+from typing import TypeVar
 
 import jax.numpy as jnp
 
@@ -20,6 +21,7 @@ from ...models.nn.experts import (
 from ...models.nn.typing import Array, Float
 from .objective import Batch, Inputs, Objective, Outputs, Terms
 
+T = TypeVar("T")
 BALANCE, Z = "router_balance", "router_z"
 
 
@@ -52,8 +54,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     over_batch = model.router_balance_over == "batch"
 
     def counts(batch: Batch) -> Terms:
-        model_inputs = objective.inputs(batch)
-        inputs = model_inputs if isinstance(model_inputs, tuple) else (model_inputs,)
+        inputs = _of_each_run(objective.inputs(batch))
         rows = sum(map(_num_sequences, inputs), jnp.float32(0))
         # The balance over a batch gives one value per run of the model; the balance over sequences
         # gives one value per sequence.
@@ -61,9 +62,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         return {**objective.counts(batch), BALANCE: balanced, Z: rows}
 
     def terms(outputs: Outputs, batch: Batch, *reference: Outputs) -> Terms:
-        # The model ran once for each entry of a tuple of inputs.
-        runs = outputs if isinstance(outputs, tuple) else (outputs,)
-        routers: list[RouterStatistics] = [run.router for run in runs]
+        routers: list[RouterStatistics] = [run.router for run in _of_each_run(outputs)]
         balance = batch_balance_loss if over_batch else balance_loss
         return {
             **objective.terms(outputs, batch, *reference),
@@ -81,6 +80,11 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         # The balance over a batch is not a sum over its examples.
         whole_batch=objective.whole_batch or (over_batch and model.router_balance > 0),
     )
+
+
+def _of_each_run(values: T | tuple[T, ...]) -> tuple[T, ...]:
+    """Returns a tuple of the inputs or the outputs of each run of the model."""
+    return values if isinstance(values, tuple) else (values,)
 
 
 def _num_sequences(inputs: Inputs) -> Float[Array, ""]:
