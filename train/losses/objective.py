@@ -304,7 +304,7 @@ class Objective:
                 f"{function}[{name!r}] of the objective has the {actual}: return a scalar, such as "
                 "the sum over the examples",
             )
-        missing = [name for name in self.coefficients if name not in values]
+        missing = sorted(self.coefficients.keys() - values.keys())
         require(
             not missing,
             f"{function} of the objective returned {', '.join(values) or 'nothing'} without "
