@@ -9,7 +9,6 @@ matrix, which contains all heads.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +17,14 @@ import jax.numpy as jnp
 import optax
 
 from ...models.nn.typing import Array, PyTree
-from .parameters import Leaf, axes_of_matrix, map_named, matrix_axes, num_stack_axes
+from .parameters import (
+    Leaf,
+    axes_of_matrix,
+    map_named,
+    matrix_axes,
+    num_stack_axes,
+    size_along,
+)
 
 DECAY_EXPONENT = 0.8
 """beta2 of step t, counted from 1, is 1 - t^-0.8 (section 7.2)."""
@@ -51,7 +57,7 @@ def is_factored(name: str, param: Leaf) -> bool:
     axes = matrix_axes(name, len(param.shape))
     if axes is None:
         return False
-    sizes = (_size(param, axes.inputs), _size(param, axes.outputs))
+    sizes = (size_along(param, axes.inputs), size_along(param, axes.outputs))
     return min(sizes) >= SMALLEST_FACTORED
 
 
@@ -112,14 +118,10 @@ def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTr
 
 
 def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
-    # Apply a `vmap` for each leading axis: that of layers, and that of experts.
+    # Apply a `vmap` for each leading axis, of layers or of experts.
     return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
 
 
 def _means(name: str, squared: Array) -> Factored:
     axes = axes_of_matrix(name, squared.ndim)
     return Factored(jnp.mean(squared, axes.outputs), jnp.mean(squared, axes.inputs))
-
-
-def _size(param: Leaf, axes: tuple[int, ...]) -> int:
-    return math.prod(param.shape[axis] for axis in axes)

@@ -15,7 +15,7 @@ import math
 import optax
 
 from ...models.nn.typing import Array, PyTree
-from .parameters import axes_of_matrix, is_stacked, map_named, matrix_axes
+from .parameters import axes_of_matrix, is_stacked, map_named, matrix_axes, size_along
 
 ADAMW_RMS = 0.2
 """The root mean square of AdamW's updates (Liu et al. 2025)."""
@@ -66,7 +66,7 @@ def scale_to_adamw() -> optax.GradientTransformation:
     def scale(name: str, update: Array) -> Array:
         axes = axes_of_matrix(name, update.ndim)
         # An orthogonal matrix has a root mean square of 1 / √max(inputs, outputs).
-        sides = (math.prod(update.shape[a] for a in side) for side in (axes.inputs, axes.outputs))
-        return update * (ADAMW_RMS * math.sqrt(max(sides)))
+        longest = max(size_along(update, axes.inputs), size_along(update, axes.outputs))
+        return update * (ADAMW_RMS * math.sqrt(longest))
 
     return optax.stateless(lambda updates, _: map_named(scale, updates))

@@ -7,6 +7,7 @@ separately.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator
 
@@ -45,7 +46,7 @@ def is_decayed(name: str) -> bool:
 
 
 def is_stacked(name: str) -> bool:
-    """Returns whether the leading axis of a parameter is that of layers."""
+    """Returns whether the leading axis of a parameter is the axis of layers."""
     return f"/{STACK}/" in f"/{name}"
 
 
@@ -73,13 +74,18 @@ def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
     first = num_stack_axes(name)
     if not is_decayed(name) or ndim < first + 2:
         return None
-    parent, _, own = f"/{name}".rpartition("/")
+    parent, _, leaf = f"/{name}".rpartition("/")
     # Either the input or the output has a single axis. It is the output for maps whose input are
     # heads, such as attention's output map `[…, N, H, D]`, and for the factor A of an adapter.
-    reads_all = own == "lora_a" or (own == "kernel" and parent.endswith("/output"))
+    reads_all = leaf == "lora_a" or (leaf == "kernel" and parent.endswith("/output"))
     cut = ndim - 1 if reads_all else first + 1
     axes = tuple(range(ndim))
     return MatrixAxes(axes[:first], axes[first:cut], axes[cut:])
+
+
+def size_along(param: Leaf, axes: tuple[int, ...]) -> int:
+    """Returns the product of the sizes of some axes."""
+    return math.prod(param.shape[axis] for axis in axes)
 
 
 def axes_of_matrix(name: str, ndim: int) -> MatrixAxes:
