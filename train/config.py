@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from ..data.common.errors import UserError
+import jax
+
 from ..data.common.fields import (
     Checked,
     NonNegative,
@@ -66,7 +67,7 @@ class TrainConfig(Checked):
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body from the
-    initial model. Of the initial model's head, it takes the layers that its own head also has. The
+    initial model. It also takes the layers of the initial model's head that its own head has. The
     run then uses only `dropout_rate` of the field `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
@@ -172,16 +173,14 @@ def check_length(config: TrainConfig) -> None:
         UserError: The sequences exceed the model's maximum length.
     """
     longest = config.data.longest_side
-    if longest > config.model.max_length:
-        longer = (
-            "raise model.max_length" if config.init_from is None else "choose another init_from"
-        )
-        names = ("length", "row_length")
-        side = next((x for x in names if getattr(config.data, x, None) == longest), "target_length")
-        raise UserError(
-            f"data.{side} {longest} exceeds model.max_length "
-            f"{config.model.max_length}: lower data.{side}, or {longer}"
-        )
+    longer = "raise model.max_length" if config.init_from is None else "choose another init_from"
+    names = ("length", "row_length")
+    side = next((x for x in names if getattr(config.data, x, None) == longest), "target_length")
+    require(
+        longest <= config.model.max_length,
+        f"data.{side} {longest} exceeds model.max_length {config.model.max_length}: "
+        f"lower data.{side}, or {longer}",
+    )
 
 
 def objective_of(config: TrainConfig, custom: Objective | None = None) -> Objective:
@@ -197,13 +196,14 @@ def objective_of(config: TrainConfig, custom: Objective | None = None) -> Object
 
     # RoBERTa and DistilBERT have no token types: only separator tokens mark the segments of a
     # sequence.
+    def without_types(inputs: Inputs) -> Inputs:
+        return {name: x for name, x in inputs.items() if name != "token_type_ids"}
+
     def inputs(batch: Batch) -> Inputs | tuple[Inputs, ...]:
-        model_inputs = objective.inputs(batch)
-        filtered = [
-            {name: x for name, x in one.items() if name != "token_type_ids"}
-            for one in (model_inputs if isinstance(model_inputs, tuple) else (model_inputs,))
-        ]
-        return tuple(filtered) if isinstance(model_inputs, tuple) else filtered[0]
+        # The inputs are one dict, or a tuple of dicts.
+        return jax.tree.map(
+            without_types, objective.inputs(batch), is_leaf=lambda x: isinstance(x, dict)
+        )
 
     return dataclasses.replace(objective, inputs=inputs)
 
@@ -297,6 +297,5 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
     return {
         name: (a.get(name), b.get(name))
         for name in sorted(a.keys() | b.keys())
-        if a.get(name) != b.get(name)
-        and not any(name == o or name.startswith(f"{o}.") for o in OPERATIONAL_FIELDS)
+        if a.get(name) != b.get(name) and not is_below(name, OPERATIONAL_FIELDS)
     }
