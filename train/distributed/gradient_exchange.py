@@ -16,6 +16,7 @@ from ..mesh import Gather
 from ..optim.parameters import map_named
 from ..state import TrainState, in_units
 from .fsdp import GradientFn, Way, compute_dtype, exchanged
+from .sharding import divided_axes
 
 ONCE = ("data", "fsdp")
 """The mesh axes that gradients can be summed over once per step."""
@@ -131,7 +132,8 @@ def gather_candidates(
     """
     # "step" is possible only if each device can have full parameters, and the loss is a sum over
     # examples.
-    problems = [f"mesh.{axis} is {mesh.shape[axis]}" for axis in _sizes(mesh).keys() - set(ONCE)]
+    others = divided_axes(mesh).keys() - set(ONCE)
+    problems = [f"mesh.{axis} is {mesh.shape[axis]}" for axis in others]
     if whole_batch:
         problems.append("the objective needs the whole batch or runs auxiliary models")
     if gather == "step":
@@ -158,7 +160,7 @@ def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, .
         micro_batches: the number of micro-batches.
         shards: whether the axis `fsdp` can be in the result.
     """
-    sizes = _sizes(mesh)
+    sizes = divided_axes(mesh)
     axes = tuple(sizes) if shards else tuple(sizes.keys() & {"data"})
     # With one micro-batch, a manual exchange over only some axes saves no bytes over the
     # compiler's.
@@ -189,8 +191,3 @@ def describe(way: Way, mesh: Mesh, full: int) -> str:
     by = "" if way.per_layer and way.axes else " by the compiler"
     among = " among the devices of fsdp" if way.axes and not once_per_step else ""
     return f"parameters gathered layer by layer{by}; gradients exchanged {often}{among}"
-
-
-def _sizes(mesh: Mesh) -> dict[str, int]:
-    """Returns the sizes of those axes of a mesh that have several devices."""
-    return {axis: size for axis, size in mesh.shape.items() if size > 1}

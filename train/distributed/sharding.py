@@ -60,6 +60,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     return Mesh(grid, MESH_AXIS_NAMES, axis_types=kinds)
 
 
+def divided_axes(mesh: Mesh) -> dict[str, int]:
+    """Returns the sizes of the axes of a mesh that have several devices."""
+    return {axis: size for axis, size in mesh.shape.items() if size > 1}
+
+
 def parameter_spec(
     name: str, shape: tuple[int, ...], mesh: Mesh, model: TransformerConfig | None = None
 ) -> PartitionSpec:
@@ -81,7 +86,7 @@ def parameter_spec(
     """
     if name.startswith("auxiliary/"):  # an auxiliary model of the objective, which is replicated
         return PartitionSpec()
-    several = {axis for axis, size in mesh.shape.items() if size > 1}
+    several = set(divided_axes(mesh))
     spec: list[tuple[str, ...]] = []
     for size, logical in zip(shape, _logical_axes(name, shape, model), strict=True):
         # If several dimensions ask for the same mesh axis, it shards only the first of them.
@@ -103,17 +108,17 @@ def _logical_axes(
     """Returns the logical axis of each dimension of a parameter, by the rules of its family."""
     # If the model is unknown, exactly one of the rules of all families must match.
     rules = {rule for family in families_of(model) for rule in family.parameter_axes.items()}
-    parent, slash, own = name.rpartition("/")
+    parent, slash, leaf = name.rpartition("/")
     # The factors of an adapter follow the rule of the kernel that it adapts, but have other axes.
-    stored = f"{parent}{slash}kernel" if own in (A, B) else name
-    found = (
-        _factor_axes(own, axes, len(shape))
+    stored = f"{parent}{slash}kernel" if leaf in (A, B) else name
+    candidates = (
+        _factor_axes(leaf, axes, len(shape))
         for pattern, axes in rules
         if re.fullmatch(pattern, stored)
     )
     # The norm of queries has a scale for one head in some families, and for all heads in others, so
     # the number of axes decides between rules.
-    matches = [axes for axes in found if len(axes) == len(shape)]
+    matches = [axes for axes in candidates if len(axes) == len(shape)]
     where = "all families" if model is None else "its family"
     require(
         len(matches) == 1,
@@ -124,11 +129,11 @@ def _logical_axes(
     return matches[0]
 
 
-def _factor_axes(own: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
+def _factor_axes(leaf: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
     """Returns the logical axes of an adapter's factor from its kernel's; for others, `axes`."""
-    if own == A:  # [L, *inputs, r]
+    if leaf == A:  # [L, *inputs, r]
         return (*axes[: ndim - 1], None)
-    if own == B:  # [L, r, *outputs]
+    if leaf == B:  # [L, r, *outputs]
         first = axes.count("layers")
         return (*axes[:first], None, *axes[first + 1 - ndim :])
     return axes
@@ -221,10 +226,10 @@ def state_shardings(
     moment = re.compile(rf"(?:.*?/)??({'|'.join(map(re.escape, shapes))})(?:/(\w+))?")
 
     def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
-        found = moment.fullmatch(path)
-        if found is None:
+        match = moment.fullmatch(path)
+        if match is None:
             return replicated
-        name, field = found.groups(default="")
+        name, field = match.groups(default="")
         if not field and x.shape != shapes[name]:
             return replicated
         whole = parameter_spec(name, shapes[name], mesh, model)
@@ -292,23 +297,23 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    # Find which shards of a batch the devices of each process hold.
+    # Find which shards of a batch are on the devices of each process.
     shards: dict[int, set[int]] = {}  # process → the shards on its devices
     for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
         shards.setdefault(device.process_index, set()).add(rows.indices(number)[0])
-    own = shards[jax.process_index()]
-    wide = len(own)
+    local = shards[jax.process_index()]
+    size = len(local)
     # The share of a process must consist of consecutive shards, and begin at a multiple of its
     # size.
-    aligned = [set(range(first, first + wide)) for first in range(0, number, wide)]
-    sizes = ", ".join(f"mesh.{name} {size}" for name, size in mesh.shape.items())
+    aligned = [set(range(first, first + size)) for first in range(0, number, size)]
+    sizes = ", ".join(f"mesh.{name} {length}" for name, length in mesh.shape.items())
     require(
         all(part in aligned for part in shards.values()),
         f"{sizes}: a batch cannot be divided equally over {len(shards)} processes: the "
         f"{mesh.size // len(shards)} devices of a process must be a multiple or a divisor of "
         f"mesh.{CONTEXT} × mesh.tensor; change these sizes",
     )
-    return min(own) // wide, number // wide
+    return min(local) // size, number // size
 
 
 def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
