@@ -22,9 +22,8 @@ from ...data.common.fields import require
 
 ENDING_SECONDS = 10.0
 """The number of seconds that the other processes have to end by themselves after one failed."""
-FORWARDED = [
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
-]
+FORWARDED = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}
+"""The signals that `launch` forwards to the processes. Windows has no SIGHUP."""
 
 
 def launch(command: list[str], processes: int) -> int:
