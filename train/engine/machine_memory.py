@@ -1,8 +1,10 @@
 """Memory still available to a program: on the machine, in its container, or on a device."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -87,9 +89,8 @@ def available_on_machine() -> int | None:
     # On Linux, `MemAvailable` includes caches that can be freed.
     meminfo = PROC / "meminfo"
     if meminfo.is_file():
-        lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
-        kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
-        free = (kibibytes["MemAvailable"] + kibibytes.get("SwapFree", 0)) << 10
+        kibibytes = dict(re.findall(r"(\w+): +(\d+)", meminfo.read_text(encoding="utf-8")))
+        free = (int(kibibytes["MemAvailable"]) + int(kibibytes.get("SwapFree", 0))) << 10
     elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):  # macOS reports no free memory
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     else:
@@ -97,41 +98,33 @@ def available_on_machine() -> int | None:
     return min([free, *_left_in_control_groups()])
 
 
-def _left_in_control_groups() -> Iterator[int]:
-    """Yields the bytes left in each control group of this process, and in its parent groups."""
+def _left_in_control_groups() -> list[int]:
+    """Returns the bytes left in each control group of this process, and in its parent groups."""
     cgroup_file = PROC / "self" / "cgroup"
     if not cgroup_file.is_file():
-        return
+        return []
+    left: list[int] = []
     for line in cgroup_file.read_text(encoding="utf-8").splitlines():
+        # Version 2 names no controllers.
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):  # version 2 names no controllers
-            continue
         inner = CONTROL_GROUPS / controllers / path.lstrip("/")
         # In a container the path may be a path of the host, and only the outermost folder exists.
         for folder in (inner, *inner.parents):
-            if folder == CONTROL_GROUPS.parent:
-                break
             for limit_file, (usage_file, reclaimable) in LIMIT_FILES.items():
-                limit = _read_int(folder / limit_file)
-                usage = _read_int(folder / usage_file)
-                if limit is not None and usage is not None:
+                # Most folders have no such files, and a group without a limit has the limit `max`.
+                with contextlib.suppress(OSError, ValueError):
+                    limit, usage = _read_int(folder / limit_file), _read_int(folder / usage_file)
                     # Usage includes caches, which the kernel frees under memory pressure.
                     reclaimed = _statistics(folder / "memory.stat", reclaimable)
-                    yield limit - max(0, usage - reclaimed)
+                    left.append(limit - max(0, usage - reclaimed))
+    return left
 
 
-def _read_int(file: Path) -> int | None:
-    """Returns the integer in a file, or None if the file is missing or contains the word `max`."""
-    try:
-        return int(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def _read_int(file: Path) -> int:
+    return int(file.read_text(encoding="utf-8"))
 
 
 def _statistics(file: Path, names: Sequence[str]) -> int:
     """Returns the sum of the named statistics of a control group; a missing statistic adds 0."""
-    try:
-        rows = dict(line.split() for line in file.read_text(encoding="utf-8").splitlines())
-        return sum(int(rows.get(name, 0)) for name in names)
-    except (OSError, ValueError):
-        return 0
+    rows = dict(re.findall(r"(\w+) (\d+)", file.read_text(encoding="utf-8")))
+    return sum(int(rows.get(name, 0)) for name in names)
