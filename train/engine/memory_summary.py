@@ -189,18 +189,15 @@ def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
 
 def _remedies(config: TrainConfig, resumed: bool) -> str:
     """Returns a clause that names the options that lower the memory of a step."""
-    remedies = []
-    rows = config.batch_size // config.micro_batches
-    if rows > 1:
-        remedies.append(f"raise micro_batches (now {config.micro_batches})")
-    # A resumed run must keep its batch size.
-    if rows > 1 and not resumed:
-        remedies.append(f"lower batch_size (now {config.batch_size:,})")
-    if config.execution.remat != "full":
-        remedies.append("choose execution.remat full")
-    if config.gather == "step":
-        remedies.append("choose gather layer")
-    return ", or ".join(remedies) or _smaller_model(config, resumed)
+    has_rows = config.batch_size > config.micro_batches
+    remedies = {
+        f"raise micro_batches (now {config.micro_batches})": has_rows,
+        # A resumed run must keep its batch size.
+        f"lower batch_size (now {config.batch_size:,})": has_rows and not resumed,
+        "choose execution.remat full": config.execution.remat != "full",
+        "choose gather layer": config.gather == "step",
+    }
+    return ", or ".join(filter(remedies.get, remedies)) or _smaller_model(config, resumed)
 
 
 def _smaller_model(config: TrainConfig, resumed: bool) -> str:
