@@ -8,9 +8,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 
 from ...models.nn.typing import Array, Float
-from .objective import Batch, Inputs, Terms
-
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+from .objective import ENCODER_INPUTS, Batch, Inputs, Terms
 
 
 def rows_of_pairs(x: Array) -> Array:
@@ -19,8 +17,8 @@ def rows_of_pairs(x: Array) -> Array:
 
 
 def pair_inputs(batch: Batch) -> Inputs:
-    """Returns the model's inputs for both texts of each pair."""
-    return {name: rows_of_pairs(batch[name]) for name in _INPUTS if name in batch}
+    """Returns the model's inputs for all texts of each example: `[B, N, T]` become `[B · N, T]`."""
+    return {name: rows_of_pairs(x) for name, x in ENCODER_INPUTS(batch).items()}
 
 
 def pair_weights(batch: Batch) -> Float[Array, " B"]:

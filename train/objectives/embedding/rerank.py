@@ -13,8 +13,8 @@ from ....models.nn.typing import Array, Bool, Float
 from ...losses import ranking
 from ...losses.cross_entropy import sigmoid_cross_entropy
 from ...losses.eval_step import Evaluation
-from ...losses.objective import Batch, Inputs, Objective, Outputs, Terms
-from ...losses.pairs import rows_of_pairs
+from ...losses.objective import Batch, Objective, Outputs, Terms
+from ...losses.pairs import pair_inputs
 from ...objective_config import ObjectiveConfig, Scores
 
 Loss = Literal["binary", "contrast", "list_net", "lambda", "rank_net", "margin_mse"]
@@ -210,16 +210,10 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
 
     return Objective(
         coefficients={"ranking": 1.0},
-        inputs=document_inputs,
+        inputs=pair_inputs,
         counts=counts,
         terms=terms,
     )
-
-
-def document_inputs(batch: Batch) -> Inputs:
-    """Returns the model's inputs for all pairs of a query and a document, `[B · C, T]`."""
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    return {name: rows_of_pairs(batch[name]) for name in names if name in batch}
 
 
 def real_documents(batch: Batch) -> Bool[Array, "B C"]:
