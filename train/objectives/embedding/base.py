@@ -279,13 +279,17 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         from ....models.hf.sentence_embedding import DOCUMENT_PROMPTS, EmbeddingSettings
 
         settings = EmbeddingSettings() if settings is None else settings.texts
-        run_prompts = {"query": data.query_prompt, "document": data.document_prompt}
-        # Clear prompts of the initial model that training did not use, so that a search does not
-        # use them either.
-        left_out = {"query": ("query",), "document": DOCUMENT_PROMPTS}
-        empty = {x for name, text in run_prompts.items() if text == "" for x in left_out[name]}
-        kept = {name: "" if name in empty else text for name, text in settings.prompts.items()}
-        prompts = {**kept, **{name: text for name, text in run_prompts.items() if text}}
+        prompts = dict(settings.prompts)
+        for name, text, aliases in (
+            ("query", data.query_prompt, ("query",)),
+            ("document", data.document_prompt, DOCUMENT_PROMPTS),
+        ):
+            if text:
+                prompts[name] = text
+            elif text is not None:
+                # Clear prompts of the initial model that training did not use, so that a search
+                # does not use them either.
+                prompts |= dict.fromkeys(prompts.keys() & aliases, "")
         return dataclasses.replace(
             settings.normalized(bool(self.normalize)),
             pooling=self.pooling or settings.pooling,
