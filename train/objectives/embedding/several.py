@@ -61,14 +61,14 @@ class SeveralConfig(EmbeddingObjective):
         # Only the losses are reported, not the measures of the single objectives.
         def counts(batch: Batch) -> Terms:
             return {
-                name: objective.counts(own)[made.kind]
-                for name, made, objective, own in parts(batch)
+                name: objective.counts(part)[made.kind]
+                for name, made, objective, part in parts(batch)
             }
 
         def terms(vectors: Vectors, batch: Batch) -> Terms:
             return {
-                name: objective.terms(_first(vectors, made), own)[made.kind]
-                for name, made, objective, own in parts(batch)
+                name: objective.terms(_first(vectors, made), part)[made.kind]
+                for name, made, objective, part in parts(batch)
             }
 
         # The guide runs on every batch, even if the objective of its data set needs no guide.
@@ -103,7 +103,7 @@ class SeveralConfig(EmbeddingObjective):
 
     def _chosen(self) -> Mapping[str, EmbeddingObjective]:
         """Returns the objective of each data set in `kinds`, by the data set's name."""
-        shared = {name: getattr(self, name) for name in field_names(EmbeddingObjective)}
+        shared = self.shared_settings
         return {name: _parsed(text, shared) for name, text in map(_named, self.kinds)}
 
     def of_data(self, data: EmbeddingData, *, is_default: bool) -> ObjectiveConfig[EmbeddingData]:
@@ -118,7 +118,7 @@ class SeveralConfig(EmbeddingObjective):
         for name in given:
             require_one_of("the data set of objective.kinds", name, list(data.sets))
         # The objectives that the user lists override the defaults.
-        kinds = {name: DEFAULTS[own.score_form()] for name, own in data.sets.items()} | given
+        kinds = {name: DEFAULTS[one.score_form()] for name, one in data.sets.items()} | given
         # The array `data_set` of a batch has the indices of data sets in this order.
         complete = dataclasses.replace(self, kinds=tuple(f"{n}={kinds[n]}" for n in data.sets))
         # Check that all objectives together use at most one guide, and that each objective accepts
@@ -148,15 +148,16 @@ def _parsed(text: str, shared: Mapping[str, Any]) -> EmbeddingObjective:
 
     kind, *options = text.split(",")
     require_one_of("the objective of a data set in objective.kinds", kind, LOSSES)
-    settings = {name: x for name, _, x in (option.partition("=") for option in options)}
     made = objective_class(kind)
     # Settings that say how the model computes vectors, such as the pooling, apply to all data sets,
     # so they are not options of a single one.
-    known = field_names(made) - shared.keys()
-    for name in settings:
-        require_one_of(f"the option of {kind} in objective.kinds", name, sorted(known))
-    values = {name: _value(x) for name, x in settings.items()}
-    return cast(EmbeddingObjective, made(**shared, **values))
+    known = sorted(field_names(made) - shared.keys())
+    settings: dict[str, Any] = {}
+    for option in options:
+        name, _, value = option.partition("=")
+        require_one_of(f"the option of {kind} in objective.kinds", name, known)
+        settings[name] = _value(value)
+    return cast(EmbeddingObjective, made(**shared, **settings))
 
 
 def _value(text: str) -> Any:
@@ -181,13 +182,13 @@ def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
 def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
     """Returns the batch for one data set: examples of other data sets become filler."""
     # An example is filler if its masks are 0.
-    own = batch["data_set"] == number
-    found = {**batch, "anchor_mask": jnp.where(own[:, None], batch["anchor_mask"], 0)}
+    in_set = batch["data_set"] == number
+    selected = {**batch, "anchor_mask": jnp.where(in_set[:, None], batch["anchor_mask"], 0)}
     most = objective.num_documents[1]
     for name in {"input_ids", "attention_mask"} & batch.keys():
-        texts = jnp.where(own[:, None, None], batch[name], 0)
-        found[name] = texts[:, : int(min(most, texts.shape[1]))]
+        texts = jnp.where(in_set[:, None, None], batch[name], 0)
+        selected[name] = texts[:, : int(min(most, texts.shape[1]))]
     if "scores" in batch and batch["scores"].ndim == 2 and "documents" not in objective.score_forms:
         # The first score of an example is the score of its pair.
-        found["scores"] = batch["scores"][:, 0]
-    return found
+        selected["scores"] = batch["scores"][:, 0]
+    return selected
