@@ -66,11 +66,13 @@ def report(
     yield from _memory(plan, topology)
     yield ""
     yield from _work(plan)
+    estimate = None
     if not topology.is_virtual and plan.out_of_memory is None:
+        estimate = Estimate.from_plan(plan, topology)
         yield ""
-        yield from _estimate(plan, topology)
+        yield from _estimate(estimate, plan, topology)
     yield ""
-    yield from _run(plan, config, topology, price=price, bytes_per_token=bytes_per_token)
+    yield from _run(plan, config, estimate, price=price, bytes_per_token=bytes_per_token)
     yield ""
     yield f"planned in {format_seconds(plan.seconds)}"
 
@@ -203,8 +205,7 @@ def _work(plan: Plan) -> Iterator[str]:
             yield f"    {one.kind:<{width}} {size:>10} in {one.count:,} collectives"
 
 
-def _estimate(plan: Plan, topology: Topology) -> Iterator[str]:
-    estimate = Estimate.from_plan(plan, topology)
+def _estimate(estimate: Estimate, plan: Plan, topology: Topology) -> Iterator[str]:
     # The utilization without overlap is the lower end of the range.
     low, high = estimate.utilization(plan, topology)
     yield "estimate, not a measurement: the work above at the chip's peak rates"
@@ -224,12 +225,12 @@ def _estimate(plan: Plan, topology: Topology) -> Iterator[str]:
 def _run(
     plan: Plan,
     config: TrainConfig,
-    topology: Topology,
+    estimate: Estimate | None,
     *,
     price: float | None,
     bytes_per_token: float,
 ) -> Iterator[str]:
-    """Yields the totals of all steps: tokens, text, FLOPs, time and cost."""
+    """Yields the totals of all steps: tokens, text and FLOPs, and, if estimated, time and cost."""
     steps = config.steps
     tokens = plan.tokens * steps
     yield f"the run of {steps:,} steps"
@@ -243,9 +244,8 @@ def _run(
         f"{by_bytes:,.0f}"
     )
     yield f"  model        {plan.model_flops * steps:.3g} FLOPs"
-    if topology.is_virtual or plan.out_of_memory is not None:
+    if estimate is None:
         return
-    estimate = Estimate.from_plan(plan, topology)
     hours = [steps * each / 3600 for each in (estimate.overlapped, estimate.sequential)]
     least, most = (each * plan.num_devices for each in hours)
     cost = ""
