@@ -15,8 +15,6 @@ from jax.extend import core
 
 def matmul_flops(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
     """Returns the FLOPs of all matmuls. For a `cond`, only the most expensive branch is counted."""
-    if isinstance(jaxpr, core.ClosedJaxpr):
-        jaxpr = jaxpr.jaxpr
     return sum(map(_equation_flops, jaxpr.eqns))
 
 

@@ -54,14 +54,14 @@ def least_memory(config: TrainConfig, num_devices: int) -> LeastMemory:
         trained = jax.eval_shape(lambda params: lora.init(jax.random.key(0), params)[0], shapes)
         frozen = _numbers(shapes) * jax.numpy.dtype(config.lora.frozen_dtype).itemsize
     moments = jax.eval_shape(make_optimizer(config.optimizer, max(config.steps, 1)).init, trained)
-    held = _bytes(trained) + _bytes(moments) + frozen + GRADIENT * _numbers(trained)
+    state = _bytes(trained) + _bytes(moments) + frozen + GRADIENT * _numbers(trained)
     sizes, layers = config.model, config.model.num_layers
     # The input of each layer is kept. The parameters of a layer, or of the vocabulary, and their
     # gradients are whole while they are used.
     kept = config.data.lengths[0] * sizes.d_model * layers * ACTIVATION
     whole = max(_numbers(shapes.get("layers", shapes)) // layers, sizes.vocab_size * sizes.d_model)
     gathered = whole * (ACTIVATION + (0 if config.lora else GRADIENT))
-    return LeastMemory(_numbers(shapes), math.ceil(held / num_devices), kept + gathered)
+    return LeastMemory(_numbers(shapes), math.ceil(state / num_devices), kept + gathered)
 
 
 WAYS = {
