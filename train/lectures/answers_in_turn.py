@@ -21,8 +21,8 @@ def answer_in_turn(
             (text,) = generator([prompt], stop_strings=["\n"], max_new_tokens=40)
             return text.text
 
-        asked = [{"definition": 'A "yalubalu" is a type of vegetable.', "word": "yalubalu"}]
-        train.answer_in_turn(answer, data.PATTERNS["words"], [whatpu], asked)
+        queries = [{"definition": 'A "yalubalu" is a type of vegetable.', "word": "yalubalu"}]
+        train.answer_in_turn(answer, data.PATTERNS["words"], [whatpu], queries)
 
     Args:
         answer: returns the model's answer to a prompt.

@@ -1,5 +1,6 @@
 """An ensemble of whole models, which predicts the mean of their probabilities."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,12 +116,11 @@ class Ensemble:
                 f"{folder} must have the tokenizer of {self._folders[0]}: their tokens differ",
             )
         start, end = len(ids), tokenizer.special_ids.eos
-        for token in _tokens([member.loaded for member in members], ids, temperature, seed):
+        tokens = _tokens([member.loaded for member in members], ids, temperature, seed)
+        for token in itertools.islice(tokens, max_new_tokens):
             if token == end:
                 break
             ids.append(token)
-            if len(ids) == start + max_new_tokens:
-                break
         return tokenizer.decode(ids)[len(tokenizer.decode(ids[:start])) :]
 
 
@@ -148,15 +148,15 @@ def _tokens(
     members: Sequence[tuple[Any, Params]], ids: list[int], temperature: float, seed: int
 ) -> Iterator[int]:
     """Yields the next token of `ids`; the caller appends it."""
-    longest = min(model.config.max_length for model, _ in members)
-    models = [model for model, _ in members]
+    models, params = zip(*members, strict=True)
+    longest = min(model.config.max_length for model in models)
 
     @jax.jit
-    def following(params: list[Params], row: Array, last: Array) -> Array:
+    def following(params: Sequence[Params], row: Array, last: Array) -> Array:
         pairs = list(zip(models, params, strict=True))
         return mean_probabilities(pairs, row[None])[0, last]
 
-    params, key = [params for _, params in members], jax.random.key(seed)
+    key = jax.random.key(seed)
     while True:
         # Keep the last tokens of the text, as many as every model supports, and pad them.
         row = ids[-longest:]

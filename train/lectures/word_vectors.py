@@ -98,7 +98,7 @@ def with_word_vectors(
         if (word := tokenizer.token(id).lstrip(MARKS)) in vectors
     }
     ids = np.fromiter(of_token, np.int32, len(of_token))
-    rows = np.stack([*of_token.values()]) if of_token else np.zeros((0, width), np.float32)
+    rows = np.array([*of_token.values()], np.float32).reshape(-1, width)
     changed = jnp.asarray(table).at[ids].set(rows)
     embedding = {**params["token_embedding"], "embedding": changed}
     return WithVectors({**params, "token_embedding": embedding}, len(of_token))
