@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ...data.common.errors import UserError
 from ...data.common.fields import Positive, Range, Rate, require
 from ..config import Activation, Execution, TransformerConfig
 from ..heads.modules import HeadInputs
@@ -300,13 +299,13 @@ class Encoder(nn.Module):
             cache=cache,
         )
         # The body reads the choices of an example as separate rows.
-        num_choices = input_ids.shape[1] if input_ids.ndim == 3 else 1
+        num_choices = 1
         if input_ids.ndim == 3:
-            # [B, C, T] to [B · C, T].
-            input_ids = input_ids.reshape(-1, input_ids.shape[-1])
-            attention_mask, token_type_ids, position_ids, segment_ids = (
-                None if x is None else x.reshape(-1, x.shape[-1])
-                for x in (attention_mask, token_type_ids, position_ids, segment_ids)
+            num_choices = input_ids.shape[1]
+            # [B, C, T] to [B · C, T]; inputs that are None stay None.
+            arrays = input_ids, attention_mask, token_type_ids, position_ids, segment_ids
+            input_ids, attention_mask, token_type_ids, position_ids, segment_ids = jax.tree.map(
+                lambda x: x.reshape(-1, x.shape[-1]), arrays
             )
         # Give each choice a separate dropout key.
         if rng is not None and num_choices > 1:
@@ -387,9 +386,9 @@ class Encoder(nn.Module):
     ) -> None:
         """Raises UserError if the head does not support one of the inputs."""
         head, spec = self.config.head, self.config.head_spec
-        if (input_ids.ndim == 3) != spec.takes_choices:
-            axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
-            raise UserError(f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}")
+        axes = "[B, C, T]" if spec.takes_choices else "[B, T]"
+        problem = f"head {head!r} takes input_ids {axes}, not {list(input_ids.shape)}"
+        require((input_ids.ndim == 3) == spec.takes_choices, problem)
         problem = f"head {head!r} does not predict masked tokens: leave masked_positions out"
         require(masked_positions is None or spec.predicts_masked, problem)
         problem = f"head {head!r} does not support a cache: choose head 'causal_lm'"
@@ -454,11 +453,11 @@ class Encoder(nn.Module):
             # Without a mask every token is real.
             if attention_mask is None:
                 attention_mask = jnp.ones(x.shape[:2], jnp.int32)
-            if attention_mask.ndim == 3:
-                raise UserError(
-                    f"attention_mask [B, T, S] does not say which tokens are real: pooling "
-                    f"{c.pooling!r} needs [B, T]"
-                )
+            require(
+                attention_mask.ndim != 3,
+                f"attention_mask [B, T, S] does not say which tokens are real: pooling "
+                f"{c.pooling!r} needs [B, T]",
+            )
             return pool(x, attention_mask, (c.pooling,)).astype(e.dtype)
         if not c.has_pooler:
             return None

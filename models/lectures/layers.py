@@ -42,8 +42,8 @@ class LectureLayer(Layer[Config]):
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
     ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
         """Returns the residual stream after the layer, and the layer's additional outputs."""
-        assert isinstance(context.positions, LecturePositions)
-        x = context.positions.at_layer(x, inputs.index)
+        positions = cast(LecturePositions, context.positions)
+        x = positions.at_layer(x, inputs.index)
         return super().__call__(x, inputs, context)
 
     def add(

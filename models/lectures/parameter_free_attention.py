@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ...data.common.errors import UserError
-from ...data.common.fields import require_one_of
+from ...data.common.fields import require, require_one_of
 from ..nn.typing import Array, Bool, Float
 
 HIDDEN = -1e30
@@ -129,11 +128,11 @@ def simple_attention_weights(
     Raises:
       UserError: `x` has no axis of vectors.
     """
-    if jnp.ndim(x) < 2:
-        raise UserError(
-            f"x has the shape {jnp.shape(x)}: simple attention needs vectors in rows, [T, D], or a "
-            "batch of them"
-        )
+    require(
+        jnp.ndim(x) >= 2,
+        f"x has the shape {jnp.shape(x)}: simple attention needs vectors in rows, [T, D], or a "
+        "batch of them",
+    )
     if causal:
         earlier = jnp.tri(x.shape[-2], dtype=bool)  # [T, T]
         mask = earlier if mask is None else mask & earlier
@@ -188,8 +187,8 @@ def kernel_weights(
       UserError: The bandwidth is not above 0.
     """
     # The value of a traced bandwidth is unknown.
-    if not isinstance(bandwidth, Tracer) and not bandwidth > 0:
-        raise UserError(f"bandwidth {bandwidth} must be above 0, for example 1.0")
+    is_valid = isinstance(bandwidth, Tracer) or bandwidth > 0
+    require(is_valid, f"bandwidth {bandwidth} must be above 0, for example 1.0")
     return similarity_weights(queries, keys, lambda q, k: gaussian_scores(q, k) / bandwidth**2)
 
 

@@ -104,10 +104,9 @@ def dropout(
         return x
     # `zlib.crc32` is stable between processes, unlike `hash`.
     keys = key_words(fold_in(rng, zlib.crc32(name.encode())))
-    num_tokens = x.shape[1] if x.ndim > 2 else 1
-    num_features = math.prod(x.shape[2:]) if x.ndim > 2 else x.shape[1]
-    # Draw for [B, T, F], where F counts all features of a token.
-    kept = kept_elements(keys, num_tokens, num_features, rate).reshape(x.shape)
+    # Draw for [B, T, F], where F counts all features of a token. A single vector is one token.
+    _, num_tokens, *features = x.shape if x.ndim > 2 else (x.shape[0], 1, x.shape[1])
+    kept = kept_elements(keys, num_tokens, math.prod(features), rate).reshape(x.shape)
     return jnp.where(checkpoint_name(kept, DROPOUT_MASK), x / (1 - rate), 0)
 
 

@@ -214,13 +214,13 @@ class LayerContext:
             cache=inputs.cache,
             cache_index=self.cache_index,
             rng=fold_in(self.rng, layer),
-            head_mask=None if self.head_mask is None else self.head_mask[layer],
+            head_mask=_of_layer(self.head_mask, layer),
             output_attentions=self.output_attentions,
         )
 
     def cross_attention(self, inputs: LayerInputs) -> AttentionContext:
         """Returns the inputs of a decoder layer's cross-attention."""
-        layer, head_mask = inputs.index, self.cross_head_mask
+        layer = inputs.index
         assert self.cross_mask is not None
         return AttentionContext(
             mask=self.cross_mask,
@@ -229,9 +229,16 @@ class LayerContext:
             cache=inputs.cache if inputs.cross is None else None,
             source=self.encoder_hidden_states if inputs.cross is None else inputs.cross,
             rng=fold_in(fold_in(self.rng, layer), CROSS),
-            head_mask=None if head_mask is None else head_mask[layer],
+            head_mask=_of_layer(self.cross_head_mask, layer),
             output_attentions=self.output_attentions,
         )
+
+
+def _of_layer(
+    factors: Float[Array, "L N"] | None, layer: int | Int[Array, ""]
+) -> Float[Array, " N"] | None:
+    """Returns the factor of each head of a layer, if the heads have factors."""
+    return None if factors is None else factors[layer]
 
 
 def make_layer_context(
