@@ -105,7 +105,8 @@ class Loop:
             stopped = True
         self._log_pending()
         self._end(stopped, time.monotonic() - started)
-        return (self.stopper.signal or None) if stopped else None
+        # If another error stopped the run, `_end` has raised it.
+        return self.stopper.signal if stopped else None
 
     def _running_model(self) -> RunningModel:
         """Returns the model for callbacks, which gathers the parameters only when they are read."""
@@ -237,8 +238,8 @@ class Loop:
                 )
         # Which metrics of a custom objective matter is not known, so show the means of all its
         # terms.
-        own, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
-        shown = tuple(evaluation.means) if own else usual
+        is_custom, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
+        shown = tuple(evaluation.means) if is_custom else usual
         shown += ("ema_loss",) * (average is not None)
         # Show only the first metric of each task, which is its main metric.
         shown += tuple({name.split("/")[0]: name for name in reversed(judged[""])}.values())
@@ -305,8 +306,8 @@ class Loop:
             numbers = [x for x, score in scores.items() if not isinstance(score, str)]
             require_one_of("the metric of best_metric", name, numbers)
             return scores[name] if direction == "min" else -scores[name]
-        own = bool(self.run.custom.names)
-        return scores["loss"] if own else self.config.objective.to_minimize(scores)
+        is_custom = bool(self.run.custom.names)
+        return scores["loss"] if is_custom else self.config.objective.to_minimize(scores)
 
     def _check_folder(self) -> None:
         """Raises RunError if the run folder or its newest checkpoint was deleted."""

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import jax
 
@@ -86,8 +87,7 @@ class Stopper:
             cause = error.__cause__ if isinstance(error, StepNotTaken) else error
             if cause is error and not self._is_single:
                 raise
-            assert isinstance(cause, Exception)
-            self.fail(what, cause)
+            self.fail(what, cast(Exception, cause))
             raise StopNow from error
 
     def fail(self, what: str, error: Exception) -> None:

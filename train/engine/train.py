@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import jax
 
 from ...data.chat.records import Demonstration, Preference
-from ...data.common.errors import UserError, counted
+from ...data.common.errors import counted
 from ...data.common.fields import require
 from ...data.common.progress import Progress
 from ...models.heads.specs import CAUSAL_HEADS
@@ -110,11 +110,11 @@ def train(
         NonFiniteLoss: the loss was not finite for more consecutive steps than `skip_bad_steps`; the
           last checkpoint is kept.
     """
-    if not isinstance(config, TrainConfig):
-        raise UserError(
-            f"config {config!r} is not a TrainConfig: give a TrainConfig, for example "
-            'train.recipe("quickstart")'
-        )
+    require(
+        isinstance(config, TrainConfig),
+        f"config {config!r} is not a TrainConfig: give a TrainConfig, for example "
+        'train.recipe("quickstart")',
+    )
     # A stage continues from a checkpoint. Raise the error before the folder records the stage.
     require(
         resume or not extend, "extend requires a checkpoint, but resume is False: leave resume out"
@@ -147,7 +147,7 @@ def train(
         run=run,
         step=step,
         finished=finished,
-        signal=None if finished else stopped_by,
+        signal=stopped_by,
         validation=validation,
         sample=sample,
     )
@@ -217,14 +217,13 @@ def _explained_by(kept: KeptFolder) -> Iterator[None]:
 @contextmanager
 def _metrics_log(folder: Path, step: int, config: TrainConfig) -> Iterator[MetricsLog | None]:
     """Opens the log of a run at `step`; yields None except on the primary process."""
-    # If the log cannot be opened, all processes fail together.
-    with barrier():
-        log = (
-            MetricsLog(folder, first_step=step, wandb_project=config.wandb_project)
-            if is_primary()
-            else None
-        )
-    with log or nullcontext():
+    log: MetricsLog | None = None
+    with ExitStack() as stack:
+        # If the log cannot be opened, all processes fail together.
+        with barrier():
+            if is_primary():
+                log = MetricsLog(folder, first_step=step, wandb_project=config.wandb_project)
+                stack.enter_context(log)
         yield log
 
 
@@ -279,7 +278,8 @@ def _changes(run: Run) -> dict[str, tuple[float, float]]:
         return {}
     names = ("loss", *run.config.objective.progress_metrics)
     first, last = logged[0], logged[-1]
-    return {name: (first[name], last[name]) for name in names if name in first and name in last}
+    shared = first.keys() & last.keys()
+    return {name: (first[name], last[name]) for name in names if name in shared}
 
 
 def _compared(run: Run) -> Rows:
