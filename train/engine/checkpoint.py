@@ -292,12 +292,13 @@ def set_aside_damaged(run: Path, log: LogFn) -> None:
             part = METRICS
         else:
             damaged[step] = damage
-    if damaged and not part:
-        listed = "; ".join(f"{step}: {damage}" for step, damage in damaged.items())
-        raise RunError(
-            f"every checkpoint of {run} is damaged ({listed}): restore a checkpoint, or give "
-            "another --workdir"
-        )
+    listed = "; ".join(f"{step}: {damage}" for step, damage in damaged.items())
+    require(
+        part or not damaged,
+        f"every checkpoint of {run} is damaged ({listed}): restore a checkpoint, or give "
+        "another --workdir",
+        RunError,
+    )
     for step, damage in damaged.items():
         _set_aside(run, step, damage, log)
 

@@ -165,10 +165,9 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
 def _describe(mesh: Mesh, parallel: str) -> str:
     """Describes the devices: `jit over 8 × TPU v4 (data 2, fsdp 4, context 1, tensor 1)`."""
     num_processes = jax.process_count()
-    of = f" of {num_processes} processes" if num_processes > 1 else ""
-    # Do not show axes that are rarely used: `expert`, because few models have experts, and all axes
-    # but `data` for pmap.
-    hidden = {"expert"} if mesh.shape["expert"] == 1 else set()
-    shown = ", ".join(f"{name} {size}" for name, size in mesh.shape.items() if name not in hidden)
-    axes = f" ({shown})" if parallel == "jit" else ""
-    return f"{parallel} over {mesh.size} × {mesh.devices.flat[0].device_kind}{of}{axes}"
+    processes = f" of {num_processes} processes" if num_processes > 1 else ""
+    # Do not show `expert 1`, because few models have experts, and no axes for pmap, which uses only
+    # `data`.
+    shown = [f"{name} {size}" for name, size in mesh.shape.items() if (name, size) != ("expert", 1)]
+    axes = f" ({', '.join(shown)})" if parallel == "jit" else ""
+    return f"{parallel} over {mesh.size} × {mesh.devices.flat[0].device_kind}{processes}{axes}"

@@ -252,12 +252,12 @@ def start_or_resume(
         "this step, or give another --workdir",
         RunError,
     )
-    # A checkpoint of adapters omits the base model, which a resumed run reads from `init_from`.
-    base = None if run.config.lora is None else _first_state(opened, log).frozen
-    if base is not None:
-        shapes = dataclasses.replace(shapes, frozen=None)
-    state, data = checkpoints.restore(newest, shapes)
-    if base is not None:
+    if run.config.lora is None:
+        state, data = checkpoints.restore(newest, shapes)
+    else:
+        # A checkpoint of adapters omits the base model, which a resumed run reads from `init_from`.
+        base = _first_state(opened, log).frozen
+        state, data = checkpoints.restore(newest, dataclasses.replace(shapes, frozen=None))
         state = dataclasses.replace(state, frozen=base)
     skipped, evaluation_due = SkipCounts(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
     # Without these two entries, `data` is the position of the iterator.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ....data.common.fields import without_none
 from ....models.adapters.lora import LoRA
 from ....models.decoding.rollout import Answers, sample_answers
 from ....models.decoding.unstack_layers import unstack_layers
@@ -195,12 +196,13 @@ class RolloutPrograms:
                 attention_mask=part["attention_mask"],
             )
             scores = label_log_probs(outputs, part, self.temperature)
-            values = getattr(outputs, "values", None)
-            return {
+            scored = {
                 "log_probs": scores.log_prob,
                 "entropy": scores.entropy,
-                **({} if values is None else {"values": values}),
+                # Only a model with a value head has values.
+                "values": getattr(outputs, "values", None),
             }
+            return without_none(scored)
 
         return in_parts(of_part, rollout.batch, self.num_parts)
 
