@@ -2,9 +2,10 @@
 
 A ``DataConfig`` (``CausalLMData``, ``PretrainingData``, ``SequenceClassificationData``,
 ``TokenClassificationData``, ``QuestionAnsweringData``, ``MultipleChoiceData``,
-``TranslationData``) reads the documents or examples of one source. ``train_tokenizer`` or
-``load_tokenizer`` provides the vocabulary. Each split of the config is an ``ExampleSource``, and
-``train_iterator`` batches it. Names are imported on first use, so ``import flaxzoo.data`` is cheap.
+``TranslationData``) describes a data set: its source and how its documents or examples become
+arrays. ``train_tokenizer`` or ``load_tokenizer`` provides the vocabulary. Each split of the data is
+an ``ExampleSource``, and ``train_iterator`` batches its examples. Names are imported on first use,
+so ``import flaxzoo.data`` is cheap.
 """
 
 from .common.lazy_names import attach_stub

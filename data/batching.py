@@ -1,14 +1,14 @@
-"""Batches of examples, made with Grain in a global order that depends only on the seed.
+"""Batches examples with Grain, in a global order that depends only on the seed.
 
 A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i`` is example
-``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``; process ``p`` of
-``n`` makes the ``p``-th of ``n`` equal parts of each batch. The global batch therefore does not
-depend on the number of processes or workers, and one number (the step) is the whole position of a
-run in its data. A kind of data may also decide which of its examples share a batch; see ``orders``.
-In a mixture, ``mixture`` chooses the source of each example, and the examples of a source have the
-order of a run with only this source.
+``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``. Each batch is divided
+into ``n`` equal parts, and process ``p`` of ``n`` makes part ``p``. The global batch therefore does
+not depend on the number of processes or workers, and the step alone determines the position of a
+run in its data. A type of data may also decide which of its examples share a batch; see ``orders``.
+If the data are a mixture, ``mixture`` chooses the source of each example, and the examples of each
+source keep the order that they would have in a run with this source alone.
 
-Each kind of data defines an ``ExampleSource``; this file batches the examples of all kinds.
+Each type of data defines an ``ExampleSource``; this file batches the examples of all types.
 """
 
 import functools
@@ -28,11 +28,11 @@ from .mixture import MixedExamples
 
 Batch = dict[str, np.ndarray]
 IteratorState = dict[str, Any]
-"""The position in the data, as JSON."""
+"""The position of an iterator in its data, as a JSON object."""
 MIXTURE = "mixture"
-"""The key under which an iterator's state stores the position of each source of a mixture."""
+"""The key of the iterator state that holds the position of each source of a mixture."""
 
-# ``grain.MapDataset.shuffle`` uses the same number of rounds.
+# The number of rounds that ``grain.MapDataset.shuffle`` uses.
 _SHUFFLE_ROUNDS = 4
 
 
@@ -45,14 +45,15 @@ class TrainBatches(PickledByFields):
       batch_size: The size of the global batch, B.
       seed: The seed of the order, any integer.
       num_steps: The number of batches.
-      process_index: The index of this process's part of a batch, in ``[0, process_count)``.
+      process_index: The index of the part of each batch that this process makes, in
+        ``[0, process_count)``.
       process_count: The number of processes; each process makes one part of a batch.
       start: The index of the first batch that is made with this batch size.
       examples_before: The number of examples in the batches before `start`.
 
     Raises:
-      DataError: The batch size is not divisible by the number of processes, or too few examples can
-        share a batch.
+      DataError: The batch size is not divisible by the number of processes, or there are too few
+        examples that can share a batch.
     """
 
     examples: ExampleSource
@@ -73,23 +74,23 @@ class TrainBatches(PickledByFields):
         return self.num_steps
 
     def __getitem__(self, index: int) -> Batch:
-        """Makes this process's part of the batch of a step, arrays of [B / process_count, ...]."""
+        """Makes this process's part of a batch, with arrays of shape [B / process_count, ...]."""
         local = local_batch_size(self.batch_size, self.process_count)
-        # Indices count the examples of the whole run, so that an epoch may end inside a batch.
+        # The indices count the examples of the whole run, so an epoch may end within a batch.
         first = self.read_before(index) + self.process_index * local
         return stacked([self.examples.example(*self._at(g)) for g in range(first, first + local)])
 
     def read_before(self, step: int) -> int:
-        """Returns the number of examples in the batches before a step, including earlier stages."""
+        """Returns the number of examples in all batches before a step, even in earlier stages."""
         return self._before + (step - self.start) * self.batch_size
 
     def _at(self, g: int) -> tuple[int, int]:
-        """Returns an example's epoch and its index in that epoch, from its index in the run."""
+        """Converts the index of an example in the run to its epoch and its index in the epoch."""
         if isinstance(self.examples, MixedExamples):
             part, g = self.examples.locate(g)
             number = self.examples.parts[part].examples.num_examples
-            # The examples of each source have the same epochs and order as in a run with only this
-            # source.
+            # The examples of each source have the same epochs and the same order as in a run with
+            # this source alone.
             epoch, position = divmod(g, number)
             index = _shuffled(position, number, self.seed, epoch)
             return epoch, self.examples.start(part) + index
@@ -107,8 +108,7 @@ class TrainBatches(PickledByFields):
 
     @property
     def _before(self) -> int:
-        # If the examples decide which of them share a batch, all earlier batches were whole
-        # batches.
+        # If the source decides which examples share a batch, all earlier batches were complete.
         whole = -(-self.examples_before // self.batch_size) * self.batch_size
         return self.examples_before if self._epoch_size is None else whole
 
@@ -123,23 +123,23 @@ class TrainBatches(PickledByFields):
         if not isinstance(self.examples, OrderedExamples):
             return None
         if epoch not in self._orders:
-            # Cache the order of one epoch only, since batches are read in order.
+            # Cache only one epoch, because batches are read in order.
             self._orders.clear()
             self._orders[epoch] = self.examples.batches(self.batch_size, self.seed, epoch)
         return self._orders[epoch]
 
     @cached_property
     def _orders(self) -> dict[int, np.ndarray | None]:
-        """A cache of the order of one epoch."""
+        """A cache that holds the batches of one epoch."""
         return {}
 
 
 class BatchIterator(grain.DatasetIterator[Batch]):
-    """Iterates over the batches of a run and reads ahead; its state is the next step.
+    """Iterates over the batches of a run and reads ahead; the state is the index of the next step.
 
-    The iterator works with ``grain.checkpoint``, like Grain's iterators. Unlike Grain's states, its
-    state does not depend on the number of workers or processes. Reading starts at the first
-    ``next``, so that no batch is made before a state is restored.
+    Like Grain's iterators, this iterator works with ``grain.checkpoint``. Unlike their states, its
+    state does not depend on the number of workers or processes. Reading starts with the first call
+    of ``next``, so no batch is made before a state is restored.
     """
 
     def __init__(self, batches: TrainBatches, num_workers: int = 0) -> None:
@@ -168,8 +168,8 @@ class BatchIterator(grain.DatasetIterator[Batch]):
     def get_state(self) -> IteratorState:
         """Returns ``{"step": index of the next batch}``.
 
-        The state of a mixture also has ``mixture``, the position of each source; see
-        ``MixedExamples.positions``.
+        If the data are a mixture, the state also contains ``mixture``, the position of each source;
+        see ``MixedExamples.positions``.
         """
         return self._state_at(self._step)
 
@@ -180,11 +180,11 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return {"step": step, MIXTURE: examples.positions(self._batches.read_before(step))}
 
     def set_state(self, state: IteratorState) -> None:
-        """Moves to the step of a state.
+        """Moves the iterator to the step of a state.
 
         Raises:
-          DataError: The state is not from ``get_state``, is beyond the end of the run, or has
-            other positions in a mixture.
+          DataError: The state is not from ``get_state``, its step is beyond the end of the run, or
+            its positions in a mixture differ from the positions in this run.
         """
         problem = (
             f"data iterator state {state} does not fit a run of {len(self._batches)} steps: resume "
@@ -193,14 +193,14 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         step = require_type(state.get("step"), int, problem, DataError)
         require(0 <= step <= len(self._batches), problem, DataError)
         expected, start = self._state_at(step).get(MIXTURE), self._batches.start
-        # The data or the batch size may change at `start`, which is 0 if they never change.
+        # The data or the batch size may have changed at step `start`, which is 0 without a change.
         require(
             state.get(MIXTURE) == expected or step == start > 0,
             f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, "
             f"but this run is at {expected}: keep the sources, the weights and batch_size",
             DataError,
         )
-        # Batches that were read ahead belong to the old position; ``next`` starts a new reader.
+        # The batches that were read ahead belong to the old position; ``next`` starts a new reader.
         self._stop_reading()
         self._step = step
 
@@ -216,13 +216,13 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
     def _read_from(self, step: int) -> grain.DatasetIterator[Batch]:
         remaining = grain.MapDataset.source(self._batches)[step:]
-        # One thread reads ahead a few batches; more parallelism comes from worker processes.
+        # One thread reads a few batches ahead; worker processes provide more parallelism.
         data = remaining.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
         if self._num_workers > 0:
-            # Grain's workers read absl's flags, which only an absl program has parsed.
+            # Grain's workers read absl's flags, which are parsed only in programs that use absl.
             if not flags.FLAGS.is_parsed():
                 flags.FLAGS.mark_as_parsed()
-            # Do not start workers that would have no batch to make.
+            # Do not start more workers than there are batches.
             workers = min(self._num_workers, len(remaining))
             data = data.mp_prefetch(
                 grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
@@ -244,8 +244,8 @@ def train_iterator(
 ) -> BatchIterator:
     """Iterates over the batches of a training run and reads ahead.
 
-    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly, even with a
-    different number of workers or processes. Close the iterator when done.
+    ``get_state`` and ``set_state`` (or ``grain.checkpoint``) resume exactly, even if the number of
+    workers or processes changes. Close the iterator after use.
 
     Args:
       examples: The examples.
@@ -255,12 +255,12 @@ def train_iterator(
       process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
       num_workers: Number of worker processes; 0 makes the batches in a thread.
-      start: The index of the first batch with this batch size, in a run whose earlier batches had
+      start: The index of the first batch with this batch size, if earlier batches of the run had
         another batch size.
       examples_before: The number of examples in the batches before ``start``.
 
     Returns:
-      The iterator; each batch has arrays of [B / process_count, ...].
+      The iterator. The arrays of each batch have the shape [B / process_count, ...].
 
     Raises:
       DataError: ``batch_size`` is not divisible by ``process_count``.
@@ -290,17 +290,17 @@ def evaluation_batches(
       process_count: The number of processes that share a batch.
 
     Yields:
-      Batches with arrays of [B / process_count, ...]; the last batch is padded with examples of
-      zeros. Every process gets the same number of batches.
+      Batches with arrays of shape [B / process_count, ...]. The last batch is padded with examples
+      that contain only zeros. Every process gets the same number of batches.
 
     Raises:
       DataError: ``batch_size`` is not divisible by ``process_count``.
     """
     local = local_batch_size(batch_size, process_count)
-    # An example of zeros is padding; see ``ExampleSource.example``.
+    # An example that contains only zeros is padding; see ``ExampleSource.example``.
     padding = {name: np.zeros_like(array) for name, array in examples.example(0, 0).items()}
     for start in range(0, examples.num_examples, batch_size):
-        # After the last example, a process fills its part of the batch with padding.
+        # Fill the part of the batch that lies beyond the last example with padding.
         first = start + process_index * local
         yield stacked(
             [
@@ -311,7 +311,7 @@ def evaluation_batches(
 
 
 def local_batch_size(batch_size: int, process_count: int) -> int:
-    """Returns the number of examples of a batch that each process makes.
+    """Returns how many examples of each batch a process makes.
 
     Raises:
       DataError: The batch size is not divisible by the number of processes.
@@ -327,7 +327,8 @@ def local_batch_size(batch_size: int, process_count: int) -> int:
 
 def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
     """Maps an index by a permutation of ``range(count)``, without storing the permutation."""
-    # Call Grain's function directly: a Grain data set costs more than reading a prepared sequence.
+    # Call Grain's function directly, because a Grain data set would take longer than reading a
+    # prepared sequence.
     shuffle_seed = _shuffle_seed(seed, epoch)
     return grain.experimental.index_shuffle(
         index, max_index=count - 1, seed=shuffle_seed, rounds=_SHUFFLE_ROUNDS
@@ -336,5 +337,6 @@ def _shuffled(index: int, count: int, seed: int, epoch: int) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _shuffle_seed(seed: int, epoch: int) -> int:
-    # Grain takes 32 bits and uses neighboring seeds for its epochs, so hash both numbers.
+    # Grain accepts seeds of 32 bits and uses neighboring seeds for its epochs, so hash both
+    # numbers.
     return int(np.random.SeedSequence([seed % 2**64, epoch]).generate_state(1)[0])

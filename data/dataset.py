@@ -13,15 +13,15 @@ from .common.errors import counted
 def too_long(
     number: int, of: int, noun: str, limit: str, *, consequence: str = "left out"
 ) -> tuple[str, ...]:
-    """Returns a log line that counts items longer than a sequence, or nothing if there are none.
+    """Returns a log line with the number of items that are too long, or nothing if there are none.
 
-    The data guide says which kinds of data leave out such examples, and which truncate them.
+    The data guide explains which types of data leave out such examples, and which truncate them.
 
     Args:
       number: The number of items that are too long.
       of: The number of all items.
-      noun: The singular name of an item: ``pair``.
-      limit: The setting that these items exceed, with its value: ``data.length 128``.
+      noun: The noun for one item, such as ``pair``.
+      limit: The setting that these items exceed, with its value, such as ``data.length 128``.
       consequence: What happens to these items.
     """
     if not number:
@@ -30,40 +30,40 @@ def too_long(
 
 
 def stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Stacks the arrays of several examples, name by name, along a new first axis."""
+    """Stacks the arrays with the same name from several examples along a new first axis."""
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 class Values(Enum):
-    """The meaning of an array's values, which implies their range; no value is negative."""
+    """The meaning of the values of an array, which implies their range; no value is negative."""
 
     SOURCE_TOKEN = "source_token"
-    """Ids of input tokens, below the size of the (source) vocabulary."""
+    """Ids of input tokens, less than the size of the (source) vocabulary."""
     TARGET_TOKEN = "target_token"
-    """Ids of tokens that a decoder reads or that are predicted, below the vocabulary size."""
+    """Ids of tokens that a decoder reads or predicts, less than the vocabulary size."""
     TOKEN_TYPE = "token_type"
     """0 for the first text of an example, 1 for the second."""
     MASK = "mask"
-    """1 at real items, 0 at padding."""
+    """1 for real items, 0 for padding."""
     SEGMENT = "segment"
-    """Which text of the example a token belongs to, counted from 1; 0 at padding."""
+    """The number of the text to which a token belongs, counted from 1; 0 for padding."""
     TEXT_POSITION = "text_position"
     """The position of a token within its segment, from 0."""
     INDEX = "index"
-    """The position of a token within the example, below the example's length."""
+    """The position of a token within the example, less than the length of the example."""
     LABEL = "label"
     """Class ids below `ArraySpec.num_classes`, or scores (any float) if `num_classes` is 0."""
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of an example, as known before any data are read.
+    """The description of one array of an example, which is known before any data are read.
 
     Attributes:
       shape: The shape without the batch axis.
-      values: What the numbers mean, which implies their range.
+      values: The meaning of the numbers, which implies their range.
       dtype: The numpy name of the data type.
-      num_classes: The exclusive upper bound of class ids; 0 for other values.
+      num_classes: The number of classes, if the values are class ids; 0 for other values.
     """
 
     shape: tuple[int, ...]
@@ -73,28 +73,30 @@ class ArraySpec:
 
 
 def zeros(specs: "BatchSpec") -> dict[str, np.ndarray]:
-    """Returns arrays of zeros, int32, of the shapes of an example."""
+    """Returns int32 arrays of zeros with the shapes of an example."""
     return {name: np.zeros(spec.shape, np.int32) for name, spec in specs.items()}
 
 
 BatchSpec = dict[str, ArraySpec]
-"""The arrays of one example of a batch, by name."""
+"""The descriptions of the arrays of one example, by name."""
 
 
 class PickledByFields:
     """A dataclass that pickles only its fields.
 
-    Cached properties are not pickled: each worker process opens files and maps arrays itself.
+    Cached properties are not pickled. Instead, each worker process opens the files and maps the
+    arrays itself.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __getstate__(self) -> dict[str, object]:
-        # A frozen dataclass restores this dict as its `__dict__`, without a call of `__init__`.
+        # Unpickling sets `__dict__` to this dict without calling `__init__`, so the class may be
+        # frozen.
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-# Runtime checks test only that the members exist, so that any class can be a source.
+# Runtime checks test only whether the members exist, so any class can be a source.
 @runtime_checkable
 class ExampleSource(Protocol):
     """A random-access data set of examples.
@@ -105,11 +107,11 @@ class ExampleSource(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples in an epoch, at least 1 and below 2^32."""
+        """The number of examples in an epoch, at least 1 and less than 2^32."""
         ...
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Returns example `index` of `epoch` as fixed-shape arrays; all zeros is padding."""
+        """Returns example `index` of `epoch` as arrays of fixed shapes; padding is all zeros."""
         ...
 
 
@@ -118,7 +120,7 @@ class OrderedExamples(ExampleSource, Protocol):
     """Examples whose source decides which examples share a batch."""
 
     def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
-        """Returns the indices of the examples of each batch of an epoch; None allows any order.
+        """Returns the example indices of each batch of an epoch, or None if any order is allowed.
 
         Args:
           batch_size: The size of a batch, B.
@@ -129,7 +131,7 @@ class OrderedExamples(ExampleSource, Protocol):
           int64 [N, B], with the same N in every epoch.
 
         Raises:
-          DataError: No such batch exists.
+          DataError: No batch can be formed.
         """
         ...
 
@@ -142,11 +144,11 @@ class DataSplit:
       examples: The examples as arrays. Training examples may differ between epochs.
       content: The source of the examples: a corpus, or the list of all labelled examples,
         including examples that are left out of training.
-      fingerprint: A stable hash of the texts or examples and of the tokenizer. For labelled
-        data it also covers the settings; for other data config.json has the settings.
-      summary: A line for the log: ``400 documents, 929,728 tokens``.
-      notes: Further lines for the log, such as the labels with their counts, a recognized
-        header, or a label that occurs once.
+      fingerprint: A stable hash of the texts or examples and of the tokenizer. For labelled data,
+        the hash also covers the settings; for other data, config.json contains the settings.
+      summary: A line for the log, such as ``400 documents, 929,728 tokens``.
+      notes: Further lines for the log, such as the count of each label, or that a header was
+        recognized or a label occurs only once.
       documents_per_token: The ratio of documents to tokens, if a document may fill several
         examples.
     """

@@ -1,9 +1,9 @@
-"""Mixtures: several sources of examples, each with a fixed share of the tokens or documents.
+"""Mixes several sources of examples so that each has a fixed share of the tokens or documents.
 
-The source of example ``g`` of a run, and the index of this example among the examples of that
-source, are pure functions of ``g``. At any point of a run, each source has its share of the
-examples, with an error of one or two examples. When all examples of a source have been used, its
-next epoch begins, in another order.
+The source of example ``g`` of a run and the index of the example within this source are pure
+functions of ``g``. At any point of a run, each source has provided its share of the examples, up to
+one or two examples. When all examples of a source have been used, the next epoch of this source
+begins, in another order.
 """
 
 from bisect import bisect_right
@@ -18,22 +18,22 @@ import numpy as np
 from .dataset import DataSplit, ExampleSource, PickledByFields
 
 MixtureUnit = Literal["tokens", "documents"]
-"""The unit of the weights of a mixture."""
-# Shares are whole numbers with about this sum, because whole numbers give exact positions.
+"""The unit in which the weights of a mixture are given."""
+# Shares are integers whose sum is about this number, because integers give exact positions.
 _SCALE = 1 << 40
-# A source is measured on at most this number of examples, which bounds the time.
+# At most this number of examples of a source is measured, which bounds the time.
 _MEASURED = 2048
 
 
 @dataclass(frozen=True)
 class MixedPart:
-    """A source of a mixture.
+    """One source of a mixture.
 
     Attributes:
       name: The name of the source.
-      weight: The weight as given; only the ratio to the other weights matters.
+      weight: The weight that the user gave; only its ratio to the other weights matters.
       examples: The examples.
-      units: The mean number of tokens, or of documents, in an example.
+      units: The mean number of tokens or documents in an example.
     """
 
     name: str
@@ -43,7 +43,7 @@ class MixedPart:
 
     @classmethod
     def of(cls, name: str, weight: float, split: DataSplit, unit: MixtureUnit) -> "MixedPart":
-        """Measures the examples of a source.
+        """Creates a part after measuring the examples of its source.
 
         Args:
           name: The name of the source.
@@ -53,7 +53,7 @@ class MixedPart:
         """
         tokens, documents = _measure(split.examples)
         if split.documents_per_token is not None:
-            # A document may be cut into several sequences, so count it by its tokens.
+            # A document may span several sequences, so compute the documents from the tokens.
             documents = tokens * split.documents_per_token
         return cls(name, weight, split.examples, {"tokens": tokens, "documents": documents}[unit])
 
@@ -62,12 +62,12 @@ class MixedPart:
 class MixedExamples(PickledByFields):
     """The examples of several sources; see ``dataset.ExampleSource``.
 
-    As an example source, a mixture concatenates its sources: an epoch has each of their examples
-    once. ``locate`` gives the order in training.
+    As an example source, a mixture is the concatenation of its sources: an epoch contains each of
+    their examples once. ``locate`` determines the order in training.
 
     Attributes:
       parts: The sources.
-      unit: The unit of their weights.
+      unit: The unit of the weights.
     """
 
     parts: tuple[MixedPart, ...]
@@ -75,12 +75,12 @@ class MixedExamples(PickledByFields):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples of all sources."""
+        """The total number of examples in all sources."""
         return self._ends[-1]
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Returns an example of one of the sources."""
-        # `index` counts the examples of all sources, and each source counts its examples from 0.
+        # `index` counts the examples of all sources, but each source counts its examples from 0.
         part = bisect_right(self._ends, index)
         return self.parts[part].examples.example(epoch, index - self.start(part))
 
@@ -89,14 +89,15 @@ class MixedExamples(PickledByFields):
         return self._ends[part] - self.parts[part].examples.num_examples
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Returns the source of an example, and its index among the examples of this source.
+        """Returns the source of an example, and the index of the example within this source.
 
         Args:
           number: The index of the example in the whole run.
         """
         # The first source takes its rounded share of all examples, the second source takes its
         # rounded share of the remaining examples, and so on. A source takes this example if its
-        # rounded share of `number + 1` examples is one larger than of `number` examples.
+        # rounded share of `number + 1` examples is larger by one than its share of `number`
+        # examples.
         for part, weight, rest in self._shares:
             before, after = _num_taken(number, weight, rest), _num_taken(number + 1, weight, rest)
             if after > before:
@@ -115,11 +116,11 @@ class MixedExamples(PickledByFields):
         return counts
 
     def positions(self, number: int) -> list[dict[str, str | int]]:
-        """Returns the next example of each source after the first `number` examples of a run.
+        """Returns which example of each source follows the first `number` examples of a run.
 
         Returns:
-          For each source, its name, the epoch, and the index of the example in the order of this
-          epoch.
+          For each source, the name of the source, the epoch, and the index of the example in the
+          order of this epoch.
         """
         found: list[dict[str, str | int]] = []
         for part, count in zip(self.parts, self.counts(number), strict=True):
@@ -128,7 +129,7 @@ class MixedExamples(PickledByFields):
         return found
 
     def lines(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yields each source's name, and its share of the first `number` examples of a run."""
+        """Yields the name of each source, and its share of the first `number` examples of a run."""
         counts = self.counts(number)
         amounts = [x * part.units for x, part in zip(counts, self.parts, strict=True)]
         for part, count, amount in zip(self.parts, counts, amounts, strict=True):
@@ -143,12 +144,13 @@ class MixedExamples(PickledByFields):
 
     @cached_property
     def _shares(self) -> list[tuple[int, int, int]]:
-        """Each source with its share of the examples, and the sum of this and all later shares."""
-        # A source with long documents needs few examples for its weight in tokens.
+        """The index and share of each source, and the sum of this and all later shares."""
+        # A source whose examples have more tokens or documents needs fewer examples for its weight.
         rates = [part.weight / part.units for part in self.parts]
-        # A share of at least 1 keeps a source with a tiny weight in the run.
+        # A source with a tiny weight gets a share of at least 1, so that it stays in the run.
         shares = [max(1, round(_SCALE * rate / sum(rates))) for rate in rates]
-        # Sum from the end: the last source, whose share equals its sum, takes all that remain.
+        # Add up from the end. The sum of the last source is its share, so this source takes all
+        # remaining examples.
         rests = list(accumulate(reversed(shares)))[::-1]
         return list(zip(range(len(shares)), shares, rests, strict=True))
 
@@ -158,7 +160,8 @@ class MixedContent:
     """Statistics of a mixture.
 
     Attributes:
-      token_counts: The expected occurrences of each token in a run, up to a factor, float64 [V].
+      token_counts: The expected number of occurrences of each token in a run, up to a constant
+        factor, float64 [V].
     """
 
     token_counts: np.ndarray
@@ -172,7 +175,7 @@ def mix(
     Args:
       parts: The weight and the examples of each source, by its name.
       unit: The unit of the weights.
-      fingerprint: A hash of the weights and sources, which the result's hash extends.
+      fingerprint: A hash of the weights and sources, which becomes the fingerprint of the split.
 
     Returns:
       A split whose examples are ``MixedExamples``.
@@ -180,18 +183,18 @@ def mix(
     examples = MixedExamples(
         tuple(MixedPart.of(name, *one, unit) for name, one in parts.items()), unit
     )
-    # The log has the share of each source, then the notes of the source.
+    # The log shows the share of each source, followed by the notes of this source.
     total = sum(part.weight for part in examples.parts)
     summary = f"{len(parts)} sources, mixed by {unit}"
     notes: list[str] = []
     for part, (_, split) in zip(examples.parts, parts.values(), strict=True):
         notes.append(f"{part.weight / total:.1%} {part.name}: {split.summary}")
         notes += split.notes
-    # The mixture has token counts only if every source has token counts.
+    # The mixture has token counts only if all of its sources have token counts.
     counts = [getattr(split.content, "token_counts", None) for _, split in parts.values()]
     shares = examples.counts(_SCALE)
     known = [
-        # The counts cover all examples of a source, but the mixture takes only n examples.
+        # The counts cover all examples of a source, but the mixture takes n examples.
         x * (n / part.examples.num_examples)
         for x, n, part in zip(counts, shares, examples.parts, strict=True)
         if x is not None
@@ -201,15 +204,15 @@ def mix(
 
 
 def _num_taken(number: int, weight: int, rest: int) -> int:
-    """Returns how many of the first `number` examples a source takes: its share, rounded."""
-    # Round number · weight / rest in whole numbers, because floats are not exact in long runs.
+    """Returns a source's rounded share of the first `number` examples."""
+    # Round number · weight / rest in integer arithmetic, because floats are inexact in long runs.
     return (2 * number * weight + rest) // (2 * rest)
 
 
 def _measure(examples: ExampleSource) -> tuple[float, float]:
-    """Returns the mean numbers of tokens and of documents in an example."""
+    """Returns the mean number of tokens and the mean number of documents in an example."""
     number = examples.num_examples
-    # Measure examples at equal distances, because neighbors may come from the same document.
+    # Measure evenly spaced examples, because neighbors may come from the same document.
     indices = np.unique(np.linspace(0, number - 1, min(number, _MEASURED)).astype(np.int64))
     rows = [examples.example(0, index) for index in indices.tolist()]
     tokens, documents = np.mean(list(map(_amounts, rows)), axis=0)
@@ -217,10 +220,10 @@ def _measure(examples: ExampleSource) -> tuple[float, float]:
 
 
 def _amounts(row: Mapping[str, np.ndarray]) -> tuple[int, int]:
-    """Returns the numbers of tokens and of documents in an example."""
+    """Returns the number of tokens and the number of documents in an example."""
     # Segments are numbered from 1, so the largest number is the number of documents.
     if (segments := row.get("segment_ids")) is not None:
         return int(np.count_nonzero(segments)), int(np.max(segments))
-    # Without segment ids, masks mark the tokens of the source and of the target.
+    # Without segment ids, the masks mark the source tokens and the target tokens.
     masks = [np.count_nonzero(array) for name, array in row.items() if name.endswith("mask")]
     return max(1, int(sum(masks))), 1

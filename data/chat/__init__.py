@@ -1,1 +1,1 @@
-"""Conversations: messages, their rendering as one text, and the tokens to learn."""
+"""Data for post-training: conversations, preferences and prompts as tokens to learn from."""

@@ -1,4 +1,4 @@
-"""The base class of post-training data: records, their split, and the chat template."""
+"""The base class of post-training data: reads and splits records and sets the chat template."""
 
 import dataclasses
 from abc import abstractmethod
@@ -30,13 +30,13 @@ X = TypeVar("X")
 
 @dataclass(frozen=True)
 class ChatTexts:
-    """The texts of demonstrations, to train a vocabulary on; see ``token_corpus.Texts``."""
+    """The texts of demonstrations, for training a tokenizer; see ``token_corpus.Texts``."""
 
     demonstrations: Sequence[Demonstration]
 
     @property
     def fingerprint(self) -> str:
-        """The hash is equal for equal texts in the same order."""
+        """A hash that is equal for equal texts in the same order."""
         return digest(self)
 
     def __iter__(self) -> Iterator[str]:
@@ -45,12 +45,12 @@ class ChatTexts:
 
 @dataclass
 class Unusable:
-    """Leaves out the records that cannot be used.
+    """Separates usable records from unusable records, and collects the reasons.
 
     Attributes:
-      strict: Whether an unusable record is an error.
-      noun: The singular name of a record, for messages.
-      messages: Why each unusable record cannot be used, with its location.
+      strict: Whether an unusable record raises an error.
+      noun: The noun for one record, for error messages.
+      messages: For each unusable record, its location and the reason why it cannot be used.
     """
 
     strict: bool
@@ -63,22 +63,23 @@ class Unusable:
         use: Callable[[R], X],
         unusable: type[DataError] = DataError,
     ) -> list[tuple[R, X]]:
-        """Returns the usable records, each with the result of `use`.
+        """Applies `use` to each record, and returns the usable records with their results.
 
         Args:
-          records: The records, each with its location if the errors do not name it.
+          records: Pairs of a location and a record. The location is empty if the errors of `use`
+            already contain it.
           use: The function that computes the result for a record.
           unusable: The class of the errors that `use` raises for a record that cannot be used.
 
         Raises:
-          DataError: There are records but none can be used, ``strict`` is set and one cannot be
-            used, or an error affects every record.
+          DataError: None of the records can be used, ``strict`` is true and a record cannot be
+            used, or an error affects all records.
         """
         used: list[tuple[R, X]] = []
         for location, record in records:
             try:
                 used.append((record, use(record)))
-            # An endless template would use up its time for every record, so stop at once.
+            # A template that does not end would reach its time limit for every record, so stop now.
             except EndlessTemplateError:
                 raise
             except unusable as error:
@@ -86,7 +87,7 @@ class Unusable:
                 if self.strict:
                     raise DataError(message) from None
                 self.messages.append(message)
-        # If every record is unusable, the first reason is the error.
+        # If no record is usable, raise an error with the first reason.
         if self.messages and not used:
             number = counted(len(self.messages), self.noun)
             raise DataError(f"none of {number} can be used; the first: {self.messages[0]}")
@@ -95,32 +96,36 @@ class Unusable:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatData(MixableData, Generic[R]):
-    """Data whose records are recognized by their keys; see the data guide."""
+    """Data whose keys determine the form of each record; see the data guide."""
 
     source: SourceField
-    """Records, recognized by their keys: jsonl:GLOB, parquet:GLOB, arrow:GLOB, tfds:NAME/CONFIG or
-    hf:NAME/CONFIG, or several such sources, joined by " + ". Answers to learn are in the fields
-    messages, prompt and completion, or instruction and output. Preferences are in chosen and
-    rejected. Prompts for sampled answers are in prompt or messages, with the fields that the
-    rewards read. builtin:sums and builtin:calculations need no download. In Python, a list of
-    examples is also accepted."""
+    """The source of the records: jsonl:GLOB, parquet:GLOB, arrow:GLOB, tfds:NAME/CONFIG or
+    hf:NAME/CONFIG, or several such sources joined by " + ". The keys of a record determine its
+    form. Answers to learn are in the fields messages, prompt and completion, or instruction and
+    output. Preferences are in the fields chosen and rejected. Prompts for sampled answers are in
+    the field prompt or messages, next to the fields that the rewards read. builtin:sums and
+    builtin:calculations need no download. In Python, a list of examples is also accepted.
+    """
     template: str | None = None
     """A folder or a file with the chat template. Defaults to the tokenizer's template, or to lines
     of `user: …` and `bot: …` if the tokenizer has none.
     """
     hold_out: tuple[str, ...] = ()
-    """Names of tasks that are only for validation; the field `task` of a record names its task."""
+    """Names of tasks used only for validation; the field `task` of a record names its task."""
     strict: bool = False
-    """Whether a record that cannot be used, such as one with an empty answer, is an error. By
-    default such records are left out and counted."""
+    """Whether a record that cannot be used, such as a record with an empty answer, raises an error.
+    By default, such records are left out and counted.
+    """
 
     def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Returns the tokenizer with the chat template of the data, which is stored with the run.
+        """Sets the tokenizer's chat template from the data, and returns the tokenizer.
+
+        The template is stored with the run.
 
         Raises:
           DataError: `template` names no chat template.
         """
-        # The template of the data takes precedence over the tokenizer's.
+        # The template of the data takes precedence over the tokenizer's template.
         template = tokenizer.chat_template
         if self.template is not None:
             path = Path(self.template).expanduser()
@@ -130,10 +135,11 @@ class ChatData(MixableData, Generic[R]):
                 f"{self.template!r}",
                 DataError,
             )
-            # A template file has no tokens, so keep the tokenizer's.
+            # A template file defines no tokens, so keep the tokens of the tokenizer's template.
             template = dataclasses.replace(named, tokens={**template.tokens, **named.tokens})
         if tokenizer.own_chat_template is None and tokenizer.batch_settings is not None:
-            # The template writes the names of special tokens, which must become these tokens.
+            # The template writes the names of special tokens, which must be encoded as these
+            # tokens.
             settings = dataclasses.replace(tokenizer.batch_settings, split_special_tokens=False)
             tokenizer.batch_settings = settings
         tokenizer.own_chat_template = template
@@ -141,15 +147,15 @@ class ChatData(MixableData, Generic[R]):
 
     @abstractmethod
     def records_of(self, row: Row, location: str) -> Iterator[R]:
-        """Yields the records that a row of the source contains."""
+        """Yields the records in a row of the source."""
 
     @abstractmethod
     def demonstrations_of(self, record: R) -> tuple[Demonstration, ...]:
-        """Returns the texts of a record; a hash of the first text chooses the record's split."""
+        """Returns the demonstrations in a record; a hash of the first determines its split."""
 
     @abstractmethod
     def encode(self, records: Sequence[R], tokenizer: Tokenizer, seed: int | None) -> DataSplit:
-        """Makes examples from records. If `seed` is None, the examples are for an evaluation."""
+        """Makes examples from records. A `seed` of None means that they are for evaluation."""
 
     def read(
         self, source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
@@ -162,12 +168,12 @@ class ChatData(MixableData, Generic[R]):
           left_out: Counts the records that do not satisfy the conditions of the source.
 
         Raises:
-          DataError: The source cannot be read, no record can be used, or `strict` is set and one
-            cannot be used.
+          DataError: The source cannot be read, no record can be used, or `strict` is true and a
+            record cannot be used.
         """
         unusable = Unusable(self.strict, "record")
         rows = (("", located) for located in read_rows(source, split, left_out))
-        # Other errors, such as an unknown role, concern all records and end the reading.
+        # Other errors, such as an unknown role, affect all records and stop the reading.
         used = unusable.used(
             rows, lambda one: list(self.records_of(one[1], one[0])), UnusableRecordError
         )
@@ -185,28 +191,28 @@ class ChatData(MixableData, Generic[R]):
         most: int,
         setting: str,
     ) -> tuple[list[tuple[R, X]], tuple[str, ...]]:
-        """Encodes records, and leaves out records that cannot be used or are too long.
+        """Encodes records, and leaves out those that are unusable or too long.
 
         Args:
           records: The records.
-          encode: Encodes a record.
-          size: Returns the number of tokens of an encoded record.
-          noun: The singular name of a record.
-          most: The maximum size.
+          encode: A function that encodes a record.
+          size: A function that returns the number of tokens of an encoded record.
+          noun: The noun for one record, for messages.
+          most: The maximum number of tokens.
           setting: The setting that determines the maximum, with its value, for messages.
 
         Returns:
-          The remaining records (at least one) with their encoded forms, and log lines about the
-          omitted records.
+          The remaining records (at least one), each with its encoded form, and log lines about the
+          records that were left out.
 
         Raises:
-          DataError: No record is left, or `strict` is set and one cannot be used.
+          DataError: No record is left, or `strict` is true and a record cannot be used.
         """
         unusable = Unusable(self.strict, noun)
-        # Errors of tokenization do not name the record, so add its location.
+        # Tokenization errors do not mention the record, so add its location.
         located = ((self.demonstrations_of(record)[0].location, record) for record in records)
         encoded = unusable.used(located, encode)
-        # A truncated text would teach an answer without its end, so leave it out.
+        # A truncated text would teach an incomplete answer, so leave out the record.
         kept = [(record, one) for record, one in encoded if size(one) <= most]
         shortest = min((size(one) for _, one in encoded), default=0)
         require(
@@ -222,12 +228,12 @@ class ChatData(MixableData, Generic[R]):
         return kept, notes
 
     def texts(self) -> Texts:
-        """Returns the texts of the records that are not held out."""
+        """Returns the texts of all records that are not held out."""
         records = self._part("train", LeftOut())
         return ChatTexts([one for record in records for one in self.demonstrations_of(record)])
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the examples of the records that are not held out."""
+        """Returns the examples from all records that are not held out."""
         left_out = LeftOut()
         if not self.mixture:
             return _noted(self.encode(self._part("train", left_out), tokenizer, seed), left_out)
@@ -236,35 +242,35 @@ class ChatData(MixableData, Generic[R]):
         return _noted(split, left_out)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the examples of the source `validation`; without one, the held-out examples."""
+        """Returns the examples of `validation`, or the held-out examples if it is not set."""
         left_out = LeftOut()
         return _noted(self.encode(self._part("validation", left_out), tokenizer, None), left_out)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all examples of another source."""
+        """Returns all examples of a given source."""
         left_out = LeftOut()
         records = self.read(source, "validation", left_out)
         return _noted(self.encode(records, tokenizer, None), left_out)
 
     def _part(self, split: Split, left_out: LeftOut) -> list[R]:
-        """Returns the records of a split; records with equal openings share a split."""
+        """Returns the records of a split; records with equal openings are in the same split."""
         if split == "validation" and self.validation is not None:
             require_unmixed(as_source(self.validation), "a validation")
             return self.read(self.validation, "validation", left_out)
         return list(chain.from_iterable(self._parts(split, left_out)))
 
     def _parts(self, split: Split, left_out: LeftOut) -> list[list[R]]:
-        """Returns the records of each source of a mixture, or of the only source."""
+        """Returns the records of a split, as one list for each source of a mixture."""
         names = [term.source for term in self.mixture] or [self.source]
         parts = [self.read(name, "train", left_out) for name in names]
-        # The sources are divided together, so that no prompt is in both splits.
+        # Divide all sources together, so that no prompt is in both splits.
         kept = set(map(id, self._divided(list(chain.from_iterable(parts)), split)))
         return [list(filter(lambda record: id(record) in kept, part)) for part in parts]
 
     def _divided(self, records: list[R], split: Split) -> list[R]:
-        # Held-out tasks replace a random split.
+        # If tasks are held out, there is no random split.
         if self.hold_out:
             return self._of_tasks(records, split)
         fraction = self.held_out_fraction
@@ -283,12 +289,12 @@ class ChatData(MixableData, Generic[R]):
         return [record for record, digest in of_each if division.split(digest) == split]
 
     def _of_tasks(self, records: Sequence[R], split: Split) -> list[R]:
-        """Returns the records of the tasks that are held out, or all other records."""
+        """Returns the records of the held-out tasks for validation, and all others for training."""
         tasks = [self.demonstrations_of(record)[0].task for record in records]
         known = sorted({*filter(None, tasks)})
         for name in self.hold_out:
             require_one_of(f"data.hold_out of {self.source_name}", name, known, error=DataError)
-        # Training sees all other tasks, and records that name no task.
+        # Training uses all other tasks and the records that do not name a task.
         held_out = split == "validation"
         of_each = zip(records, tasks, strict=True)
         kept = [record for record, task in of_each if (task in self.hold_out) == held_out]
@@ -301,7 +307,7 @@ class ChatData(MixableData, Generic[R]):
         return kept
 
     def fingerprint(self, records: Sequence[R], tokenizer: Tokenizer, *settings: object) -> str:
-        """Returns a hash of everything that determines the examples."""
+        """Returns a hash of all inputs that determine the examples."""
         # The tokenizer's fingerprint does not cover its chat template.
         template = tokenizer.chat_template
         decisive = [repr((self.length, *settings)), tokenizer.fingerprint]
@@ -314,6 +320,6 @@ class ChatData(MixableData, Generic[R]):
 
 
 def _noted(split: DataSplit, left_out: LeftOut) -> DataSplit:
-    """Returns a split with a note of the records that the conditions of its source leave out."""
+    """Adds notes on the records that the conditions of the source leave out to a split."""
     notes = (*split.notes, *left_out_notes(left_out, "record"))
     return dataclasses.replace(split, notes=notes)

@@ -1,4 +1,4 @@
-"""Conversations and completions as tokens, with a mask of the tokens to learn."""
+"""Encodes conversations and completions as tokens, and marks the tokens to learn."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ _ASSISTANT, _TOOL = "assistant", "tool"
 
 @dataclass(frozen=True)
 class EncodedChat:
-    """A text as tokens.
+    """A text and its tokens.
 
     Attributes:
       text: The text.
       ids: Its tokens.
-      answers: Whether each token is learned, because the assistant wrote the token, or the token
-        ends the assistant's turn.
+      answers: Whether each token is learned. These are the tokens that the assistant wrote and the
+        token that ends the assistant's turn.
     """
 
     text: str
@@ -41,11 +41,12 @@ def encode_chat(
     add_generation_prompt: bool = False,
     template: ChatTemplate | None = None,
 ) -> EncodedChat:
-    """Encodes a conversation, rendered by the tokenizer's chat template.
+    """Renders a conversation with the tokenizer's chat template, and encodes the text.
 
     The whole text is encoded at once. If the template writes the name of a control token, the name
-    is encoded as this token; in a message, the name is ordinary text. Only the assistant may write
-    control tokens that are not special, such as ``<think>`` of Qwen3.
+    is encoded as this token. If a message contains such a name, the name is encoded as ordinary
+    text. Only the assistant may write control tokens that are not special, such as ``<think>`` of
+    Qwen3.
 
     Example::
 
@@ -57,13 +58,13 @@ def encode_chat(
       tokenizer: The tokenizer.
       messages: The messages, each with ``role`` and ``content``.
       tools: JSON schemas of the functions that the assistant may call.
-      add_generation_prompt: Whether the text ends with the beginning of the assistant's turn. If
-          True, no token is learned.
+      add_generation_prompt: Whether the text ends with the beginning of the assistant's next turn.
+          If true, no token is learned.
       template: The template. Defaults to ``tokenizer.chat_template``.
 
     Raises:
-      DataError: The template refuses the conversation or does not support tool calls; or the
-        conversation has no answer to learn, and ``add_generation_prompt`` is false.
+      DataError: The template rejects the conversation or does not support tool calls, or
+        ``add_generation_prompt`` is false and the conversation has no answer to learn.
     """
     if add_generation_prompt:
         template = template or tokenizer.chat_template
@@ -80,19 +81,20 @@ def encode_rows(
     template: ChatTemplate | None = None,
     first: int = 0,
 ) -> tuple[EncodedChat, ...]:
-    """Encodes a conversation as one or more texts that keep all of its answers.
+    """Encodes a conversation as one or more texts that together contain all answers.
 
-    Templates that rewrite earlier turns give several texts; see ``ChatTemplate.render_rows``.
+    If the template rewrites earlier turns, there are several texts; see
+    ``ChatTemplate.render_rows``.
 
     Args:
       tokenizer: The tokenizer.
       messages: The messages.
       tools: JSON schemas of the functions that the assistant may call.
       template: The template. Defaults to ``tokenizer.chat_template``.
-      first: The number of messages that form the prompt; answers among them are not learned.
+      first: The number of messages that form the prompt; answers in the prompt are not learned.
 
     Raises:
-      DataError: As for ``encode_chat``.
+      DataError: See ``encode_chat``.
     """
     template = template or tokenizer.chat_template
     ends = _special_names(tokenizer)
@@ -109,7 +111,7 @@ def encode_rows(
 
 
 def only_row(rows: Sequence[EncodedChat]) -> EncodedChat:
-    """Returns the only text of a conversation.
+    """Returns the text of a conversation that has only one.
 
     Raises:
       DataError: The conversation has several texts.
@@ -125,7 +127,7 @@ def only_row(rows: Sequence[EncodedChat]) -> EncodedChat:
 
 def _encoded(tokenizer: Tokenizer, template: ChatTemplate, rendered: RenderedChat) -> EncodedChat:
     """Encodes a rendered conversation."""
-    # Control tokens that are not special are recognized only if one of the templates names them.
+    # Control tokens that are not special are recognized only if a template contains their names.
     named = template.all_sources
     ids, offsets = encode_guarded(tokenizer, rendered.text, rendered.origins, named)
     # A token is learned if any of its characters is part of an answer.
@@ -141,12 +143,12 @@ def num_common(a: Iterable[object], b: Iterable[object]) -> int:
 
 @dataclass(frozen=True)
 class TurnEnds:
-    """The tokens and strings that end an assistant's turn, in addition to the end of a text.
+    """The tokens and strings that end an assistant's turn, in addition to the end-of-text token.
 
     Attributes:
-      ids: The control token, if the template writes one. This token may differ from the token that
-        ends a text, as Gemma's ``<end_of_turn>`` and ``<eos>`` do.
-      strings: The strings that begin the next turn, in the built-in template.
+      ids: The control token that the template writes after a turn; empty if there is none. This
+        token may differ from the token that ends a text: Gemma has ``<end_of_turn>`` and ``<eos>``.
+      strings: The strings that begin the next turn, for the built-in template; otherwise empty.
     """
 
     ids: tuple[int, ...]
@@ -159,18 +161,18 @@ def turn_ends(tokenizer: Tokenizer, template: ChatTemplate, *, tools: bool = Fal
     Args:
       tokenizer: The tokenizer of the model.
       template: The template.
-      tools: Whether the model may call tools. Such a model must not write the output of a tool
-        itself.
+      tools: Whether the model may call tools. If true, the beginning of a tool's turn also ends the
+        assistant's turn, so that the model does not write the output of a tool itself.
     """
     strings = ("user:", f"\n{_TOOL}:") if tools else ("user:",)
     return TurnEnds(_end_token(tokenizer, template), strings if template.source == LECTURES else ())
 
 
 def _end_token(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
-    # Render a short conversation and take the last token of the answer.
+    # Encode a short conversation and take the last token that is learned.
     messages = [{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}]
     encoded = encode_chat(tokenizer, messages, template=template)
-    # A template may end a turn with ordinary text, which does not stop a generation.
+    # A template may end a turn with ordinary text, which must not stop the generation.
     last = int(np.flatnonzero(encoded.answers)[-1])
     names = [tokenizer.encode_with_controls(name)[0] for name in _special_names(tokenizer)]
     return (encoded.ids[last],) if [encoded.ids[last]] in names else ()
@@ -184,16 +186,16 @@ def _special_names(tokenizer: Tokenizer) -> list[str]:
 def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> EncodedChat:
     """Encodes a prompt and its completion, without a chat template.
 
-    Prompt and completion are encoded together, with the special tokens that the tokenizer puts
-    around a text. If the tokenizer puts no token after a text, an end token follows. As in TRL, the
-    tokens of the prompt are the common prefix with the tokens of the prompt alone, so a token that
-    covers the border belongs to the completion.
+    The prompt and the completion are encoded together, with the special tokens that the tokenizer
+    puts around a text. If the tokenizer puts no token after a text, an end token is added. To find
+    where the completion begins, the prompt is also encoded alone: as in TRL, the common prefix of
+    both encodings is the prompt, so a token that spans the border belongs to the completion.
 
     Args:
-      tokenizer: A tokenizer with an end token, or with a frame that ends a text.
-      prompt: A text. If the prompt is empty, the completion is a document, and all of its tokens
-        are learned.
-      completion: The text that follows.
+      tokenizer: A tokenizer that has an end token, or that puts a token after a text.
+      prompt: The prompt. If it is empty, the completion is a document, and all of its tokens are
+        learned.
+      completion: The text that follows the prompt.
 
     Raises:
       DataError: The completion is empty, or the tokenizer has no end token.
@@ -208,7 +210,7 @@ def encode_completion(tokenizer: Tokenizer, prompt: str, completion: str) -> Enc
     )
     problem = f"the completion of {prompt[:80]!r} is empty: leave the example out"
     require(completion, problem, error=DataError)
-    # Encode the prompt also alone, to find the tokens that do not depend on the completion.
+    # Also encode the prompt alone, to find the tokens that do not depend on the completion.
     before = frame.before
     ids = tokenizer.encode(prompt + completion, add_special_tokens=False)
     alone = tokenizer.encode(prompt, add_special_tokens=False) if prompt else []

@@ -1,11 +1,11 @@
 """Encodes a conversation so that only its template can write control tokens.
 
 The whole text is encoded at once. To find the control tokens that the template wrote, all
-characters that the template did not write are replaced by a letter that no control token contains;
-the control tokens that remain are the template's. Any other control token in the text came from a
-user, whatever a template or a normalizer did to it. The range of characters of a user's control
-token is encoded separately, as ordinary text. Finally, the control tokens of the result must be
-exactly the template's; otherwise the text is refused.
+characters that the template did not write are replaced by a letter or mark that no control token
+contains. The control tokens that are still found are the template's. Any other control token in the
+text came from a message, even if the template or a normalizer changed the message. The characters
+of such a token are encoded separately, as ordinary text. Finally, the control tokens of the result
+must be exactly the control tokens of the template; otherwise the text is rejected.
 """
 
 import functools
@@ -18,13 +18,13 @@ from ..common.errors import DataError
 from ..tokenizers.base import Tokenizer
 
 Found = tuple[int, int, int]
-"""A control token in a text: its half-open range of characters, and its id."""
+"""A control token in a text: the start and the end of its character range, and its id."""
 Span = tuple[int, int]
 
 _NOT_THE_TEMPLATES = re.compile(f"[^{TEMPLATE}]+")
 _ROUNDS = 16
-# Candidates for the replacement of characters, common ones first. The first candidate that no
-# control token contains is used.
+# Candidates for replacing characters, in order of preference. The first candidate that no control
+# token contains is used.
 _LETTERS = "xzqjkvwyQZXJKVWY0123456789abcdefghilmnoprstuéжאあ한"
 _MARKS = "·¬§¶°~^%$*.,"
 
@@ -32,23 +32,22 @@ _MARKS = "·¬§¶°~^%$*.,"
 def encode_guarded(
     tokenizer: Tokenizer, text: str, origins: str, named: str
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Encodes a text of a chat template.
+    """Encodes a text that a chat template rendered.
 
     Args:
       tokenizer: The tokenizer.
       text: The text.
-      origins: Who wrote each character of the text; see ``chat_templates.traced``.
+      origins: The writer of each character of the text; see ``chat_templates.traced``.
       named: The source code of the template. Tokens that are not special, such as ``<think>``, are
-        control tokens only if they occur in this code; the assistant may write these tokens.
+        control tokens only if they occur in this code. The assistant may also write these tokens.
 
     Returns:
-      The token ids, and the range of characters of each token; see
-      ``Tokenizer.encode_with_offsets``.
+      The token ids, and the character range of each token; see ``Tokenizer.encode_with_offsets``.
 
     Raises:
-      DataError: Text of a message cannot be distinguished from a control token.
+      DataError: Part of a message cannot be distinguished from a control token.
     """
-    # The control tokens by id, and whether each is special.
+    # Maps the id of each control token to whether the token is special.
     known = {
         id: is_special
         for name, (id, is_special) in tokenizer.control_tokens().items()
@@ -56,7 +55,7 @@ def encode_guarded(
     }
 
     def trimmed(found: Found) -> Found:
-        """Removes white space from both ends of the range of a control token."""
+        """Removes white space from both ends of a control token's range."""
         start, end, id = found
         inside = text[start:end].strip()
         if not inside:
@@ -67,21 +66,21 @@ def encode_guarded(
     def is_by(found: Found, writer: str) -> bool:
         return not origins[found[0] : found[1]].strip(writer)
 
-    # With all other text masked, the control tokens that remain are the template's.
+    # Mask all other text, so that only the control tokens of the template are found.
     harmless = _without_users(text, origins, tokenizer)
     written = [trimmed(one) for one in tokenizer.find_controls(harmless) if one[2] in known]
     wanted = {one for one in written if is_by(one, TEMPLATE)}
-    # Mark more text as ordinary until the result has exactly the template's control tokens.
+    # Mark more text as ordinary until the result has exactly the control tokens of the template.
     literal: list[Span] = []
     wrong: list[Found] = []
     for _ in range(_ROUNDS):
         ids, offsets = tokenizer.encode_with_controls(text, literal)
         found = {trimmed((*span, id)) for id, span in zip(ids, offsets, strict=True) if id in known}
         wrong = sorted(one for one in found - wanted if known[one[2]] or not is_by(one, ASSISTANT))
-        # The result has exactly the control tokens that the template wrote.
+        # The result has exactly the control tokens of the template.
         if not wrong and wanted <= found:
             return ids, offsets
-        # Text that the template may have written cannot be marked as ordinary.
+        # Do not mark text as ordinary if the template may have written it.
         unclear = [o for o in wrong if is_by(o, TEMPLATE) or UNKNOWN in origins[o[0] : o[1]]]
         if unclear or (after := _separated(literal, wrong, wanted, len(text))) == literal:
             break
@@ -96,8 +95,9 @@ def encode_guarded(
 def _separated(
     literal: Sequence[Span], wrong: Sequence[Found], wanted: set[Found], length: int
 ) -> list[Span]:
-    """Marks more ranges as ordinary text, so that only the template's control tokens are found."""
-    # If one of the template's tokens is missing, mark all text between these tokens as ordinary.
+    """Marks more ranges as ordinary text, to find only the control tokens of the template."""
+    # If a control token of the template was not found, mark all text between these tokens as
+    # ordinary.
     if not wrong:
         edges = [0, *chain.from_iterable(one[:2] for one in sorted(wanted)), length]
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
@@ -109,7 +109,7 @@ def _separated(
         first, last = min(starts), max(ends)
         if (first, last) not in over:
             spans = [*({*spans} - {*over}), (first, last)]
-        # Divide an ordinary range inside the token, so that the token is not found again.
+        # If the range is already ordinary, divide it, so that the token is not found again.
         elif end - start > 1:
             spans.remove((first, last))
             spans += [(first, start + 1), (start + 1, last)]
@@ -118,7 +118,7 @@ def _separated(
 
 def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
     """Replaces the letters and marks that the template did not write."""
-    # Keep white space and word boundaries, which the rules of added tokens may test.
+    # Keep white space and word boundaries, because the rules for added tokens may test them.
     letter, mark = _fillers(tuple(tokenizer.control_tokens()))
 
     def replaced(found: re.Match[str]) -> str:
@@ -134,7 +134,7 @@ def _without_users(text: str, origins: str, tokenizer: Tokenizer) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _fillers(names: tuple[str, ...]) -> tuple[str, str]:
-    """Returns the letter and the mark that occur least often, at best never, in control tokens."""
+    """Returns the letter and the mark that occur least often in control tokens, ideally never."""
     used = "".join(names).casefold()
     letter, mark = (
         min(choices, key=lambda c: used.count(c.casefold())) for choices in (_LETTERS, _MARKS)

@@ -1,7 +1,7 @@
-r"""Labeled data as instructions: templates that turn examples into conversations.
+r"""Instructions from labeled data: templates turn the examples into conversations.
 
-A TOML file lists the tasks, each with a source and several forms of an instruction (Wei et al.
-2021, section 2.1)::
+A TOML file lists the tasks. Each task has a source and several wordings (``forms``) of an
+instruction (Wei et al. 2021, section 2.1)::
 
     seed = 0
 
@@ -14,8 +14,8 @@ A TOML file lists the tasks, each with a source and several forms of an instruct
       "\"{text}\" Would a linguist accept that? {label}",
     ]
 
-A form is a pattern (``data.PromptPattern``), whose last field is the assistant's answer. The seed,
-the task and the index of an example determine which form the example has.
+A form is a pattern (``data.PromptPattern``); its last field is the assistant's answer. The seed,
+the task and the index of an example determine which form the example gets.
 """
 
 import hashlib
@@ -31,18 +31,18 @@ from ..prompts.pattern import PromptPattern
 from ..sources.hash_split import Split
 
 KIND = "instructions"
-"""The kind of source that names a file of tasks: ``instructions:tasks.toml``."""
+"""The prefix of a source that names a file of tasks, such as ``instructions:tasks.toml``."""
 
 
 @dataclass(frozen=True)
 class InstructionTask(Checked):
-    """A labeled source and the patterns that turn its examples into instructions.
+    """A labeled source, and the patterns that turn its examples into instructions.
 
     Attributes:
-      name: The name of the task, as in ``hold_out``.
+      name: The name of the task, as used in ``hold_out``.
       source: The source; see ``data.prompt_examples``.
-      forms: The patterns, at least one; see ``data.PromptPattern``.
-      labels: Words to replace answers; an answer that is not a key is unchanged.
+      forms: At least one pattern; see ``data.PromptPattern``.
+      labels: The words that replace the answers. An answer that is not a key stays unchanged.
     """
 
     name: str
@@ -55,17 +55,17 @@ class InstructionTask(Checked):
         require(self.forms, f"forms of the task {self.name} must have at least one pattern")
 
     def rows(self, seed: int, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
-        """Yields the location of each example, and its conversation with the name of the task.
+        """Yields each example's location, for error messages, and its record.
 
         Raises:
           DataError: The source cannot be read, or an example lacks a field of a form.
         """
-        # Parse the forms and labels once for all examples.
+        # Parse the forms and the labels only once for all examples.
         patterns = tuple(map(PromptPattern, self.forms))
         words = {name: str(word) for name, word in self.labels.items()}
         for number, example in enumerate(prompt_examples(self.source, split)):
             location = f"{self.source} example {number + 1}"
-            # A hash draws the form, so that the form does not depend on earlier examples.
+            # Choose the form by a hash, so that the form does not depend on earlier examples.
             drawn = hashlib.blake2b(f"{seed} {self.name} {number}".encode(), digest_size=8)
             form = patterns[int.from_bytes(drawn.digest(), "big") % len(patterns)]
             missing = sorted({*form.fields} - example.fields.keys())
@@ -97,7 +97,7 @@ class _TaskFile(Checked):
 
 
 def read_instructions(path: str, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """Yields the conversations of all tasks of a file with their locations.
+    """Yields the location and the record of each example, for all tasks in a file.
 
     Args:
       path: The TOML file.
