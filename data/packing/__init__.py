@@ -1,1 +1,1 @@
-"""Packing of documents and sentence pairs into sequences, and the arrays of the sequences."""
+"""Packs documents and sentence pairs into sequences, and converts the sequences to arrays."""

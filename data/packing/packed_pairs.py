@@ -1,4 +1,4 @@
-"""Pairs of a source and a target, packed into the arrays of one example for teacher forcing."""
+"""Packs pairs of a source and a target into the arrays of one example, for teacher forcing."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,28 +16,28 @@ ARRAYS = {
     "decoder_position_ids": Values.TEXT_POSITION,
     "labels": Values.TARGET_TOKEN,
 }
-"""The arrays of an example, int32 [S] for the source and int32 [T] for the target."""
+"""The arrays of an example: int32 [S] for the sources, and int32 [T] for the targets."""
 
 TokenPair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
-"""The tokens of a source and of its target, each with an end token."""
+"""The tokens of a source and the tokens of its target; each ends with an end token."""
 
 
 def arrays_of_pairs(
     pairs: Iterable[TokenPair], lengths: tuple[int, int], start: int
 ) -> dict[str, np.ndarray]:
-    """Makes one example.
+    """Makes one example from the pairs of a sequence.
 
     Args:
-      pairs: The pairs. All sources together fit in S tokens, and all targets in T tokens.
-      lengths: The lengths of the source and of the target arrays, S and T.
-      start: The id that begins each target in the decoder.
+      pairs: The pairs. All sources together have at most S tokens, and all targets at most T.
+      lengths: The length S of the source arrays and the length T of the target arrays.
+      start: The id of the token that precedes each target in the decoder's input.
 
     Returns:
-      Int32 [S] ``input_ids``, ``segment_ids``, ``position_ids``; int32 [T]
-      ``decoder_input_ids`` (the labels shifted right, after the start token),
+      Three int32 [S] arrays: ``input_ids``, ``segment_ids`` and ``position_ids``; and four int32
+      [T] arrays: ``decoder_input_ids`` (the start token, then the labels shifted right),
       ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. The source and the target of
-      a pair have the same segment id, counted from 1; positions start at 0 in each pair. Padding is
-      at the end, and is 0 in all arrays.
+      a pair have the same segment id, counted from 1. Positions start at 0 in each source and in
+      each target. Padding is at the end, and is 0 in all arrays.
     """
     arrays = zeros(pair_specs(lengths))
     # Fill the source and the target arrays from the left, pair by pair.
@@ -60,7 +60,7 @@ def arrays_of_pairs(
 
 
 def pair_specs(lengths: tuple[int, int]) -> BatchSpec:
-    """Describes the arrays that ``arrays_of_pairs`` makes, with the lengths S and T."""
+    """Describes the arrays that ``arrays_of_pairs`` makes for the lengths S and T."""
     of_sources = ("input_ids", "segment_ids", "position_ids")
     return {
         name: ArraySpec((lengths[name not in of_sources],), values)
@@ -69,11 +69,11 @@ def pair_specs(lengths: tuple[int, int]) -> BatchSpec:
 
 
 def fill_note(tokens: tuple[int, int], lengths: tuple[int, int], num_examples: int) -> str:
-    """Describes how pairs fill sequences, for a summary.
+    """Describes how well pairs fill the sequences, in one line for a summary.
 
     Args:
-      tokens: The numbers of tokens in all sources and in all targets.
-      lengths: The lengths of a sequence, S and T.
+      tokens: The total number of source tokens and the total number of target tokens.
+      lengths: The maximum numbers of source tokens and of target tokens in a sequence, S and T.
       num_examples: The number of sequences.
     """
     padding = 1 - sum(tokens) / (sum(lengths) * num_examples)

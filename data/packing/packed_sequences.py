@@ -1,8 +1,8 @@
-"""A packed sequence as the arrays of an example, and as the bytes of a record on disk.
+"""Converts packed sequences to the arrays of an example, and to the bytes of a record on disk.
 
-Both representations come from ``PackedTokens``, which has the number of target tokens of each span,
-and the tokens of each span with the next token of its document. A record is therefore about as long
-as its tokens, and decoding is exact.
+Both are made from ``PackedTokens``, which contains the number of target tokens of each span, and
+the tokens of each span together with the token that follows them in the document. A record is
+therefore hardly larger than its tokens, and decoding restores the sequence exactly.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from ..tokenizers.base import Tokenizer
 from .packing import Span
 
 ARRAYS = ("input_ids", "labels", "segment_ids", "position_ids")
-"""The arrays of an example, int32 [T] each."""
+"""The arrays of an example; each is int32 [T]."""
 
 
 def packed_specs(length: int) -> BatchSpec:
@@ -27,7 +27,7 @@ def packed_specs(length: int) -> BatchSpec:
     return {name: ArraySpec((length,), value) for name, value in zip(ARRAYS, values, strict=True)}
 
 
-# The type of the header of a record.
+# The data type of a record's header.
 _SIZE = np.dtype("<u4")
 
 
@@ -36,7 +36,8 @@ class PackedTokens(NamedTuple):
 
     Attributes:
       tokens: The tokens of all spans, int [sum of sizes + number of spans].
-      sizes: The number of target tokens of each span, one less than its tokens, int [spans].
+      sizes: The number of target tokens of each span, int [spans]. This is one less than the number
+        of its tokens.
     """
 
     tokens: np.ndarray
@@ -47,12 +48,12 @@ def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
     """Reads the tokens of a sequence.
 
     Args:
-      corpus: The tokens.
-      spans: Ranges of target tokens, at least one, each inside one document.
+      corpus: The corpus that contains the tokens.
+      spans: At least one range of target tokens. Each range is inside one document.
     """
     # Convert target indices to token indices.
     firsts, sizes = np.asarray(spans, np.int64).T
-    # Each earlier document has one more token than target tokens.
+    # Every document before the span has one more token than target tokens.
     firsts = firsts + np.searchsorted(corpus.target_starts, firsts, "right") - 1
     ends = firsts + sizes + 1
     parts = [corpus.tokens[a:b] for a, b in zip(firsts.tolist(), ends.tolist(), strict=True)]
@@ -64,36 +65,36 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
 
     Args:
       pieces: The tokens of the sequence.
-      length: The sequence's length T, at least the sum of the sizes.
+      length: The length T of the sequence. It must be at least the sum of the sizes.
 
     Returns:
-      Four int32 [T] arrays. ``labels`` are the tokens that follow ``input_ids`` in the
-      document; ``segment_ids`` count the spans from 1; ``position_ids`` start at 0 in
-      each span. Padding is at the end, and is 0 in all four arrays.
+      Four int32 [T] arrays. ``labels`` contains, for each token of ``input_ids``, the token that
+      follows it in the document; ``segment_ids`` numbers the spans from 1; ``position_ids`` starts
+      at 0 in each span. Padding is at the end, and is 0 in all four arrays.
     """
     tokens, sizes = pieces
-    # The index of the span of each target token, [sum of sizes].
+    # The index of the span that contains each target token, [sum of sizes].
     spans = np.repeat(np.arange(len(sizes)), sizes)
     targets = np.arange(len(spans))  # [sum of sizes]
-    # Each earlier span has one more token than target tokens.
+    # Every span before the target token has one more token than target tokens.
     inputs = targets + spans
     arrays = {name: np.zeros(length, np.int32) for name in ARRAYS}
-    # Inputs and labels are the same tokens shifted by one, so no label crosses a document.
+    # Inputs and labels are the same tokens shifted by one, so no label is from another document.
     arrays["input_ids"][: len(spans)] = tokens[inputs]
     arrays["labels"][: len(spans)] = tokens[inputs + 1]
     arrays["segment_ids"][: len(spans)] = spans + 1
-    # The position of a target token is its index minus the start of its span.
+    # The position of a target token is its index minus the index at which its span starts.
     arrays["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
     return arrays
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the storage type of tokens: little-endian, 2 bytes if they suffice, else 4."""
+    """Returns the data type of stored tokens: little-endian, with 2 bytes if possible, else 4."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def encode(pieces: PackedTokens, vocab_size: int) -> bytes:
-    """Encodes a sequence as ``number of spans, sizes`` (4 bytes each) and ``tokens``."""
+    """Encodes a sequence: the number of spans and their sizes (4 bytes each), then the tokens."""
     tokens, sizes = pieces
     header = np.asarray([len(sizes), *sizes], _SIZE)
     return header.tobytes() + tokens.astype(token_dtype(vocab_size)).tobytes()
@@ -110,8 +111,8 @@ def decode(record: bytes, vocab_size: int) -> PackedTokens:
 def require_bos_eos(tokenizer: Tokenizer) -> None:
     """Checks that the tokenizer has BOS and EOS.
 
-    Without BOS, the first token of a document is not predicted, although bits per byte counts its
-    bytes.
+    Without BOS, the model does not predict the first token of a document, although bits per byte
+    counts the bytes of this token.
 
     Raises:
       DataError: The tokenizer lacks BOS or EOS.

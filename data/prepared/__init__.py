@@ -1,1 +1,1 @@
-"""Sequences tokenized and packed in advance, as shards on disk."""
+"""Tokenizes and packs sequences before training, and stores them in shards on disk."""

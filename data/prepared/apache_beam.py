@@ -13,27 +13,28 @@ from ..sources.source_names import Source
 from .shard_format import Settings
 from .write_shards import Workers, prepare_shard
 
-# Beam's default runner would download a program first, so use another runner.
+# Beam's default runner would first download a program, so use a different runner.
 _IN_PROCESS = "--runner=FnApiRunner"
 
 
 def beam_workers(options: Sequence[str] = ()) -> Workers:
     """Returns a function that writes the shards with Apache Beam and waits for the workers.
 
+    Every worker must be able to access the folder and the input files under the same paths.
+
     Args:
       options: Beam's options, as on a command line. By default Beam runs in this process.
-        Every worker must see the folder and the input files under the same names.
 
     Returns:
-      The argument ``workers`` of ``write_shards.prepare``.
+      A value for the argument ``workers`` of ``write_shards.prepare``.
 
     Raises:
       DataError: Beam is not installed, or rejects the options.
     """
     beam = _import_beam()
     printed = io.StringIO()
-    # Fail before any work if Beam rejects an option. Beam only warns about unknown options, because
-    # a remote runner may know them.
+    # Fail before any shard is written if Beam rejects an option. Beam only warns about unknown
+    # options, because a remote runner may know them.
     try:
         with contextlib.redirect_stderr(printed):
             parsed = beam.options.pipeline_options.PipelineOptions([_IN_PROCESS, *options])
@@ -46,7 +47,7 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
         raise DataError(f"Apache Beam refuses {' '.join(options)}: {reason}") from None
 
     def work(parts: Sequence[Source], folder: Path, settings: Settings) -> None:
-        # Without the reshuffle, a runner may fuse the steps and make all shards in one worker.
+        # Without the reshuffle, a runner may fuse the steps and write all shards in one worker.
         with pipeline:
             _ = (
                 pipeline
@@ -60,7 +61,7 @@ def beam_workers(options: Sequence[str] = ()) -> Workers:
 
 def _import_beam() -> ModuleType:
     disabled = logging.root.manager.disable
-    # Hide Beam's warnings about missing packages for clouds.
+    # Hide Beam's warnings about missing packages for cloud services.
     logging.disable(logging.WARNING)
     try:
         with required_package("apache-beam", "preparing", "pip install 'flaxzoo[prepare]'"):
@@ -73,8 +74,8 @@ def _import_beam() -> ModuleType:
 def _attempt(part: Source, folder: str, settings: Settings) -> None:
     """Writes a shard, and ignores an error in its input file.
 
-    If this function raised the error, the runner would retry the file without success.
-    ``write_shards.finish`` reports the error.
+    If this function raised the error, the runner would retry the file, and fail again.
+    ``write_shards.finish`` reports the error later.
     """
     with contextlib.suppress(DataError, OSError):
         prepare_shard(part, Path(folder), settings)

@@ -1,7 +1,7 @@
-"""Reads prepared sequences for training, with random access to ArrayRecord files by Grain.
+"""Reads prepared sequences for training; Grain provides random access to the ArrayRecord files.
 
 Every epoch has the same sequences in a different order. By default a run trains on the first of
-``SPLITS`` and validates on the second; a run that names a validation source trains on both.
+``SPLITS`` and validates on the second. A run with a separate validation source trains on both.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from .shard_format import (
 
 
 class _File(NamedTuple):
-    """A file with its number of sequences, so that Grain does not open the file to count them."""
+    """A file and its number of sequences, so that Grain need not open the file to count them."""
 
     filename: str
     skip: int
@@ -60,11 +60,11 @@ class _Prepared(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedExamples(PickledByFields):
-    """The sequences of prepared files; see ``dataset.ExampleSource``.
+    """The sequences in prepared files; see ``dataset.ExampleSource``.
 
     Attributes:
-      files: The name and the number of sequences of each file, in order.
-      length: The number of tokens of a sequence, T.
+      files: The name of each file and its number of sequences, in order.
+      length: The number of tokens in a sequence, T.
       vocab_size: The size of the vocabulary; every token id is smaller.
     """
 
@@ -78,7 +78,7 @@ class PreparedExamples(PickledByFields):
         return self._ends[-1]
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Reads one sequence, the same in every epoch; see ``packed_sequences.packed_arrays``.
+        """Reads one sequence, which is the same in every epoch; see ``packed_arrays``.
 
         Raises:
           DataError: The file is missing or damaged.
@@ -92,16 +92,16 @@ class PreparedExamples(PickledByFields):
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The number of sequences up to the end of each file."""
+        """The total number of sequences up to the end of each file."""
         return list(accumulate(rows for _, rows in self.files))
 
     @cached_property
     def _records(self) -> Sequence[bytes]:
-        # Import late: opening a prepared folder does not need Grain.
+        # Import Grain only here, because opening a prepared folder does not need it.
         import grain
 
         files = [_File(name, 0, rows, rows) for name, rows in self.files]
-        # Grain accepts any object with these four attributes, but declares a narrower type.
+        # Grain accepts any object with these four attributes, although it declares a narrower type.
         source = grain.sources.ArrayRecordDataSource(cast(list[str], files))
         return cast(Sequence[bytes], source)
 
@@ -111,7 +111,7 @@ class PreparedContent:
     """Statistics of the prepared sequences.
 
     Attributes:
-      num_bytes: The number of UTF-8 bytes of all documents, for bits per byte.
+      num_bytes: The number of UTF-8 bytes in all documents, which bits per byte needs.
       token_counts: The number of occurrences of each token, int64 [V].
     """
 
@@ -126,8 +126,8 @@ def is_prepared(source: str) -> bool:
     """Returns whether a source is a folder of prepared sequences.
 
     Raises:
-      DataError: The name is not a source (see ``parse_source``), or joins or mixes a prepared
-        folder with other sources. Mixtures of prepared folders are supported.
+      DataError: The name is not a source (see ``parse_source``), joins a prepared folder with
+        another source, or mixes it with text. Only prepared folders can be mixed with each other.
     """
     kinds = [one.kind for one in parse_sources(source)]
     if "prepared" not in kinds:
@@ -153,20 +153,20 @@ def prepared_tokenizer(source: str) -> Tokenizer:
 def prepared_split(
     source: str, splits: Sequence[str], tokenizer: Tokenizer, requested: Mapping[str, object]
 ) -> DataSplit:
-    """Opens the sequences of a folder.
+    """Opens the sequences of a prepared folder.
 
     Args:
       source: ``prepared:FOLDER``, or several such sources.
-      splits: The names in ``SPLITS`` to read, in order.
+      splits: The splits to read, in order; each is one of ``SPLITS``.
       tokenizer: The tokenizer of the run.
-      requested: The settings of the run's data, by name; the folder must have the same settings.
+      requested: The settings of the run's data, by name. The folder must have the same settings.
 
     Returns:
-      The split; its examples are read from the files on access.
+      The split, whose examples are read from the files only when they are accessed.
 
     Raises:
       DataError: The folder has no prepared sequences, or none in these splits; it was prepared
-        with other settings or another tokenizer; a file is missing or has changed.
+        with other settings or a different tokenizer; or a file is missing or has changed.
     """
     read = [_read(_folder_of(one), splits, tokenizer, requested) for one in parse_sources(source)]
     entries = [entry for part in read for entry in part.files]
@@ -184,7 +184,7 @@ def prepared_split(
     unknown = tokenizer.special_ids.unk
     if unknown is not None and counts[unknown]:
         summary += f"; {counts[unknown]:,} of {counts.sum():,} tokens are unknown to the tokenizer"
-    # The fingerprint covers the record format, the tokenizer and the bytes of the files.
+    # The fingerprint depends on the record format, the tokenizer and the content of the files.
     hasher = hashlib.blake2b(f"{FORMAT} {tokenizer.fingerprint}".encode(), digest_size=16)
     for file in files:
         hasher.update(file.sha256.encode())
@@ -198,7 +198,7 @@ def _read(
     """Checks a folder, and returns the files of the requested splits."""
     settings, shards = _open(folder)
     _check_settings(folder, settings, tokenizer, requested)
-    # The files of the splits, in the order of `splits` and then of the input files.
+    # The files of the splits, first in the order of `splits`, then in the order of the input files.
     files = [
         (rows_path(folder / SHARDS / shard.name, split), file)
         for split in splits
@@ -206,7 +206,7 @@ def _read(
     ]
     remedy = "name data.validation, or prepare another folder with a --validation-fraction above 0"
     require(files, f"{folder} has no sequences for {splits[0]}: {remedy}", DataError)
-    # Check sizes and the ends of the files, which is fast; records have checksums.
+    # Check only the sizes and the ends of the files, which is fast. Records have checksums.
     for path, file in files:
         _check_file(folder, path, file)
     with reported(f"{folder / COUNTS} is missing or damaged", _AGAIN, OSError, ValueError):
@@ -235,8 +235,8 @@ def _open(folder: Path) -> tuple[Settings, list[Shard]]:
 def _check_settings(
     folder: Path, settings: Settings, tokenizer: Tokenizer, requested: Mapping[str, object]
 ) -> None:
-    # Name the option of the training run and the option of `prepare`, so that the user can change
-    # either.
+    # The message names the option of the training run and the option of `prepare`, because the user
+    # can change either of them.
     for name, value in requested.items():
         stored, option = getattr(settings, name), name.replace("_", "-")
         require(
@@ -260,6 +260,6 @@ def _check_file(folder: Path, path: Path, file: RowsFile) -> None:
     problem = f"{folder / MANIFEST} names {path}, which is outside of it: {_AGAIN}"
     require(inside, problem, DataError)
     require(path.is_file(), f"{path} is missing: {_AGAIN}", DataError)
-    # The hash of the end of a file detects a different file without reading all of it.
+    # The hash of the end of a file detects a changed file without reading the whole file.
     same = path.stat().st_size == file.file_bytes and end_sha256(path) == file.end_sha256
     require(same, f"{path} has changed since it was prepared: {_AGAIN}", DataError)

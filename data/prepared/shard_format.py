@@ -1,4 +1,4 @@
-"""The layout of a folder of prepared sequences, and the records that describe its files.
+"""Defines the layout of a folder of prepared sequences, and summaries that describe its files.
 
 =============================  ======================================================
 ``settings.json``              everything that determines the sequences, except the input
@@ -12,7 +12,7 @@
 ``manifest.json``              settings, versions and all summaries; written last
 =============================  ======================================================
 
-A split without sequences has no file.
+If a split has no sequences, it has no file.
 """
 
 import hashlib
@@ -45,18 +45,19 @@ _Content = TypeVar("_Content")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings that determine the sequences of a file, and the source of the files.
+    """The name of the source, and the settings that determine the sequences made from its files.
 
     Attributes:
       source: The name of the source, as the user wrote it.
       tokenizer: The fingerprint of the tokenizer.
       vocab_size: The size of the vocabulary; every token id is smaller.
       length: The number of target tokens of a sequence, T.
-      packing: How documents share sequences: ``concat`` or ``first-fit``.
-      validation_fraction: The share of documents held out, by the hash of each document.
-      keep: The name and fingerprint of the selector of documents; empty without a selector.
+      packing: How documents fill sequences: ``concat`` or ``first-fit``.
+      validation_fraction: The fraction of documents held out for validation. The hash of a document
+        decides whether it is held out.
+      keep: The name and fingerprint of the selector of documents; empty if there is no selector.
       format: The version of the record format.
-      selector: The selector itself, which is not written.
+      selector: The selector itself, which is not written to files.
     """
 
     source: str
@@ -72,7 +73,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_value("length", self.length, PositiveInt)
         check_value("validation_fraction", self.validation_fraction, Rate)
-        # Reject folders in the format of another version before reading their records.
+        # Reject a folder in the format of another version before reading its records.
         require_one_of("format", self.format, [FORMAT])
 
     def written(self) -> dict[str, object]:
@@ -89,12 +90,13 @@ class RowsFile:
       rows: The number of sequences, which equals the number of records.
       documents: The number of documents in the sequences.
       tokens: The number of target tokens.
-      text_bytes: The UTF-8 bytes of the documents.
-      file_bytes: The size of the file.
+      text_bytes: The number of UTF-8 bytes in the documents.
+      file_bytes: The size of the file in bytes.
       sha256: The hash of the file, hexadecimal.
-      end_sha256: The hash of its last 64 KiB, hexadecimal. ArrayRecord stores the position of every
-        record at the end of a file, so a different file of the same size is detected without
-        reading all of it. (Each record also has a checksum, verified on reading.)
+      end_sha256: The hash of the last 64 KiB of the file, hexadecimal. ArrayRecord stores the
+        position of every record at the end of a file, so this hash detects a different file of the
+        same size without reading the whole file. (Each record also has a checksum, which is
+        verified on reading.)
     """
 
     rows: int
@@ -111,12 +113,12 @@ class Shard:
     """A summary of the output for one input file.
 
     Attributes:
-      name: The name of its folder.
+      name: The name of the shard's folder.
       input: The name of the source that consists of this file only.
       input_sha256: The hash of the input, hexadecimal.
       counts_sha256: The hash of the file of token counts, hexadecimal.
-      splits: The summary of each split that has a sequence.
-      left_out: The number of documents left out, by reason: ``the filter score>=3``.
+      splits: The summary of each split that has at least one sequence.
+      left_out: The number of documents left out, by reason, such as ``the filter score>=3``.
     """
 
     name: str
@@ -128,8 +130,8 @@ class Shard:
 
 
 def shard_name(part: Source) -> str:
-    """Returns the name of a file's shard, from the file name and a hash of the whole path."""
-    # Keep the start of the file name for readability. The hash makes the name unique.
+    """Returns the name of a file's shard: the name of the file and a hash of its whole path."""
+    # Keep the beginning of the file name for readability. The hash makes the name unique.
     stem = re.sub(r"[^\w.-]+", "-", Path(part.location).name)[:_MAX_STEM_LENGTH].strip(".-")
     # File names need not be UTF-8; `surrogateescape` keeps their bytes.
     hasher = hashlib.blake2b(part.name.encode("utf-8", "surrogateescape"), digest_size=6)
@@ -137,7 +139,7 @@ def shard_name(part: Source) -> str:
 
 
 def rows_path(shard_folder: Path, split: str) -> Path:
-    """Returns the file of the sequences of a split."""
+    """Returns the path of the file that contains the sequences of a split."""
     return shard_folder / f"{split}.array_record"
 
 
@@ -154,13 +156,13 @@ def file_sha256(path: File) -> str:
 def end_sha256(path: Path) -> str:
     """Hashes the last 64 KiB of a file; returns hexadecimal digits."""
     with path.open("rb") as file:
-        # A hash of the last bytes detects a changed file without reading all of it.
+        # A hash of the last bytes detects a changed file without reading the whole file.
         file.seek(max(0, path.stat().st_size - _END_BYTES))
         return hashlib.sha256(file.read()).hexdigest()
 
 
 def to_json(summary: object) -> bytes:
-    """Encodes a summary as JSON; equal summaries give equal bytes."""
+    """Encodes a summary as JSON; equal summaries are encoded as equal bytes."""
     return (json.dumps(summary, indent=1) + "\n").encode()
 
 
@@ -175,12 +177,12 @@ def read_shard(shard_folder: Path) -> Shard | None:
 
 
 def read_manifest(folder: Path) -> list[Shard] | None:
-    """Reads the summaries of all shards, or returns None if the folder was not finished."""
+    """Reads the summaries of all shards, or returns None if the folder is incomplete."""
     return _read(folder / MANIFEST, lambda fields: list(map(_shard, fields["shards"])))
 
 
 def files_of(shards: list[Shard], split: str) -> Iterator[tuple[Shard, RowsFile]]:
-    """Yields each shard that has a file for a split, with the summary of the file."""
+    """Yields each shard that has a file for a split, together with the summary of this file."""
     yield from ((shard, shard.splits[split]) for shard in shards if split in shard.splits)
 
 
@@ -190,7 +192,7 @@ def _shard(fields: dict[str, Any]) -> Shard:
 
 
 def _read(path: Path, make: Callable[[dict[str, Any]], _Content]) -> _Content | None:
-    # Treat missing, malformed and foreign files alike.
+    # Treat missing files, malformed files and files with other content alike.
     try:
         return make(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):

@@ -1,9 +1,9 @@
-"""Converts each text file to a shard of packed sequences, as a pure function.
+"""Converts each text file to a shard of packed sequences.
 
-The same file and settings give the same bytes on any machine and with any number of workers. A
-complete shard is not written again. Any process that can access the input files and the folder may
-therefore call ``prepare_shard`` in any order. ``apache_beam`` calls it in many workers. ``finish``
-writes the manifest afterwards.
+The bytes of a shard depend only on the file and the settings, not on the machine or the number of
+workers. A complete shard is not written again. Any process that can access the input files and the
+folder may therefore call ``prepare_shard``, and the order of the calls does not matter.
+``apache_beam`` calls it in many workers. ``finish`` writes the manifest after all calls.
 """
 
 import collections
@@ -56,17 +56,17 @@ from .shard_format import (
     to_json,
 )
 
-# Training reads records one at a time in any order, so a group must have one record.
+# Training reads single records in random order, so each group must contain only one record.
 _WRITER_OPTIONS = "group_size:1"
 
 
 Workers = Callable[[Sequence[Source], Path, Settings], None]
-"""A function of the files, the folder and its settings that calls ``prepare_shard`` for each
-file."""
+"""A function that calls ``prepare_shard`` for each file. Its arguments are the files, the folder
+and the settings of the folder."""
 
 
 def in_order(parts: Sequence[Source], folder: Path, settings: Settings) -> None:
-    """Writes the shards sequentially, up to the first error."""
+    """Writes the shards sequentially, and stops at the first error."""
     for part in parts:
         prepare_shard(part, folder, settings)
 
@@ -85,12 +85,13 @@ def prepare(
     """Creates a folder of training sequences, or adds its missing shards.
 
     Args:
-      source: The text files, see ``source_names``.
-      folder: The folder. It may exist if it has the same source and settings.
+      source: The name of the text files, see ``source_names``.
+      folder: The folder. It may already exist if it was created with the same source and settings.
       tokenizer: The tokenizer's folder or file, see ``load_tokenizer``.
-      length: The number of target tokens of a sequence, T.
+      length: The number of target tokens in a sequence, T.
       packing: ``concat`` or ``first-fit``.
-      validation_fraction: The share of documents held out, in [0, 1), by the hash of each document.
+      validation_fraction: The fraction of documents held out for validation, in [0, 1). The hash of
+        a document decides whether it is held out.
       selector: Decides which documents are kept. If None, all documents are kept.
       workers: The function that writes the shards.
 
@@ -104,7 +105,7 @@ def prepare(
     folder, parts = Path(folder), input_files(source)
     loaded = load_tokenizer(tokenizer)
     require_bos_eos(loaded)
-    # A later call continues the folder only if these settings are the same.
+    # A later call can complete the folder only if it has the same settings.
     settings = Settings(
         source=source,
         tokenizer=loaded.fingerprint,
@@ -136,7 +137,7 @@ def create_folder(folder: Path, settings: Settings, tokenizer: Tokenizer) -> Non
     if existing is None:
         new_folder(folder, fill)
         return
-    # The folder exists: continue only with the same settings, and repair its tokenizer.
+    # The folder exists: continue only if the settings are the same. Repair a damaged tokenizer.
     old, new = existing.written(), settings.written()
     changed = ", ".join(f"{key} {old[key]!r} → {new[key]!r}" for key in new if old[key] != new[key])
     problem = f"{folder} was prepared with other settings ({changed})"
@@ -161,20 +162,20 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
       The summary of the shard.
 
     Raises:
-      DataError: The file is missing, incomplete or not UTF-8, lacks a field, or changes while
-        it is read; or the shard cannot be written.
+      DataError: The file is missing, incomplete or not UTF-8, lacks a field, or changes while it is
+        being read; or the shard cannot be written.
     """
     path = folder / SHARDS / shard_name(part)
-    # Check before reading: another worker may be about to finish the shard.
+    # Check before reading the input, because another worker may finish the shard in the meantime.
     existed = path.exists()
     try:
         digest = _input_digest(part)
     except DataError:
-        # If the file can no longer be read, delete its shard.
+        # Delete the shard of a file that can no longer be read.
         shutil.rmtree(path, ignore_errors=True)
         raise
     shard = read_shard(path)
-    # Keep a complete shard of the same input; hash its files to detect damage.
+    # Keep the shard if it is complete, has the same input, and its hashes show no damage.
     if shard is not None and shard.input_sha256 == digest and _is_undamaged(path, shard):
         return shard
     if existed:
@@ -183,7 +184,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
 
     def fill(temporary: Path) -> None:
         shard = _fill(temporary, part=part, digest=digest, settings=settings, tokenizer=tokenizer)
-        # The digest is valid for this shard only if the file did not change during the read.
+        # The digest is valid for this shard only if the file did not change while it was read.
         problem = f"{part.location} changed while it was read: start again"
         require(_input_digest(part) == digest, problem, DataError)
         (temporary / SUMMARY).write_bytes(to_json(dataclasses.asdict(shard)))
@@ -191,7 +192,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     try:
         shard = read_shard(build_folder(path, fill))
     except OSError as error:
-        # On a full disk, NumPy's errors have no text.
+        # If the disk is full, NumPy raises an error without a message.
         reason = error.strerror or "the disk may be full"
         raise DataError(f"cannot write {path} ({reason}): run the command again") from error
     assert shard is not None
@@ -210,8 +211,8 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
       The summaries of the shards, in the order of the input files.
 
     Raises:
-      DataError: A shard is missing, or a split has no sequence. For a missing shard, the message
-        has the error of ``prepare_shard``, or says that the workers did not write the shard.
+      DataError: A shard is missing, or a split has no sequence. If a shard is missing, the message
+        is the error of ``prepare_shard``, or says that the workers did not write the shard.
     """
     shards: list[Shard] = []
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
@@ -220,7 +221,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
         shards.append(read_shard(path) or _missing(part, folder, parts, settings))
         counts += np.load(path / COUNTS)
     _check_splits(shards, settings)
-    # Delete leftovers of killed workers, and shards of files that no longer exist.
+    # Delete partial output of killed workers, and shards of files that no longer exist.
     names = {shard.name for shard in shards}
     for entry in (folder / SHARDS).iterdir():
         if entry.name not in names:
@@ -230,7 +231,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
         "left_out": total_left_out(shards),
         "shards": list(map(dataclasses.asdict, shards)),
     }
-    # Write the manifest last: a folder without it is not finished.
+    # Write the manifest last, because its existence marks the folder as complete.
     content = io.BytesIO()
     np.save(content, counts)
     write_file(folder / COUNTS, content.getvalue())
@@ -242,7 +243,7 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
     """Raises an error with the reason why the workers did not write a shard."""
     names = list(map(shard_name, parts))
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
-    # This call raises an error if the file itself has an error.
+    # If the input file has an error, this call raises it.
     prepare_shard(part, folder, settings)
     raise DataError(
         f"{missing} of {len(parts)} shards are not in {folder} after the workers have ended, "
@@ -253,7 +254,7 @@ def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Sett
 def _input_digest(part: Source) -> str:
     if part.kind != "builtin":
         return file_sha256(named_file(part.location))
-    # A built-in text is not a file, so hash its documents.
+    # A built-in text is not stored in a file, so hash its documents instead.
     hasher = hashlib.sha256()
     for text in documents_in(part):
         hasher.update(text_digest(text))
@@ -280,7 +281,7 @@ def _tokenizer(folder: Path, fingerprint: str) -> Tokenizer:
 
 @dataclass(frozen=True)
 class _SplitTexts:
-    """The documents of an input file that belong to a split, except dropped documents."""
+    """The documents of an input file that belong to a split and are not dropped."""
 
     part: Source
     split: Split
@@ -301,7 +302,7 @@ def _fill(
     counts = np.zeros((len(SPLITS), settings.vocab_size), np.int64)
     division = HashSplit.of_each(settings.validation_fraction)
     splits: dict[str, RowsFile] = {}
-    # Decide once which documents are dropped, for both splits.
+    # Decide once, for both splits, which documents are dropped.
     dropped, left_out = _dropped(part, settings.selector)
     # Tokenize and pack each split. The corpus is deleted after its sequences are written.
     for row, split in enumerate(SPLITS):
@@ -318,11 +319,11 @@ def _fill(
 
 
 def _dropped(part: Source, selector: Selector | None) -> tuple[frozenset[bytes], LeftOut]:
-    """Returns the digests of documents that a selector drops, and counts all omitted documents."""
+    """Returns the digests of documents that a selector drops, and the number of all omissions."""
     left_out = LeftOut()
     texts = documents_in(part, left_out)
     if selector is None:
-        # Without conditions, no document is left out, so the texts need not be read.
+        # Read the texts only to count omissions; without conditions, no document is left out.
         collections.deque(texts if part.conditions else (), maxlen=0)
         return frozenset(), left_out
     dropped = [text_digest(text) for text, keep in decisions(selector, texts) if not keep]
@@ -340,7 +341,7 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
                 writer.write(encode(gather_tokens(corpus, spans), settings.vocab_size))
                 rows += 1
     except RuntimeError as error:
-        # Only the writer raises this error, for example on a full disk.
+        # Only the writer raises this error, for example if the disk is full.
         raise OSError(None, str(error)) from error
     return RowsFile(
         rows=rows,
@@ -354,9 +355,9 @@ def _write_rows(path: Path, corpus: TokenCorpus, split: Split, settings: Setting
 
 
 def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[Sequence[Span]]:
-    """Yields the spans of each sequence of a split, which cover every target token once."""
+    """Yields the spans of each sequence of a split; every target token is in exactly one span."""
     length = settings.length
-    # Validation sequences do not depend on the packing of the training sequences.
+    # Validation sequences are always split, so they do not depend on the packing for training.
     if split == "validation" or settings.packing == "concat":
         for row in range(-(-corpus.num_targets // length)):
             yield split_once(row, length, corpus.target_starts, corpus.num_targets)
@@ -367,7 +368,7 @@ def _packed(corpus: TokenCorpus, split: Split, settings: Settings) -> Iterator[S
 
 
 def total_left_out(shards: Sequence[Shard]) -> dict[str, int]:
-    """Returns the number of omitted documents in all shards, for each reason."""
+    """Returns the total number of documents that all shards left out, for each reason."""
     return dict(sum((LeftOut(shard.left_out) for shard in shards), LeftOut()))
 
 

@@ -1,1 +1,1 @@
-"""Prompts that show a task by examples, and the sources of such examples."""
+"""Makes prompts that demonstrate a task with examples, and reads such examples from sources."""

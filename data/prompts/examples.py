@@ -1,4 +1,4 @@
-"""Examples for prompts: fields as texts, from any of the sources."""
+"""Reads examples for prompts from any source, with each field as text."""
 
 import json
 import random
@@ -26,7 +26,7 @@ from ..tasks.sequence_classification import SequenceClassificationData
 from ..tokenizers.training import TokenizerConfig
 
 TASK = "task"
-"""The field that groups examples of the same task."""
+"""The name of the field that says which examples belong to the same task."""
 _FILES = ("jsonl", "csv", "tsv")
 _ANY_COLUMNS = ColumnRoles("the columns of the fields", {})
 
@@ -36,8 +36,9 @@ class PromptExample:
     """An example for a prompt.
 
     Attributes:
-      fields: Texts by their names.
-      task: The task that the example shows, or None. A prompt combines examples of one task.
+      fields: The text of each field, by the field's name.
+      task: The task that the example demonstrates, or None. All examples of a prompt belong to one
+        task.
     """
 
     fields: Mapping[str, str]
@@ -47,19 +48,20 @@ class PromptExample:
 def prompt_examples(source: SourceLike, split: Split | None = None) -> list[PromptExample]:
     """Reads examples for prompts.
 
-    JSON lines and tables (``examples.jsonl``, ``csv:GLOB``, ``tsv:GLOB``, or dicts in memory) keep
-    their fields; a field ``task`` says which examples belong together. A labeled
-    source (``builtin:reviews``, ``tfds:glue/cola``, ``tsv:GLOB#1,2``) has the fields ``label``,
-    ``text`` and perhaps ``text_b``; ``squad:GLOB`` has ``context``, ``question`` and ``answer``
-    (the first answer, or ``no answer``); sentence pairs (``pairs:A,B``, ``builtin:numbers-en-fr``,
-    other published data) have ``source`` and ``target``; ``builtin:patterns`` has ``query`` and
-    ``answer``, and its examples show held-out tasks that training never uses; ``builtin:sums`` has
-    ``question`` (``What is 7 plus 5?``) and ``answer``, with each sum once, in a fixed order.
+    The source determines the names of the fields. JSON lines and tables (``examples.jsonl``,
+    ``csv:GLOB``, ``tsv:GLOB``, or dicts in memory) keep their fields; a field ``task`` says which
+    examples belong to the same task. A labeled source (``builtin:reviews``, ``tfds:glue/cola``,
+    ``tsv:GLOB#1,2``) has the fields ``label``, ``text`` and, for text pairs, ``text_b``.
+    ``squad:GLOB`` has ``context``, ``question`` and ``answer`` (the first answer, or ``no
+    answer``). Sentence pairs (``pairs:A,B``, ``builtin:numbers-en-fr``, other published data) have
+    ``source`` and ``target``. ``builtin:patterns`` has ``query`` and ``answer``; its examples
+    demonstrate held-out tasks that training never uses. ``builtin:sums`` has ``question``
+    (``What is 7 plus 5?``) and ``answer``; it contains each sum once, in a fixed order.
 
     Args:
       source: The name of a file or a source, or a list of dicts.
-      split: The split of a source that has splits. Defaults to the training split. Files and
-        examples in memory have no splits and are read whole.
+      split: The split to read, if the source has splits. Defaults to the training split. Files and
+        examples in memory have no splits and are read completely.
 
     Raises:
       DataError: The source is unknown, unreadable or empty, or a record is not an object of fields.
@@ -74,8 +76,7 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
     if isinstance(name, Examples):
         return (_example(row, f"examples[{i}]") for i, row in enumerate(name.rows))
     kind, colon, rest = name.partition(":")
-    # For a name without a kind, and for the path of an existing file, infer the kind from the
-    # suffix.
+    # If the name has no kind or is the path of an existing file, infer the kind from the suffix.
     if not colon or Path(name).exists():
         kind, rest = Path(name.removesuffix(".gz")).suffix.removeprefix("."), name
         choices = "a file .jsonl, .csv or .tsv, or a source such as builtin:reviews"
@@ -87,7 +88,7 @@ def _read(name: str | Examples, split: Split) -> Iterable[PromptExample]:
         return _sums(Toy(name, "sums"))
     fields = rest.rpartition("#")[2] if "#" in rest else ""
     numbered = all(map(str.isdecimal, fields.partition("?")[0].split(",")))
-    # Numbered columns are the columns of a labeled table; other files have named fields.
+    # Only labeled tables can have numbered columns; all other files have named fields.
     if kind in _FILES and not numbered:
         return (
             _objects(name, rest) if kind == "jsonl" and not fields else _records(name, kind, rest)
@@ -130,7 +131,7 @@ def _records(name: str, kind: str, rest: str) -> Iterator[PromptExample]:
 
 
 def _example(row: Any, location: str) -> PromptExample:
-    """Returns an example with the fields that are texts or numbers; leaves out other fields."""
+    """Returns an example with the fields that are texts or numbers, and omits all other fields."""
     require(
         isinstance(row, Mapping),
         f'{location} must be an object of fields, as {{"question": "…", "answer": "…"}}, got a '
@@ -147,7 +148,7 @@ def _example(row: Any, location: str) -> PromptExample:
 
 
 def _labeled(name: str, split: Split) -> Iterator[PromptExample]:
-    # Reading needs no tokenizer; the default only completes the config.
+    # Reading does not use the tokenizer, but the config must have one.
     config = SequenceClassificationData(source=name, tokenizer=TokenizerConfig())
     whole = config.read(config.open(name), split)
     for example in whole.examples:

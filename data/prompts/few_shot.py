@@ -15,7 +15,7 @@ from .pattern import PromptPattern
 
 @dataclass(frozen=True)
 class FewShot(Checked):
-    r"""Makes prompts of examples and a query.
+    r"""Makes prompts that consist of examples and a query.
 
     Example::
 
@@ -23,13 +23,14 @@ class FewShot(Checked):
         prompt = shots.prompt({"input": "I eated the purple berries."})
 
     Attributes:
-      pattern: The pattern of an example.
-      examples: The examples to choose from. Every query of a task gets the same examples in the
-        same order, except an example that equals the query.
+      pattern: The pattern that formats each example.
+      examples: The examples to choose from. All queries of a task get the same examples in the
+        same order, but never an example that equals the query.
       num_shots: The number of examples before the query.
-      seed: If None, take the first examples in their order; otherwise shuffle them first. In both
-        cases a larger number of shots includes the shots of a smaller number.
-      balanced: Whether to balance the answers among the examples, if there are enough examples.
+      seed: If None, the first examples are chosen, in their order; otherwise the examples are
+        shuffled first. In both cases, increasing the number of shots only adds examples.
+      balanced: Whether each answer occurs equally often among the chosen examples, if there are
+        enough examples.
 
     Raises:
       UserError: There are fewer examples than shots, or an example lacks a field of the pattern.
@@ -62,7 +63,7 @@ class FewShot(Checked):
         seen = set()
         for index, example in enumerate(self.examples):
             key = (example.task, self._text_of(example.fields, self.pattern.fields))
-            # A duplicate of an example adds no information to a prompt.
+            # Skip duplicates, because they add no information to a prompt.
             if key not in seen:
                 of_task[example.task].append(index)
             seen.add(key)
@@ -75,7 +76,7 @@ class FewShot(Checked):
         return of_task
 
     def _balanced(self, indices: Sequence[int]) -> list[int]:
-        """Sorts examples into rounds: a round has one example of each answer that remains."""
+        """Sorts examples into rounds, with one example of each remaining answer per round."""
         seen: Counter[str] = Counter()
         rounds = {}
         for index in indices:
@@ -87,14 +88,14 @@ class FewShot(Checked):
 
     @staticmethod
     def _text_of(fields: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
-        """Returns the values of some fields, stripped of white space, to compare examples."""
+        """Returns the values of some fields, without surrounding white space, for comparisons."""
         return tuple(fields.get(name, "").strip() for name in names)
 
     def shots(self, query: PromptExample | Mapping[str, str]) -> list[PromptExample]:
         """Returns the examples for a query.
 
-        Without a seed, the result has the order of ``examples``. With a seed, the example that was
-        chosen first is next to the query.
+        Without a seed, the result has the same order as ``examples``. With a seed, the example that
+        was chosen first is the last, directly before the query.
 
         Raises:
           UserError: The task of the query has too few examples.
@@ -102,7 +103,7 @@ class FewShot(Checked):
         fields, task = _query(query)
         if not self.num_shots:
             return []
-        # Compare without the answer, which a query may lack.
+        # Exclude the answer from the comparison, because a query may lack it.
         compared = self.pattern.fields[:-1] or self.pattern.fields
         text = self._text_of(fields, compared)
         others = (
@@ -117,13 +118,12 @@ class FewShot(Checked):
             f"the number of shots must be at most {len(chosen)}, the number of examples{of} that "
             f"differ from the query, got {self.num_shots}",
         )
-        # Reverse the order, so that dropping the first examples of a prompt keeps the examples that
-        # were chosen first.
+        # Reverse the order, so that `fitting` drops the examples that were chosen last.
         order = sorted(chosen) if self.seed is None else chosen[::-1]
         return [self.examples[index] for index in order]
 
     def parts(self, query: PromptExample | Mapping[str, str]) -> list[str]:
-        """Returns the text of each example, and the text of the query last.
+        """Returns the text of each example, followed by the text of the query.
 
         Raises:
           UserError: An example or the query lacks a field, or there are too few examples.
@@ -143,23 +143,23 @@ class FewShot(Checked):
         *,
         drop: bool = True,
     ) -> str:
-        """Returns the prompt with as many examples as fit, without the first if necessary.
+        """Returns the prompt, without its first examples if it would be too long.
 
         Args:
           query: The fields of the query.
-          num_tokens: Returns the number of tokens of a text.
-          limit: The maximum number of tokens of the prompt.
-          drop: Whether to drop the first examples; otherwise a prompt that is too long is an
-            error.
+          num_tokens: A function that returns the number of tokens in a text.
+          limit: The maximum number of tokens in the prompt.
+          drop: Whether to drop the first examples of a prompt that is too long. If False, such a
+            prompt raises an error.
 
         Raises:
           UserError: The query alone, or with ``drop=False`` the whole prompt, has more tokens than
             the limit.
         """
-        # Count the tokens of the whole text, because tokens may span two examples.
+        # Count the tokens of the whole text, because a token may span two examples.
         parts, size = self.parts(query), 0
-        # Try the prompt with all examples, then without the first, and so on; the query is always
-        # in it.
+        # Try the prompt with all examples, then without the first example, and so on. The query is
+        # never dropped.
         for first in range(len(parts) if drop else 1):
             text = "".join(parts[first:])
             size = num_tokens(text)

@@ -1,7 +1,7 @@
 """The pattern of a prompt: instance, label, instance, label, …, instance.
 
-A few-shot prompt repeats one pattern (Brown et al. 2020, section 2 and appendix G). It hardly
-matters which pattern is used, as long as all examples follow the same pattern.
+A few-shot prompt repeats one pattern (Brown et al. 2020, section 2 and appendix G). The choice of
+the pattern hardly matters, as long as all examples follow the same pattern.
 """
 
 import re
@@ -18,12 +18,12 @@ _SPACES = " \t"
 
 
 Part = tuple[str, str]
-"""A text and the name of the field after it."""
+"""A text and the name of the field that follows the text."""
 
 
 @dataclass(frozen=True)
 class PromptPattern:
-    r"""The text of an example, with fields in braces; the last field is the answer.
+    r"""A template for the text of an example, with fields in braces; the last field is the answer.
 
     Example::
 
@@ -32,11 +32,11 @@ class PromptPattern:
         prompt = shot + pattern.query({"question": "What is 2 plus 3?"})  # ends with "A:"
 
     Attributes:
-      template: The text with at least one field, such as ``{answer}``; ``{{`` and ``}}`` are
-        braces. If no text follows the last field, a line feed ends the example.
+      template: The text with at least one field, such as ``{answer}``. Write ``{{`` and ``}}`` for
+        literal braces. If no text follows the last field, a line feed ends the example.
 
     Raises:
-      UserError: The template has no field, a field twice, or braces that enclose no name.
+      UserError: The template has no field, repeats a field, or has braces that enclose no name.
     """
 
     template: str
@@ -55,7 +55,8 @@ class PromptPattern:
             len({*names}) == len(names),
             f"the pattern {self.template!r} must have each field once, got {', '.join(names)}",
         )
-        # End the example by a line feed if nothing follows the answer. The class is frozen.
+        # End the example with a line feed if nothing follows the answer. Because the class is
+        # frozen, use `object.__setattr__`.
         if not end:
             end = "\n"
             object.__setattr__(self, "template", f"{self.template}\n")
@@ -64,10 +65,10 @@ class PromptPattern:
 
     @classmethod
     def of_labels(cls, labels: Sequence[str], fields: Sequence[str]) -> "PromptPattern":
-        """Returns a pattern with one line per field, which starts with the field's label.
+        """Returns a pattern with one line for each field; the line starts with the field's label.
 
-        ``of_labels(["Poor English input: ", "Good English output: "], ["input", "output"])`` is
-        the pattern ``grammar``.
+        For example, ``of_labels(["Poor English input: ", "Good English output: "], ["input",
+        "output"])`` returns the pattern ``grammar``.
 
         Raises:
           UserError: The numbers of labels and fields differ.
@@ -77,7 +78,7 @@ class PromptPattern:
             f"{len(labels)} labels ({', '.join(map(repr, labels))}) are given for {len(fields)} "
             f"fields ({', '.join(fields)}): give one label for each",
         )
-        # Labels are plain text, so their braces are not fields.
+        # Labels are plain text, so braces in a label do not enclose a field.
         escaped = [label.replace("{", "{{").replace("}", "}}") for label in labels]
         lines = [f"{label}{{{name}}}\n" for label, name in zip(escaped, fields, strict=True)]
         return cls("".join(lines))
@@ -93,7 +94,7 @@ class PromptPattern:
         return self.fields[-1]
 
     def example(self, fields: Mapping[str, str]) -> str:
-        """Returns a whole example.
+        """Returns the text of a complete example, including its answer.
 
         Raises:
           UserError: A field of the pattern is missing.
@@ -103,9 +104,9 @@ class PromptPattern:
     def query(self, fields: Mapping[str, str]) -> str:
         """Returns an example up to its answer, for the model to complete.
 
-        Spaces and tabs before the answer are removed: in most vocabularies a space belongs to the
-        token after it, so a prompt that ends with a space forces a rare continuation. A line feed
-        is not removed.
+        Spaces and tabs before the answer are removed, but not line feeds. In most vocabularies a
+        space belongs to the token that follows it, so after a prompt that ends with a space the
+        model would have to continue with an unusual token.
 
         Args:
           fields: The fields of the query; the answer may be missing and is ignored.
@@ -127,24 +128,24 @@ class PromptPattern:
 
     @property
     def stop(self) -> str:
-        """The text that ends an answer: the text after it, or a line feed if that text is blank."""
+        """The text that ends an answer: the template's end, or a line feed if the end is blank."""
         return self._end if self._end.strip() else "\n"
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts that end an answer: ``stop``, and a line that starts the next example."""
+        """The texts that end an answer: ``stop``, and a new line that starts another example."""
         label = self._parts[0][0].strip()
         return (self.stop, f"\n{label}") if label and self.stop != "\n" else (self.stop,)
 
     def _filled(self, parts: Sequence[Part], fields: Mapping[str, str]) -> str:
-        """Returns parts of the example as text."""
+        """Returns the text of some parts of an example."""
         for _, name in parts:
             require_one_of(f"the field of the pattern {self.template!r}", name, fields)
         return "".join(text + fields[name] for text, name in parts)
 
 
 def _parts_of(template: str) -> tuple[list[Part], str]:
-    """Divides a template by the syntax of ``str.format``, restricted to plain names.
+    """Divides a template with the syntax of ``str.format``; fields can only be plain names.
 
     Returns the parts, and the text after the last field.
     """
@@ -155,7 +156,7 @@ def _parts_of(template: str) -> tuple[list[Part], str]:
     with reported(problem, remedy, ValueError, error=UserError):
         for text, name, form, conversion in Formatter().parse(template):
             before += text
-            # An escaped brace also ends a text for the formatter: join the text with the next text.
+            # The formatter also ends a text after an escaped brace, so join it with the next text.
             if name is None:
                 continue
             if not _NAME.fullmatch(name) or form or conversion:
@@ -179,12 +180,12 @@ PATTERNS = {
     "translation": PromptPattern("{source} = {target}\n"),
     "patterns": PromptPattern(TEMPLATE),
 }
-"""Patterns by name. ``grammar``, ``words``, ``news`` and ``arithmetic`` are from Brown et al.
-(figures 3.17, 3.16, 3.14 and section 3.9.1)."""
+"""The patterns that have a name. ``grammar``, ``words``, ``news`` and ``arithmetic`` are from
+Brown et al. (figures 3.17, 3.16, 3.14 and section 3.9.1)."""
 
 
 def prompt_pattern(name: str) -> PromptPattern:
-    r"""Returns a named pattern, or the pattern of a template.
+    r"""Returns the pattern with a given name, or creates a pattern from a template.
 
     Args:
       name: A key of ``PATTERNS``, or a template with fields in braces, where ``\n`` and ``\t``
@@ -196,7 +197,7 @@ def prompt_pattern(name: str) -> PromptPattern:
     if "{" not in name:
         require_one_of("the pattern, without a field in braces,", name, PATTERNS)
         return PATTERNS[name]
-    # A shell passes backslashes on unchanged.
+    # A shell does not interpret these backslashes, so replace the two escapes here.
     return PromptPattern(name.replace("\\n", "\n").replace("\\t", "\t"))
 
 
