@@ -62,7 +62,7 @@ SEARCHES = {
     "use/search": ("search documents", "semantic search"),
     "use/serve": ("openai", "OpenAI client", "serve", "HTTP server"),
 }
-"""Page → what a reader may search for. The search lists the page first."""
+"""Page → words that a reader may search for. The search then lists this page first."""
 
 html_theme = "sphinx_book_theme"
 html_title = "flaxzoo"
@@ -72,10 +72,10 @@ html_theme_options = {
     "repository_url": "https://github.com/flaxzoo/flaxzoo",
     "use_repository_button": True,
     "show_navbar_depth": 1,
-    "collapse_navbar": True,  # only the current section; else every page has links to all pages
+    "collapse_navbar": True,  # only the current section; otherwise every page links to all pages
     "show_toc_level": 2,
     "home_page_in_toc": False,
-    # The sidebar has the search field and the name.
+    # The sidebar already contains the search field and the project's name.
     "navbar_start": [],
     "navbar_center": [],
     "navbar_end": [],
@@ -95,13 +95,13 @@ def _make_pages(app):
 
 
 def _add_searches(app, document):
-    """Adds what readers search for to the index of a page."""
+    """Adds the search words of a page to its index."""
     if searches := SEARCHES.get(app.env.docname):
         entries = [("single", words, "", "main", None) for words in searches]
         next(document.findall(nodes.section)).insert(1, addnodes.index(entries=entries))
 
 
 def setup(app):
-    """Connects the generation of pages and the searches to a build."""
+    """Registers the functions that generate pages and add search words."""
     app.connect("doctree-read", _add_searches)
     app.connect("config-inited", lambda app, _config: _make_pages(app))

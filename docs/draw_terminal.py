@@ -1,4 +1,4 @@
-"""Draws what `flaxzoo train quickstart` prints in a terminal, as `docs/static/quickstart.svg`.
+"""Draws the terminal output of `flaxzoo train quickstart` as `docs/static/quickstart.svg`.
 
 `python docs/draw_terminal.py` trains for about three minutes on two cores.
 """
@@ -18,9 +18,9 @@ COMMAND = ("train", "quickstart")
 PICTURE = Path(__file__).parent / "static" / "quickstart.svg"
 COLUMNS = 100
 REDRAWN = re.compile(r".*(?:\r|\x1b\[2K)")
-"""Matches the part of a line that a terminal overwrites."""
+"""Matches the part of a line that later output overwrites in a terminal."""
 CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|\d*A)")
-# Rich's own template loads a font from the web, which a picture in a page may not do.
+# The default template of Rich loads a font from the web, but pictures in a page cannot load fonts.
 SVG = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">
 <!-- python docs/draw_terminal.py -->
@@ -39,7 +39,7 @@ SVG = """\
 
 
 def record(arguments: tuple[str, ...], folder: str) -> str:
-    """Returns what a command prints in a terminal, with its control sequences.
+    """Returns the terminal output of a command, including control sequences.
 
     Raises:
       RuntimeError: The command failed.
@@ -59,7 +59,7 @@ def record(arguments: tuple[str, ...], folder: str) -> str:
 
 
 def draw(printed: str, title: str) -> str:
-    """Returns the lines as SVG, with the last state of each progress bar."""
+    """Returns the printed lines as SVG, with each progress bar in its last state."""
     console = Console(width=COLUMNS, record=True, file=io.StringIO())
     console.print(f"$ {title}", style="bold", highlight=False)
     for line in printed.split("\n"):
@@ -69,7 +69,7 @@ def draw(printed: str, title: str) -> str:
 
 
 def main() -> None:
-    """Trains in an empty folder and writes the picture."""
+    """Trains a model in an empty folder and writes the picture."""
     with tempfile.TemporaryDirectory() as folder:
         printed = record((*COMMAND, *sys.argv[1:]), folder)
     PICTURE.write_text(draw(printed, " ".join(("flaxzoo", *COMMAND))), encoding="utf-8")

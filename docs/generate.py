@@ -1,4 +1,4 @@
-"""Generates pages from the code: commands, configurations, public names, families."""
+"""Generates the pages for commands, configurations, public names and families from the code."""
 
 import contextlib
 import dataclasses
@@ -22,10 +22,10 @@ from flaxzoo.train.objectives.table import OBJECTIVES, objective_class
 from flaxzoo.train.recipes import RECIPES
 
 Page = tuple[str, str]
-"""The path of a page below the site, and its text."""
+"""The path of a page, relative to the folder of the site, and the text of the page."""
 
 FOLDERS = ("families", "reference/api", "reference/commands", "reference/config")
-"""The folders of generated pages."""
+"""The folders that contain generated pages."""
 
 PACKAGES = {"models": models, "data": data, "train": train}
 
@@ -34,7 +34,7 @@ HELP = {
     "plan": ("quickstart", "--help"),
     "bench": ("quickstart", "--help"),
 }
-"""Command → the arguments that print its help, where `--help` alone is not enough."""
+"""Command → the arguments that print its help, for commands that need more than `--help`."""
 
 EXIT_STATUS = """
 Every command exits with 0 on success, 2 after an error in the input, files or settings (one line
@@ -82,7 +82,7 @@ SUPPORT_NAMES = {
     "t5": ("T5", "mT5"),
     "bart": ("BART", "mBART"),
 }
-"""Family → its names in the table of `support.md`."""
+"""Family → the names of the family in the table of `support.md`."""
 
 SUPPORT_MATRIX = """
 ## What each family supports
@@ -95,18 +95,18 @@ that divide parameters; `data` and `context` divide the batch of every family.
 
 
 def write_all(site: Path) -> None:
-    """Writes all generated pages below the folder of the site."""
+    """Writes all generated pages into the folder of the site."""
     support = (site / "support.md").read_text(encoding="utf-8")
     pages = itertools.chain(_commands(), _configurations(), _public_names(), _family_pages(support))
     texts = {site / name: text for name, text in pages}
-    # Without its code, a page of an earlier build has no place in the table of contents.
+    # A page of an earlier build, whose code no longer exists, is not in any table of contents.
     for folder in FOLDERS:
         for path in (site / folder).rglob("*.*"):
             if path not in texts:
                 path.unlink()
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # An unchanged file keeps its time, so that Sphinx does not read it again.
+        # An unchanged file keeps its modification time, so that Sphinx does not read it again.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
@@ -118,7 +118,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def _cell(text: object) -> str:
-    """Returns text that a cell of a table can contain."""
+    """Returns the value as text that is valid in a table cell."""
     return str(text).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
@@ -132,7 +132,7 @@ def _summary(value: object) -> str:
 
 
 def _commands() -> Iterator[Page]:
-    """Yields a page for each command, and one of all recipes."""
+    """Yields a page for each command, and a page for all recipes."""
     rows = [(f"[`flaxzoo {name}`]({name}.md)", text) for name, (_, text) in cli.COMMANDS.items()]
     index = ["# Commands\n", _table(("command", ""), rows), EXIT_STATUS]
     names = [*cli.COMMANDS, "recipes"]
@@ -147,7 +147,7 @@ def _commands() -> Iterator[Page]:
 
 
 def _help(arguments: Iterable[str]) -> str:
-    """Returns what a command prints for `--help`."""
+    """Returns the help text that a command prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         cli.main([*arguments])
@@ -155,7 +155,7 @@ def _help(arguments: Iterable[str]) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Returns help text as Markdown: a command after `Run:` becomes code."""
+    """Returns help text as Markdown, in which a command after `Run:` is a code block."""
     pattern = r"^Run: ((?:.*\\\n)*.*)\n?"
     return re.sub(
         pattern, lambda found: f"```text\n{found[1].strip()}\n```\n", text, flags=re.MULTILINE
@@ -163,7 +163,7 @@ def _with_code(text: str) -> str:
 
 
 def _configurations() -> Iterator[Page]:
-    """Yields the pages of all fields of a run's configuration, with their ranges."""
+    """Yields the pages that describe all fields of a run's configuration and their ranges."""
     public = [getattr(data, name) for name in sorted(data.__all__) if name.endswith("Data")]
     kinds = [cls for cls in public if issubclass(cls, data.DataConfig)]
     run: dict[str, type] = {
@@ -204,7 +204,7 @@ def _configurations() -> Iterator[Page]:
 
 
 def _fields(cls: type) -> str:
-    """Returns a table of the fields of a configuration class."""
+    """Returns a table of all fields in a configuration class."""
     docs, hints = field_docs(cls), typing.get_type_hints(cls, include_extras=True)
     rows = []
     for field in dataclasses.fields(cls):
@@ -217,7 +217,7 @@ def _fields(cls: type) -> str:
 
 
 def _type_name(hint: object) -> str:
-    """Returns a type as a reader writes it."""
+    """Returns the name of a type as it appears in code."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return _type_name(arguments[0])
@@ -256,21 +256,21 @@ def _public_names() -> Iterator[Page]:
 
 
 def _name_page(package: str, name: str, value: object) -> str:
-    # In Markdown (`eval-rst`) the stored tree of each page would contain the state of the build.
+    # With `eval-rst` in a Markdown page, the stored tree of the page would contain the build state.
     path, options = f"flaxzoo.{package}.{name}", ""
     if isinstance(value, type):
         kind, options = "class", "   :members:\n   :show-inheritance:\n"
     elif callable(value):
         kind = "function"
     else:
-        # Only the file that defines a constant has its docstring.
+        # Only the file that defines a constant contains the docstring of the constant.
         kind, options = "data", "   :no-value:\n"
         path = f"flaxzoo.{package}.{_defined_in(package, name)}.{name}"
     return f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: {path}\n{options}"
 
 
 def _defined_in(package: str, name: str) -> str:
-    """Returns the module from which the stub of a package imports a name."""
+    """Returns the module from which the stub file of a package imports a name."""
     stub = Path(PACKAGES[package].__file__ or "").with_suffix(".pyi")
     found = re.search(rf"^from \.(\S+) import {name} as", stub.read_text(), re.MULTILINE)
     assert found, name
@@ -278,10 +278,10 @@ def _defined_in(package: str, name: str) -> str:
 
 
 def _family_pages(support: str) -> Iterator[Page]:
-    """Yields a page for each family: paper, sizes, heads, and agreement with transformers."""
+    """Yields a page for each family, with paper, sizes, heads and agreement with transformers."""
     head, _, *measured = re.findall(r"^\|.*\|$", support, re.MULTILINE)
     rows, matrix = [], []
-    # The variants of the lectures have no published sizes.
+    # The model variants from the lectures have no published sizes.
     published = {name: record for name, record in families().items() if record.presets}
     for name, record in published.items():
         about = (import_module(record.config.__module__).__doc__ or "").strip()
@@ -311,11 +311,11 @@ def _family_pages(support: str) -> Iterator[Page]:
 
 
 def _support(record: Family, measured: list[str]) -> tuple[str, ...]:
-    """Returns the row of a family in the table of what it supports."""
+    """Returns the row for a family in the table of supported features."""
     config = next(iter(record.presets.values())).config
     # family | head | model of transformers | import | export | tokens
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in measured]
-    # The export of a body without a head is not measured for every family.
+    # For some families, the export of a body without a head was not measured.
     load, save = (max((c[i] for c in cells if c[i]), key=float, default="–") for i in (3, 4))
     logical = {axis for axes in record.parameter_axes.values() for axis in axes}
     shared = {axis for name in logical for axis in MESH_AXES[name]}
@@ -335,7 +335,7 @@ def _support(record: Family, measured: list[str]) -> tuple[str, ...]:
 
 
 def _about_family(name: str, record: Family) -> str:
-    """Returns the files, heads and sizes of a family."""
+    """Returns tables with the files, heads and sizes of a family."""
     files = [f"models/{FAMILIES[name].replace('.', '/')}/{name}.py"]
     if record.hf_module:
         files.append(f"models/hf/{record.hf_module.replace('.', '/')}.py")

@@ -44,7 +44,7 @@ AdamW, and the first topology of the table above that fits this size.
 
 def planned(family: str, preset: str) -> TrainConfig:
     """Returns the run that `flaxzoo plan FAMILY --preset PRESET` plans."""
-    # A model with windows on both sides predicts no next token: it embeds texts.
+    # A model whose windows extend to both sides cannot predict next tokens. It embeds texts.
     recipe = family if getattr(models.preset(preset), "causal", True) else "embed"
     config = RecipeParser("plan", [recipe, "--preset", preset]).read_recipe()[1]
     return without_data(config, lambda line: None)
@@ -52,18 +52,18 @@ def planned(family: str, preset: str) -> TrainConfig:
 
 @functools.cache
 def needed(family: str, preset: str, way: str) -> LeastMemory:
-    """Returns what a step needs on a single device."""
+    """Returns the minimum memory that a step needs on a single device."""
     return least_memory(trained_by(planned(family, preset), way), 1)
 
 
 def fits(memory: LeastMemory, topology: Topology) -> bool:
-    """Returns whether the memory of one device suffices, given what a single device needs."""
+    """Returns whether a step fits on the devices, given the memory that it needs on one device."""
     number = topology.num_devices
     return memory.state / number + memory.activations <= topology.chip.usable_memory
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Returns a table in Markdown."""
+    """Returns a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -96,7 +96,7 @@ def page() -> str:
 def _largest(
     sizes: dict[tuple[str, str], int], by_size: list[tuple[str, str]], way: str, topology: Topology
 ) -> str:
-    """Returns the largest size that fits, with its number of parameters."""
+    """Returns the name of the largest size that fits and the number of its parameters."""
     memory = topology.chip.usable_memory * topology.num_devices
     for family, preset in by_size:
         # The parameters alone (2 bytes each if they are frozen) may need too much memory.

@@ -1,7 +1,7 @@
 """Executes notebooks at their full size and stores their outputs.
 
-`python docs/refresh_notebooks.py` refreshes all notebooks; `… 05 07` refreshes only notebooks whose
-names begin with 05 or 07. All notebooks take about an hour on two cores.
+`python docs/refresh_notebooks.py` refreshes all notebooks, which takes about an hour on two cores.
+`… 05 07` refreshes only notebooks whose names begin with 05 or 07.
 """
 
 import base64
@@ -21,15 +21,15 @@ from PIL import Image
 COLAB = Path(__file__).parents[1] / "colab"
 SECONDS_FOR_A_CELL = 7200
 CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
-"""Matches the control sequences of a terminal: colors and movements of the cursor."""
+"""Matches terminal control sequences, which set colors or move the cursor."""
 BAR = re.compile(r"━|^\s*$|TqdmWarning|from \.autonotebook import")
-"""Matches lines of a progress bar, and the warning that a notebook cannot draw the bars of tqdm."""
+"""Matches lines of a progress bar, and tqdm's warning that it cannot draw bars in a notebook."""
 CACHE = re.compile(r"/\S*/(?=hub/models--)")
-"""Matches the folder of the hub's downloads, which differs between machines."""
+"""Matches the path of the hub's download folder, which differs between machines."""
 
 
 def refresh(path: Path) -> None:
-    """Executes a notebook in an empty folder and stores it with its outputs.
+    """Executes a notebook in an empty folder and stores the notebook with its outputs.
 
     Raises:
       CellExecutionError: A cell failed; the file is unchanged.
@@ -42,7 +42,7 @@ def refresh(path: Path) -> None:
 
 
 def store(notebook: nbformat.NotebookNode, path: Path) -> None:
-    """Writes an executed notebook without the parts that differ between two executions."""
+    """Writes an executed notebook without the parts that differ from one execution to the next."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times
         if cell.cell_type == "code":
@@ -55,7 +55,7 @@ def store(notebook: nbformat.NotebookNode, path: Path) -> None:
 
 
 def _with_palette(picture: str) -> str:
-    """Returns a PNG in base64 with at most 256 colors, which takes a third of the bytes."""
+    """Returns the PNG, in base64, with at most 256 colors, which needs a third of the bytes."""
     image, small = Image.open(io.BytesIO(base64.b64decode(picture))), io.BytesIO()
     if image.mode == "P":
         return picture
@@ -65,7 +65,7 @@ def _with_palette(picture: str) -> str:
 
 
 def _without_bars(outputs: list[nbformat.NotebookNode]) -> Iterator[nbformat.NotebookNode]:
-    """Yields outputs with the text of each stream joined, without progress bars and colors."""
+    """Yields outputs without progress bars and colors, with the text of each stream joined."""
     for name, group in itertools.groupby(outputs, lambda one: one.get("name")):
         if name is None:
             yield from group
