@@ -1,8 +1,8 @@
 """Prompts for reinforcement learning; the model samples the answers.
 
-An example is a prompt. Its arrays are ``prompt_ids`` and ``prompt_mask`` int32 [P], padded on the
-left, and ``epoch`` and ``index`` int32 [], which identify its record, so that a reward can read
-fields such as ``answer``.
+An example is a prompt. Its arrays are ``prompt_ids`` and ``prompt_mask``, int32 [P], padded on the
+left, and ``epoch`` and ``index``, int32 []. The last two identify the record of the prompt, so that
+a reward can read fields such as ``answer``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,14 +41,14 @@ _SAMPLED_PROMPTS = 256
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with the fields that rewards may read.
+    """A prompt, its tokens, and the fields that rewards may read.
 
     Attributes:
-      context: What the model continues: a ``PromptedText`` with an empty completion, or a
+      context: The input that the model continues: a ``PromptedText`` with an empty completion, or a
           conversation.
-      text: The text that the model reads; a conversation is rendered by the chat template.
-      ids: Its tokens.
-      fields: The fields of its record, which rewards may read.
+      text: The text that the model reads. The chat template renders a conversation as a text.
+      ids: The tokens of the text.
+      fields: The fields of the record, which rewards may read.
     """
 
     context: Demonstration
@@ -65,26 +65,26 @@ class PromptRecord:
     fields: Row
 
     def encode(self, tokenizer: Tokenizer) -> Prompt:
-        """Returns the prompt with its tokens."""
+        """Returns the prompt and its tokens."""
         text, ids = self.context.prompt_tokens(tokenizer)
         return Prompt(self.context, text, tuple(ids), self.fields)
 
 
 def prompt_record(row: Row, location: str) -> PromptRecord:
-    """Reads the prompt of a record, whose keys determine where the prompt is.
+    """Reads the prompt of a record; the keys of the record determine where the prompt is.
 
     Args:
-      row: The record. Its ``prompt`` is a text or a list of messages; otherwise it is a ``text``,
-        or a demonstration or preference whose answer is dropped.
-      location: Its location, for messages.
+      row: The record. Its field ``prompt`` is a text or a list of messages. A record without this
+        field has a ``text``, or it is a demonstration or a preference; then its answer is dropped.
+      location: The location of the record, for error messages.
 
     Raises:
-      DataError: The keys match no form, or a value has the wrong type.
+      DataError: The keys match none of these forms, or a value has the wrong type.
     """
     context = replace(_context(row, location), task=task_of(row), location=location)
     fields = {name: x for name, x in row.items() if name != "prompt"}
     if isinstance(context, Dialogue):
-        # Rewards find the conversation here, whatever the keys of the record are.
+        # Rewards find the conversation in this field, even if the record has other keys.
         fields["messages"] = list(context.messages)
     problem = f"{location} has an empty prompt: leave the record out"
     require(context.opening.strip(), problem, error=UnusableRecordError)
@@ -92,12 +92,12 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
 
 
 def _context(row: Row, location: str) -> Demonstration:
-    """Returns the text or the conversation that the model continues, found by the record's keys."""
+    """Returns the text or conversation that the model continues, based on the record's keys."""
     prompt = row.get("prompt")
     if isinstance(prompt, str):
         return PromptedText(prompt, "")
     if prompt is not None:
-        # A list of messages is read as a conversation.
+        # Read a list of messages as a conversation.
         return demonstration({"messages": prompt, "tools": row.get("tools")}, location)
     # Both answers of a preference follow the same prompt.
     if {"chosen", "rejected"} <= row.keys() and "text" not in row:
@@ -119,20 +119,20 @@ def _of_toy(text: ToyText) -> PromptRecord:
 
 
 class Prompts(Protocol):
-    """The prompts of a run, which are looked up by epoch and index."""
+    """The prompts of a run, indexed by epoch and position."""
 
     def __len__(self) -> int:
         """Returns the number of prompts in an epoch."""
         ...
 
     def prompt(self, epoch: int, index: int) -> Prompt:
-        """Returns a prompt, a pure function of the arguments."""
+        """Returns a prompt; a pure function of the arguments."""
         ...
 
 
 @dataclass(frozen=True)
 class ListedPrompts:
-    """A list of prompts, which is the same in every epoch."""
+    """A list of prompts that is the same in every epoch."""
 
     prompts: Sequence[Prompt]
 
@@ -180,14 +180,15 @@ class PolicyExamples:
         return len(self.prompts)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example: a pure function of its arguments.
+        """Makes one example; a pure function of its arguments.
 
         Args:
-          epoch: From 0.
-          index: In ``[0, num_examples)``.
+          epoch: The epoch, counted from 0.
+          index: The index of the example, in ``[0, num_examples)``.
 
         Returns:
-          ``prompt_ids`` and ``prompt_mask`` int32 [P], padded on the left; ``epoch`` and ``index``.
+          ``prompt_ids`` and ``prompt_mask``, int32 [P], padded on the left; ``epoch`` and
+          ``index``, int32 [].
         """
         prompt = self.prompts.prompt(epoch, index)
         first = self.length - len(prompt.ids)
@@ -213,7 +214,7 @@ class PolicyExamples:
 class PolicyData(ChatData[PromptRecord]):
     """Prompts for reinforcement learning: the model is rewarded for its sampled answers.
 
-    An example is a prompt. `length` is the number of tokens of prompt and answer.
+    An example is a prompt. `length` is the total number of tokens in a prompt and its answer.
     """
 
     kind: ClassVar[str] = "policy"
@@ -221,21 +222,21 @@ class PolicyData(ChatData[PromptRecord]):
     _answer_length: ClassVar[int | None] = None  # set by with_answer_length
 
     def with_answer_length(self, tokens: int) -> "PolicyData":
-        """Returns the same data, whose prompts leave room for answers of this many tokens.
+        """Returns the same data with prompts that leave room for answers of a given length.
 
         Args:
-          tokens: The maximum number of tokens of an answer. Defaults to half of `length` if this
-            method is not called. ``dataclasses.replace`` drops this length, because it copies only
-            the settings.
+          tokens: The maximum number of tokens in an answer. If this method is not called, it is
+            half of `length`. ``dataclasses.replace`` copies only the settings, so it drops this
+            number.
         """
-        # Not a field, because fields are the user's settings.
+        # This value is not a field, because the fields are the user's settings.
         bound = replace(self)
         object.__setattr__(bound, "_answer_length", tokens)
         return bound
 
     @property
     def prompt_length(self) -> int:
-        """The maximum number of tokens of a prompt, P."""
+        """The maximum number of tokens in a prompt, P."""
         longest_answer = max(self.length // 2, 1)
         return self.length - (self._answer_length or longest_answer)
 
@@ -253,7 +254,7 @@ class PolicyData(ChatData[PromptRecord]):
         return super().texts() if toy is None else Documents.of(toy.documents())
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``: the arrays of a prompt."""
+        """Returns the specifications of a prompt's arrays; see ``DataConfig``."""
         return {
             "prompt_ids": ArraySpec((self.prompt_length,), Values.TARGET_TOKEN),
             "prompt_mask": ArraySpec((self.prompt_length,), Values.MASK),
@@ -262,13 +263,13 @@ class PolicyData(ChatData[PromptRecord]):
         }
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the training prompts; a toy source has endless prompts."""
+        """Returns the training prompts; a toy source provides endless prompts."""
         toy = Toy.parse(self.source_name)
         if toy is None:
             require_unmixed(self.source_name, "a policy")
             return super().train_split(tokenizer, labels, seed)
         prompts = ToyPrompts(toy, tokenizer, seed)
-        # A sample of the endless prompts gives the fingerprint and the summary.
+        # Compute the fingerprint and the summary from a sample of the endless prompts.
         texts = [toy.training_text(seed, 0, index) for index in range(_SAMPLED_PROMPTS)]
         split = self.encode(list(map(_of_toy, texts)), tokenizer, seed)
         summary = f"endless prompts of {toy.name}, such as {texts[0].prompt!r}"
@@ -276,7 +277,7 @@ class PolicyData(ChatData[PromptRecord]):
         return DataSplit(examples, None, split.fingerprint, summary)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the prompts to validate on."""
+        """Returns the prompts for validation."""
         if self.validation is None and Toy.parse(self.source_name) is not None:
             return self.whole_source(self.source, tokenizer, labels)
         return super().validation_split(tokenizer, labels)
@@ -293,7 +294,7 @@ class PolicyData(ChatData[PromptRecord]):
     def encode(
         self, records: Sequence[PromptRecord], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Returns the prompts that are short enough, with a note on prompts that are left out."""
+        """Returns the prompts that are short enough, with a note on the prompts left out."""
         del seed
         longest = self.prompt_length
         kept, notes = self.fitting(

@@ -1,7 +1,7 @@
-"""Preferences: pairs of texts, as examples for reward models and for DPO.
+"""Pairs of a preferred and a rejected text, as examples for reward models and DPO.
 
-The arrays of a batch have the chosen text before the rejected one; see ``train.reward`` and
-``train.dpo``. Both texts of a pair are one example, so a pair is never split.
+In the arrays of an example, the chosen text comes before the rejected text; see ``train.reward``
+and ``train.dpo``. Both texts of a pair are in one example, so a pair is never split.
 """
 
 import dataclasses
@@ -22,23 +22,25 @@ from .records import Demonstration, Preference, preferences
 from .rows import Row
 
 Encoded = tuple[np.ndarray, np.ndarray]
-"""The tokens of a text, int32 [n], and whether each is part of the answer, bool [n]."""
+"""The tokens of a text, int32 [n], and whether each token is in the answer, bool [n]."""
 
 
 @dataclass(frozen=True)
 class PairExamples(PickledByFields):
-    """Pairs of texts; each text is padded to a separate sequence; see ``dataset.ExampleSource``.
+    """Pairs of texts, each text in a separate padded sequence; see ``dataset.ExampleSource``.
 
     Attributes:
       chosen: The better text of each pair.
       rejected: The worse text of each pair.
       weights: The weight of each pair, float32 [n].
-      margins: How much better the chosen text is, float32 [n]. None if the data state no margins.
+      margins: How much better the chosen text of each pair is, float32 [n]; None if the data have
+        no margins.
       length: The length of a sequence, T.
-      shifted: Whether a text has labels (the token after each token) and a mask of the answer. Then
-        a text has up to T + 1 tokens, and the first T are inputs.
-      reference_log_probs: The log-probability of each answer under a reference, in nats, float32
-        [n, 2]. None if the step computes these log-probabilities, or does not need them.
+      shifted: Whether the example has labels (for each token, the next token) and a mask of the
+        answer. If true, a text has up to T + 1 tokens, and all tokens except the last are inputs.
+      reference_log_probs: The log-probability of each answer under a reference model, in nats,
+        float32 [n, 2]. None if the training step computes these log-probabilities or does not need
+        them.
     """
 
     chosen: tuple[Encoded, ...]
@@ -55,8 +57,8 @@ class PairExamples(PickledByFields):
         return len(self.weights)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one pair, the same in every epoch; see the top of this file."""
-        # Row 0 is the chosen text and row 1 the rejected text, padded on the right.
+        """Makes the example of a pair, which is the same in every epoch; see the module."""
+        # Row 0 is the chosen text, and row 1 is the rejected text. Both are padded on the right.
         rows = [self._row(*self.chosen[index]), self._row(*self.rejected[index])]
         arrays = stacked(rows)
         arrays["pair_weights"] = self.weights[index]
@@ -68,7 +70,7 @@ class PairExamples(PickledByFields):
 
     def _row(self, ids: np.ndarray, answer: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the arrays of a text, int32 [T] each."""
-        # With labels, the last token is only a label.
+        # If there are labels, the last token is only a label.
         unpadded = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         if self.shifted:
             unpadded = {"input_ids": ids[:-1], "attention_mask": np.ones_like(ids[1:])}
@@ -84,7 +86,7 @@ class PreferenceData(ChatData[Preference]):
     shifted: ClassVar[bool]
 
     def records_of(self, row: Row, location: str) -> Iterator[Preference]:
-        """Yields the preferences of a record."""
+        """Yields the preferences in a record."""
         return preferences(row, location)
 
     def demonstrations_of(self, record: Preference) -> tuple[Demonstration, ...]:
@@ -106,15 +108,15 @@ class PreferenceData(ChatData[Preference]):
 
     @abstractmethod
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
-        """Returns the tokens of a whole text."""
+        """Returns the tokens of a text, and which of them are in the answer."""
 
     def encode(
         self, records: Sequence[Preference], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
         """Returns the pairs; see ``PairExamples``.
 
-        Pairs with a text longer than a sequence are left out, since the preference is about whole
-        answers.
+        Pairs with a text that is longer than a sequence are left out, because the preference
+        applies only to complete answers.
         """
         del seed
 
@@ -123,7 +125,7 @@ class PreferenceData(ChatData[Preference]):
             chosen, rejected = (self.tokens_of(text, tokenizer) for text in texts)
             return chosen, rejected
 
-        # With labels, T + 1 tokens give T inputs.
+        # If there are labels, T + 1 tokens provide T inputs.
         fitting, notes = self.fitting(
             records,
             encode,
@@ -138,12 +140,12 @@ class PreferenceData(ChatData[Preference]):
         require(kept, f"{equal} have equal texts: give other pairs", error=DataError)
         if len(kept) < len(fitting):
             notes += (f"{equal} left out: equal texts",)
-        # Sums of log-probabilities can be compared only if both answers have the same prompt.
+        # The log-probabilities of two answers are comparable only if both follow the same prompt.
         if self.shifted:
             for _, *both in kept:
                 _align_starts(*both)
         content, chosen, rejected = zip(*kept, strict=True)
-        # If the data state no margin, the batch has no such array.
+        # If the data have no margins, the example has no such array.
         margins = np.asarray([record.margin for record in content], np.float32)
         examples = PairExamples(
             chosen=chosen,
@@ -162,10 +164,9 @@ def _are_equal(chosen: Encoded, rejected: Encoded) -> bool:
 
 
 def _align_starts(*both: Encoded) -> None:
-    """Makes the answers of both texts begin at the same token, as in TRL.
+    """Makes the answers of both texts begin at the same position, as in TRL.
 
-    Otherwise the answers begin at different tokens if one text has a token that covers the border
-    of prompt and answer.
+    The positions can differ if a token of one text spans the border between prompt and answer.
     """
     first = min(int(answer.argmax()) for _, answer in both)
     for _, answer in both:
@@ -174,13 +175,13 @@ def _align_starts(*both: Encoded) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardData(PreferenceData):
-    """Pairs of answers to train a reward model."""
+    """Pairs of answers for training a reward model."""
 
     kind: ClassVar[str] = "reward"
     shifted: ClassVar[bool] = False
 
     def labels(self) -> tuple[str, ...]:
-        """Returns the name of the only output, the reward."""
+        """Returns the name of the single output, the reward."""
         return ("reward",)
 
     def assumed_labels(self) -> tuple[str, ...]:
@@ -188,29 +189,29 @@ class RewardData(PreferenceData):
         return ("reward",)
 
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
-        """Returns the tokens of a text with the special tokens that a classifier's input has."""
+        """Returns the tokens of a text, including the special tokens of a classifier's input."""
         ids = as_classified(encoded.ids, tokenizer)
         return np.asarray(ids, np.int32), np.ones(len(ids), bool)
 
 
 def as_classified(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Returns the tokens of a text with the special tokens of a classifier's input.
+    """Adds the special tokens of a classifier's input to the tokens of a text.
 
-    Special tokens that already surround the text are not added again.
+    If these special tokens already surround the text, they are not added again.
     """
-    # A completion is encoded with special tokens, and a conversation without special tokens.
+    # The encoding of a completion has special tokens, unlike the encoding of a conversation.
     before, after = map(list, tokenizer.frame.single.marks)
     has_frame = ids[: len(before)] == before and ids[len(ids) - len(after) :] == after
     return ids if tokenizer.special_ids.cls is None or has_frame else [*before, *ids, *after]
 
 
 ReferenceFn = Callable[[PairExamples], np.ndarray]
-"""Maps pairs to the log-probabilities of their answers under a reference, float32 [n, 2]."""
+"""Maps pairs to log-probabilities of their answers under a reference model, float32 [n, 2]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPOData(PreferenceData):
-    """Pairs of answers to train a language model directly (DPO)."""
+    """Pairs of answers for training a language model by direct preference optimization (DPO)."""
 
     kind: ClassVar[str] = "dpo"
     shifted: ClassVar[bool] = True
@@ -218,26 +219,26 @@ class DPOData(PreferenceData):
     _reference: ClassVar[ReferenceFn | None] = None  # set by with_reference
 
     def with_reference(self, reference: ReferenceFn) -> "DPOData":
-        """Returns the same data, whose examples have log-probabilities of a reference.
+        """Returns the same data with log-probabilities under a reference model in the examples.
 
         Args:
           reference: The function that computes these log-probabilities. ``dataclasses.replace``
-            drops the reference, because it copies only the settings.
+            copies only the settings, so it drops this function.
         """
-        # Not a field, because fields are the user's settings.
+        # This value is not a field, because the fields are the user's settings.
         bound = dataclasses.replace(self)
         object.__setattr__(bound, "_reference", reference)
         return bound
 
     def tokens_of(self, encoded: EncodedChat, tokenizer: Tokenizer) -> Encoded:
-        """Returns the tokens; the first token is only an input, and the last token only a label."""
+        """Returns all tokens; the first is only an input, and the last is only a label."""
         del tokenizer
         return np.asarray(encoded.ids, np.int32), np.asarray(encoded.answers)
 
     def encode(
         self, records: Sequence[Preference], tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Returns the pairs, with log-probabilities if there is a reference."""
+        """Returns the pairs, with log-probabilities if there is a reference function."""
         split = super().encode(records, tokenizer, seed)
         if self._reference is None:
             return split

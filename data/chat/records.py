@@ -1,4 +1,4 @@
-r"""Demonstrations and preferences, recognized by the keys of their records.
+r"""Reads demonstrations and preferences from records, based on the keys of each record.
 
 ==================================================  ===========================================
 keys                                                a record is
@@ -15,8 +15,8 @@ keys                                                a record is
 ``prompt``, ``ranked``                              answers, the best first; equals in a list
 ==================================================  ===========================================
 
-If a record has the keys of several rows of the table, the first of these rows applies. A field
-``task`` names the task of a demonstration.
+If a record has the keys of several rows of the table, the first of these rows applies. The field
+``task`` names the task to which a demonstration belongs.
 """
 
 import itertools
@@ -54,24 +54,24 @@ _ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""ShareGPT's names of speakers, mapped to the roles of chat templates."""
+"""Maps the names of speakers in ShareGPT data to the roles in chat templates."""
 _HH_TURN = re.compile(r"\n\n(Human|Assistant):")
 _DEMONSTRATIONS = "text; prompt and completion; messages; conversations; or instruction and output"
 _PREFERENCES = "prompt, chosen and rejected; chosen and rejected; or prompt and ranked"
 
 
 class UnusableRecordError(DataError):
-    """A record that cannot be used; other records of its source may be usable."""
+    """A record cannot be used, but other records of its source may be usable."""
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation whose assistant messages are learned.
+    """A conversation from which a model learns the messages of the assistant.
 
     Attributes:
       messages: The messages, each with ``role`` and ``content``.
-      tools: JSON schemas of the functions that the assistant may call, if any.
-      first: The number of messages that form the prompt; answers among them are not learned.
+      tools: JSON schemas of the functions that the assistant may call; None if there are none.
+      first: The number of messages that form the prompt; answers in the prompt are not learned.
       task: The name of its task, if the data state one.
       location: The location of its record, for error messages.
     """
@@ -87,18 +87,18 @@ class Dialogue:
         return only_row(self.rows(tokenizer))
 
     def rows(self, tokenizer: Tokenizer) -> tuple[EncodedChat, ...]:
-        """Returns the tokens of texts that together have all answers; see ``encode_rows``."""
+        """Encodes the conversation as texts that together have all answers; see ``encode_rows``."""
         rows = encode_rows(tokenizer, self.messages, tools=self.tools, first=self.first)
         if self.first == 0:
             return rows
-        # Tokens may differ at the border, so encode the prompt separately as well.
+        # The tokens at the border may depend on the answer, so also encode the prompt alone.
         prompt = encode_chat(
             tokenizer,
             self.messages[: self.first],
             tools=self.tools,
             add_generation_prompt=True,
         )
-        # Learn only what follows the tokens that a text shares with the prompt.
+        # Learn only tokens after the common prefix of the text and the prompt.
         common = [num_common(prompt.ids, row.ids) for row in rows]
         return tuple(
             replace(row, answers=[x and i >= start for i, x in enumerate(row.answers)])
@@ -107,7 +107,7 @@ class Dialogue:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the assistant wrote anything, or called a tool, after the prompt."""
+        """Whether the assistant wrote a text or called a tool after the prompt."""
         return any(
             message["role"] == "assistant" and (message.get("content") or message.get("tool_calls"))
             for message in self.messages[self.first :]
@@ -115,14 +115,14 @@ class Dialogue:
 
     def without_answer(self) -> "Dialogue":
         """Returns the conversation without its last answer."""
-        # Several messages in a row, such as calls of tools, may make up the answer.
+        # The answer may consist of several messages in a row, such as tool calls.
         messages = list(self.messages)
         while messages and messages[-1].get("role") == "assistant":
             messages.pop()
         return replace(self, messages=tuple(messages), first=0)
 
     def prompt_tokens(self, tokenizer: Tokenizer) -> tuple[str, list[int]]:
-        """Returns the whole conversation as a prompt: its text and its tokens."""
+        """Returns the text and the tokens of the whole conversation as a prompt."""
         encoded = encode_chat(
             tokenizer, self.messages, tools=self.tools, add_generation_prompt=True
         )
@@ -135,7 +135,7 @@ class Dialogue:
 
     @property
     def opening(self) -> str:
-        """The first text after the system message; equal openings are in the same split."""
+        """The first text after the system message; records with equal openings share a split."""
         turns = sorted(self.messages, key=lambda message: message["role"] == "system")
         return next(filter(str.strip, map(_text_of, turns)), "")
 
@@ -166,11 +166,11 @@ class PromptedText:
 
     @property
     def is_answered(self) -> bool:
-        """See ``Dialogue``; a text is learned even if its completion is empty."""
+        """Always true, because an empty completion also counts as an answer; see ``Dialogue``."""
         return True
 
     def without_answer(self) -> "PromptedText":
-        """Returns the prompt alone; a document is a prompt."""
+        """Returns the prompt without the completion; a document is used as the prompt."""
         return replace(self, prompt=self.opening, completion="")
 
     def prompt_tokens(self, tokenizer: Tokenizer) -> tuple[str, list[int]]:
@@ -180,17 +180,17 @@ class PromptedText:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text."""
+        """The prompt and its completion as one text."""
         return (self.prompt + self.completion,)
 
     @property
     def opening(self) -> str:
-        """The prompt, or the text of a document, which has an empty prompt."""
+        """The prompt; for a document, whose prompt is empty, its text."""
         return self.prompt or self.completion
 
 
 def _text_of(message: Message) -> str:
-    """Returns the text of a message; its content may be a list of parts."""
+    """Returns the text of a message, whose content may be a list of parts."""
     content = message.get("content") or ""
     if not isinstance(content, list | tuple):
         return str(content)
@@ -203,13 +203,13 @@ Demonstration = Dialogue | PromptedText
 
 @dataclass(frozen=True)
 class Preference:
-    """Two answers to a prompt: a better answer and a worse answer.
+    """A better and a worse answer to the same prompt.
 
     Attributes:
       chosen: The prompt with the better answer.
       rejected: The prompt with the worse answer.
-      weight: 1 / the number of pairs from the same ranking.
-      margin: How much better the chosen answer is; 0 if the data state no margin.
+      weight: 1 divided by the number of pairs from the same ranking.
+      margin: How much better the chosen answer is; 0 if the data have no margin.
     """
 
     chosen: Demonstration
@@ -229,19 +229,19 @@ def demonstration(row: Row, location: str) -> Demonstration:
       DataError: The keys match no form, or a value has the wrong type.
     """
     read = form_of(row)
-    # Format the message only for an error, because there may be many records.
+    # Format the message only if there is an error, because there may be many records.
     if read is None:
         raise UnusableRecordError(_without_form(row, "demonstration", _DEMONSTRATIONS, location))
     return replace(read(row, location), task=task_of(row), location=location)
 
 
 def form_of(row: Row) -> "Callable[[Row, str], Demonstration] | None":
-    """Returns the reader of a record, or None if it lacks the keys of a demonstration."""
+    """Returns the function that reads a record, or None if the keys match no demonstration."""
     return next((read for keys, read in _FORMS if keys <= row.keys()), None)
 
 
 def task_of(row: Row) -> str | None:
-    """Returns the name of the task of a record, if it states one."""
+    """Returns the name of the task in a record, or None if the record does not name a task."""
     task = row.get("task")
     return None if task is None else str(task)
 
@@ -252,7 +252,7 @@ def _without_form(row: Row, noun: str, forms: str, location: str) -> str:
 
 def _alpaca(row: Row, location: str) -> Dialogue:
     check_spelling(row, "input", location)
-    # An empty or missing input adds nothing to the instruction.
+    # If the input is empty or missing, the question is only the instruction.
     names = ("instruction", "input") if row.get("input") else ("instruction",)
     question = "\n\n".join(_text(row, name, location) for name in names)
     answer = _text(row, "output", location)
@@ -277,15 +277,16 @@ _FORMS: tuple[tuple[set[str], Callable[[Row, str], Demonstration]], ...] = (
     ),
     ({"instruction", "output"}, _alpaca),
 )
-"""The keys of each kind of demonstration, and its reader; the first kind whose keys a record has is
-used."""
+"""The keys of each type of demonstration, and the function that reads this type. The first type
+whose keys are all in the record applies.
+"""
 
 
 def check_spelling(row: Row, name: str, location: str) -> None:
-    """Checks that a missing optional field does not appear under a misspelled name.
+    """Checks that an optional field does not appear under a misspelled name.
 
     Raises:
-      DataError: A field has a misspelled name, and would have no effect.
+      DataError: A field has a misspelled name, so it would have no effect.
     """
     wrong = next((field for field in map(str, row) if misspelled(field, [name])), None)
     problem = f"{location}: unknown field {wrong!r}: did you mean {name}?"
@@ -293,7 +294,7 @@ def check_spelling(row: Row, name: str, location: str) -> None:
 
 
 def preferences(row: Row, location: str) -> Iterator[Preference]:
-    """Reads the preferences of a record by its keys; a ranking gives several preferences.
+    """Yields the preferences in a record, based on its keys; a ranking contains several.
 
     Args:
       row: The record.
@@ -304,7 +305,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     """
     margin = row.get("margin", 0.0)
     _check(margin, float, f"{location}: margin")
-    # A ranking of n answers gives up to n (n - 1) / 2 preferences.
+    # A ranking of n answers contains up to n (n - 1) / 2 preferences.
     tools = _tools(row, location)
     if {"prompt", "ranked"} <= row.keys():
         yield from _ranking(row["prompt"], row["ranked"], tools, location)
@@ -318,7 +319,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     elif isinstance(chosen, str) and isinstance(rejected, str):
         both = _implicit(chosen, rejected)
     else:
-        # Without a prompt, the messages that both lists begin with are the prompt.
+        # If there is no prompt, the common first messages of both lists are the prompt.
         lists = [_messages(row[side], side, location) for side in ("chosen", "rejected")]
         first = _num_common(*lists)
         both = [Dialogue(messages, tools, first) for messages in lists]
@@ -329,9 +330,9 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
 def _ranking(
     prompt: object, ranked: Any, tools: tuple[Row, ...] | None, location: str
 ) -> Iterator[Preference]:
-    """Yields all pairs of answers with different ranks; their weights add up to one preference."""
+    """Yields all pairs of answers with different ranks; the weights of the pairs sum to 1."""
     _check(ranked, list, f"{location}: ranked")
-    # Pair each answer with all answers of lower ranks; equal answers make no pair.
+    # Pair each answer with all answers of lower ranks. Answers of the same rank form no pair.
     ranks = [rank if _is_tie(rank) else [rank] for rank in ranked]
     pairs = [
         pair
@@ -349,7 +350,7 @@ def _ranking(
 
 
 def _is_tie(rank: object) -> bool:
-    """Returns whether several answers share a rank; a list of messages is a single answer."""
+    """Returns whether a rank is a list of answers, as opposed to one answer in messages."""
     return isinstance(rank, list) and not (rank and all(isinstance(item, Mapping) for item in rank))
 
 
@@ -368,19 +369,19 @@ def _prompted(
 
 
 def _implicit(chosen: str, rejected: str) -> list[Demonstration]:
-    """Splits both texts after their common beginning; HH dialogues become conversations."""
+    """Splits both texts after their common prefix; HH dialogues become conversations."""
     if all(map(_HH_TURN.match, (chosen, rejected))):
         lists = list(map(_hh_messages, (chosen, rejected)))
         first = _num_common(*lists)
         return [Dialogue(messages, None, first) for messages in lists]
     prompt = chosen[: num_common(chosen, rejected)]
-    # If the common beginning ends with a space, that space belongs to the answers, as in TRL.
+    # If the common prefix ends with a space, this space belongs to the answers, as in TRL.
     prompt = prompt[:-1] if prompt.endswith(" ") else prompt
     return [PromptedText(prompt, text[len(prompt) :]) for text in (chosen, rejected)]
 
 
 def _hh_messages(text: str) -> tuple[Message, ...]:
-    """Returns the turns of a dialogue of Anthropic's HH data, including an empty last turn."""
+    """Returns the turns of a dialogue in Anthropic's HH data; the last turn may be empty."""
     _, *parts = _HH_TURN.split(text)
     roles = {"Human": "user", "Assistant": "assistant"}
     return tuple(
@@ -390,7 +391,7 @@ def _hh_messages(text: str) -> tuple[Message, ...]:
 
 
 def _num_common(a: Sequence[Message], b: Sequence[Message]) -> int:
-    """Returns how many messages both lists begin with, without the last message of either list."""
+    """Returns the number of common first messages, excluding the last message of each list."""
     return min(num_common(a, b), len(a) - 1, len(b) - 1)
 
 
@@ -399,7 +400,7 @@ def _share_gpt(turns: Any, location: str) -> tuple[Message, ...]:
     messages = []
     for turn in turns:
         _check_keys(turn, {"from", "value"}, f"{location}: the turn {turn!r}")
-        # Chat templates know fewer names of speakers than ShareGPT.
+        # ShareGPT data have more names of speakers than there are roles in chat templates.
         speaker = str(turn["from"])
         require_one_of(f"{location}: the role", speaker, _ROLES, error=DataError)
         messages.append({"role": _ROLES[speaker], "content": turn["value"]})
@@ -417,7 +418,7 @@ def _messages(value: Any, field: str, location: str) -> tuple[Message, ...]:
 
 
 def _check(value: object, hint: type, name: str) -> None:
-    """Checks the type of a value; a record whose value has another type cannot be used."""
+    """Checks the type of a value; a wrong type makes the record unusable."""
     expected = expectation(value, hint)
     expected = expected.replace("list", "a list")
     problem = f"{name} must be {expected}, got {str(value)[:60]!r}"
@@ -431,7 +432,7 @@ def _check_keys(value: Any, keys: set[str], name: str) -> None:
 
 
 def _tools(row: Row, location: str) -> tuple[Row, ...] | None:
-    """Returns the tools of a record; some data sets store tools as JSON text."""
+    """Returns the tools of a record, which some data sets store as JSON text."""
     check_spelling(row, "tools", location)
     tools = row.get("tools")
     if isinstance(tools, str):

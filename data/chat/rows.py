@@ -1,4 +1,4 @@
-"""Records of any form: the objects of JSON lines, of a published data set, or in memory."""
+"""Reads records of any form from JSON lines, published data sets or memory."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -23,27 +23,27 @@ from .instructions import read_instructions
 
 Row = Mapping[str, Any]
 Rows = Iterable[tuple[str, Any]]
-"""Records, each with its location."""
+"""Pairs of the location of a record and the record."""
 
 
 def read_rows(
     source: SourceLike, split: Split = "train", left_out: LeftOut | None = None
 ) -> Iterator[tuple[str, Row]]:
-    """Yields each record of a source with its location, for messages.
+    """Yields each record of a source and its location, for error messages.
 
     Args:
       source: ``jsonl:GLOB``, the name of a file of JSON lines, ``parquet:GLOB``, ``arrow:GLOB``,
         ``tfds:NAME``, ``hf:NAME``, or a list of dicts; `` + `` joins several sources, and
-        conditions on fields follow after ``#?``. The documents of other sources are records with
-        the field ``text``. ``instructions:FILE.toml`` makes conversations of labeled data, see
-        ``instructions``; ``builtin:calculations`` has conversations with a tool.
+        conditions on fields follow ``#?``. Each document of any other source becomes a record with
+        the field ``text``. ``instructions:FILE.toml`` makes conversations from labeled data; see
+        ``instructions``. ``builtin:calculations`` provides conversations with a tool.
       split: The split, for sources that have splits.
       left_out: Counts the records that do not satisfy the conditions.
 
     Raises:
       DataError: A source is unknown, unreadable or empty, or a record is not an object.
     """
-    # A source without a record is probably a mistake.
+    # A source without records is probably a mistake.
     name, empty = as_source(source), True
     for conditions, rows in _parts(name, split):
         for location, row in rows:
@@ -61,7 +61,7 @@ def read_rows(
 
 
 def _parts(name: str, split: Split) -> Iterator[tuple[tuple[Condition, ...], Rows]]:
-    """Yields the conditions and the records of each of the joined sources."""
+    """Yields the conditions and the records of each joined source."""
     kind, _, rest = name.partition(":")
     if isinstance(name, Examples):
         located = (
@@ -74,7 +74,7 @@ def _parts(name: str, split: Split) -> Iterator[tuple[tuple[Condition, ...], Row
     elif kind == INSTRUCTIONS:
         yield (), read_instructions(rest, split)
     else:
-        # A plain file name means JSON lines.
+        # A file name without a prefix names a file of JSON lines.
         is_file = not rest and name.removesuffix(".gz").endswith((".jsonl", ".json"))
         for source in parse_sources(f"jsonl:{name}" if is_file else name):
             yield source.conditions, _read(source, split)
@@ -88,7 +88,7 @@ def _read(source: Source, split: Split) -> Rows:
         return ((location, plain(row)) for location, _, row in rows_of(source).read(None))
     if source.kind == "jsonl":
         return parse_lines(matching_lines(source.location, source.name))
-    # All other sources have documents, which become records.
+    # All other sources provide documents, which become records.
     documents = load_documents(source.name, "train", validation_fraction=0)
     return (
         (f"{source.name} document {number}", {"text": text})

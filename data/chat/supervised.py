@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: conversations and completions whose answers are learned.
+"""Data for supervised fine-tuning: conversations and completions with answers to learn.
 
-A batch has the arrays of causal language modeling, and ``loss_mask``, int32 [B, T]: 1 where the
-label is learned.
+A batch has the arrays of causal language modeling and ``loss_mask``, int32 [B, T], which is 1 where
+the label is learned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,13 +26,13 @@ from .rows import Row
 
 @dataclass(frozen=True)
 class SupervisedExamples(PickledByFields):
-    """Sequences of whole demonstrations; see ``dataset.ExampleSource``.
+    """Sequences of complete demonstrations; see ``dataset.ExampleSource``.
 
     Attributes:
       tokens: The concatenated tokens of all demonstrations, int32 [num_tokens].
       learned: Whether each token is learned, bool [num_tokens].
-      starts: The index in `tokens` where each row starts, and the end of the last row, int64
-        [n + 1]. A demonstration consists of one or more rows.
+      starts: The index in `tokens` at which each row starts, followed by the end of the last row,
+        int64 [n + 1]. A demonstration consists of one or more rows.
       length: The length of a sequence, T. A row has at most T + 1 tokens.
       packed: Whether several rows share a sequence.
     """
@@ -50,21 +50,21 @@ class SupervisedExamples(PickledByFields):
 
     @property
     def num_learned(self) -> int:
-        """The number of tokens that are learned in an epoch."""
+        """The number of tokens learned in an epoch."""
         first = np.zeros(len(self.tokens), bool)
-        # The first token of a demonstration is never a label.
+        # The first token of a row is never a label.
         first[self.starts[:-1]] = True
         return int(np.sum(self.learned & ~first))
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one sequence, the same in every epoch; see the top of this file."""
-        # The demonstrations of the sequence; gather their tokens as spans.
+        """Makes one sequence, which is the same in every epoch; see the module."""
+        # Concatenate the tokens of the rows in this sequence.
         spans = [(self.starts[i], self.starts[i + 1]) for i in self._plan[index]]
         tokens = np.concatenate([self.tokens[a:b] for a, b in spans])
-        # The first token is only an input and the last token only a label.
+        # The first token of a row is only an input, and the last token is only a label.
         sizes = np.asarray([b - a - 1 for a, b in spans])
         arrays = packed_arrays(PackedTokens(tokens, sizes), self.length)
-        # A token is learned as a label, so shift the flags like the labels.
+        # Tokens are learned as labels, so shift the flags in the same way as the labels.
         learned = np.concatenate([self.learned[a + 1 : b] for a, b in spans])
         arrays["loss_mask"] = np.zeros(self.length, np.int32)
         arrays["loss_mask"][: len(learned)] = learned
@@ -72,13 +72,12 @@ class SupervisedExamples(PickledByFields):
 
     @cached_property
     def _plan(self) -> list[list[int]]:
-        """The indices of the rows that each sequence contains."""
+        """The indices of the rows in each sequence."""
         sizes = np.diff(self.starts) - 1
         if not self.packed:
             return [[row] for row in range(len(sizes))]
         spans, sequence_starts = first_fit(sizes, self.length)
-        # Demonstrations are not divided, so each span begins with the first token of a
-        # demonstration.
+        # Rows are not divided, so each span begins with the first token of a row.
         firsts = np.searchsorted(np.cumsum(sizes) - sizes, spans[:, 0]).tolist()
         edges = sequence_starts.tolist()
         return [firsts[a:b] for a, b in pairwise(edges)]
@@ -91,10 +90,11 @@ class SupervisedData(ChatData[Demonstration]):
     kind: ClassVar[str] = "supervised"
 
     learn: Literal["answers", "all"] = "answers"
-    """answers: learn what the assistant wrote, and the end of its turns. all: learn every token."""
+    """answers: learn the assistant's text and the end of its turns. all: learn every token."""
     packing: Literal["first-fit", "none"] = "first-fit"
-    """first-fit: demonstrations share a sequence without attending to each other. none: one
-    demonstration per sequence."""
+    """first-fit: several demonstrations share a sequence without attending to each other. none:
+    each sequence contains one demonstration.
+    """
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
         """See ``DataConfig``."""
@@ -125,9 +125,9 @@ class SupervisedData(ChatData[Demonstration]):
     ) -> DataSplit:
         """Returns the demonstrations as sequences; see ``SupervisedExamples``.
 
-        Demonstrations longer than a sequence are left out. Truncated demonstrations would teach
-        answers without an end. If the chat template rewrites earlier turns, a conversation becomes
-        several rows, each with the answers that its text keeps.
+        Demonstrations longer than a sequence are left out, because truncated demonstrations would
+        teach incomplete answers. If the chat template rewrites earlier turns, a conversation
+        becomes several rows, and each row learns the answers that are unchanged in its text.
         """
         del seed
 
@@ -141,7 +141,7 @@ class SupervisedData(ChatData[Demonstration]):
             )
             return rows
 
-        # T + 1 tokens give T inputs and T labels.
+        # T + 1 tokens provide T inputs and T labels.
         kept, notes = self.fitting(
             records,
             rows_of,
@@ -150,7 +150,7 @@ class SupervisedData(ChatData[Demonstration]):
             most=self.length,
             setting=f"data.length {self.length}",
         )
-        # Flat arrays of all demonstrations are small and are pickled quickly.
+        # Store all demonstrations in flat arrays, which are small and quick to pickle.
         rows = [row for _, rows in kept for row in rows]
         ids = [np.asarray(row.ids, np.int32) for row in rows]
         answers = np.concatenate([row.answers for row in rows])
