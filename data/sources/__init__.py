@@ -1,1 +1,1 @@
-"""Readers of text and records."""
+"""Reads text and records from the sources that a name describes."""

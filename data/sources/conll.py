@@ -1,7 +1,7 @@
-"""Sentences in columns, the format of the CoNLL shared tasks.
+"""Reads sentences in columns, the file format of the CoNLL shared tasks.
 
-Each line has a word in its first column and the tag of the word in its last column, or in the
-column that the source names. An empty line ends a sentence, and a line ``-DOCSTART-`` ends a
+Each line has a word in its first column. The tag of the word is in the last column, or in the
+column that the source specifies. An empty line ends a sentence, and a line ``-DOCSTART-`` ends a
 document. Columns are separated by tabs, or by blanks if the text has no tabs (Tjong Kim Sang &
 De Meulder 2003).
 """
@@ -19,14 +19,15 @@ from .labelled_records import source_lines
 
 @dataclass(frozen=True)
 class Sentence:
-    """The words of a sentence, from consecutive lines.
+    """The words of a sentence, which are on consecutive lines of a file.
 
     Attributes:
       file: The name of the file.
-      first_line: The line number of the first word, from 1.
+      first_line: The line number of the first word, counted from 1.
       words: The words.
-      tags: A tag for each word.
-      document: The first sentence of the document; empty if documents are not marked.
+      tags: The tag of each word.
+      document: The first sentence of the document that contains this sentence, which identifies the
+        document; empty if documents are not marked.
     """
 
     file: str
@@ -47,10 +48,12 @@ class _Block:
 def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     """Reads the sentences of all files of a source.
 
-    The sentences have documents only if the files mark at least two documents.
+    Each sentence names its document if at least one file marks several documents; otherwise
+    ``document`` is empty.
 
     Args:
-      source: A source of the kind ``conll``; its field is the number of the tag column, from 1.
+      source: A source of the kind ``conll``. Its field is the number of the tag column, counted
+        from 1.
 
     Raises:
       DataError: A line has too many or too few columns (the message names file and line), or
@@ -58,28 +61,27 @@ def read_sentences(source: LabelledSource) -> Iterator[Sentence]:
     """
     column = _column(source)
     files = [list(_blocks(list(lines))) for lines in source_lines(source)]
-    # Documents are marked if some file has several marks; a single mark at its beginning is not
-    # enough.
+    # Documents count as marked only if some file has several of them; a single mark at the
+    # beginning of a file is not enough.
     marked = sum(len({block.document for block in blocks}) for blocks in files) > len(files)
     for blocks in files:
         begins: dict[int, str] = {}
         for block in blocks:
             sentence = _sentence(block.rows, column)
-            # Identify a document by its first sentence, which does not change when files are
-            # renamed.
+            # Identify a document by its first sentence, which does not change if a file is renamed.
             begin = begins.setdefault(block.document, " ".join(sentence.words))
             yield replace(sentence, document=begin) if marked else sentence
 
 
 def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
-    """Reads only the words; ignores all other columns."""
+    """Reads only the words, and ignores all other columns."""
     for block in _blocks(list(lines)):
         file, first, _ = block.rows[0]
         yield Sentence(file, first, tuple(row[0] for _, _, row in block.rows), ())
 
 
 def _column(source: LabelledSource) -> int:
-    """Returns the index of the tag column; -1 is the last column."""
+    """Returns the index of the tag column; -1 stands for the last column."""
     if not source.fields:
         return -1
     column = ",".join(source.fields)
@@ -107,15 +109,15 @@ def _sentence(rows: list[tuple[str, int, list[str]]], column: int) -> Sentence:
 
 
 def _blocks(lines: Sequence[Line]) -> Iterator[_Block]:
-    """Splits lines into sentences at empty lines, and lines into a fixed number of columns."""
+    """Splits the text into sentences at empty lines, and each line into its columns."""
     tabs = any("\t" in line for _, _, line in lines)
     rows: list[tuple[str, int, list[str]]] = []
     width = document = 0
-    # An empty line after the last line ends the last sentence.
+    # Add an empty line at the end, which ends the last sentence.
     for file, number, line in [*lines, ("", 0, "")]:
         cells = line.split("\t") if tabs else re.split(" +", line.strip(" "))
         begins = line.startswith("-DOCSTART-")
-        # A mark of a document also ends the sentence before it.
+        # A `-DOCSTART-` line also ends the sentence before it.
         if begins or not line.strip():
             if rows:
                 yield _Block(rows, document)

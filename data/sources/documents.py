@@ -1,4 +1,4 @@
-"""Documents with random access: texts in memory, records on disk, and joined sources."""
+"""Provides random access to documents: texts in memory, records on disk, and joined sources."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _READ_AT_ONCE = 256
 
 
 class Records(Protocol):
-    """Random access to records of features, like the data sources of TFDS."""
+    """Provides random access to records, which are dicts of features, as TFDS's data sources do."""
 
     def __len__(self) -> int: ...
 
@@ -29,14 +29,15 @@ class Documents(Sequence[str]):
     """The documents of one split, read from disk on access.
 
     Attributes:
-      records: Random access to dicts of features, such as a TFDS data source.
-      field: The feature that contains the text.
+      records: The records, which can be read by index, such as a TFDS data source.
+      field: The name of the feature that contains the text.
       fingerprint: A stable hash of all documents.
-      indices: The records of the split, int64 [num_documents]. If None, all records.
-          lines_are_sentences: Whether each line of a document is one sentence. For joined sources,
-          each of ``parts`` has this attribute.
-      note: A line for the log if a filter left documents out, or if far more documents are held
-        out than requested; else empty.
+      indices: The indices of the split's records, int64 [num_documents]. If None, the split has all
+        records.
+      lines_are_sentences: Whether each line of a document is one sentence. For joined sources,
+        each of ``parts`` has this attribute.
+      note: A line for the log if a filter left out documents, or if many more documents were held
+        out than requested; otherwise empty.
     """
 
     records: Records
@@ -48,7 +49,7 @@ class Documents(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str], *, lines_are_sentences: bool = False) -> "Documents":
-        """Makes documents from texts in memory, which can be used like a source name.
+        """Creates documents from texts in memory. The result can be used like a source name.
 
         Args:
           texts: The documents, at least one.
@@ -62,17 +63,17 @@ class Documents(Sequence[str]):
             documents = data.Documents.of(["First text.", "Second text."])
             dataclasses.replace(config.data, source=documents)
         """
-        # `Examples` checks and hashes the texts; its name serves as the fingerprint.
+        # `Examples` checks and hashes the texts. Its name is used as the fingerprint.
         examples = Examples.of(texts, lines_are_sentences=lines_are_sentences)
         problem = "documents are texts, not dicts of fields: give a list of str"
-        # All examples are of one kind.
+        # All examples have the same kind, so it is enough to check the first.
         require(isinstance(examples.rows[0], str), problem, DataError)
         records = _Texts(cast(tuple[str, ...], examples.rows))
         return cls(records, "text", str(examples), lines_are_sentences=lines_are_sentences)
 
     @property
     def parts(self) -> tuple["Documents", ...]:
-        """The documents of each source, in order; ``(self,)`` for a single source."""
+        """The documents of each joined source, in order; ``(self,)`` for a single source."""
         joined = isinstance(self.records, JoinedRecords) and self.records.parts
         return joined or (self,)
 
@@ -106,15 +107,17 @@ class Documents(Sequence[str]):
 SourceLike = (
     str | Documents | Iterable[str] | Iterable[Mapping[str, object]] | Iterable[tuple[str, str]]
 )
-"""The name of a source, or the examples themselves: documents, texts, dicts of the fields of
-labeled examples (``{"label": …, "text": …}``), or pairs of a sentence and its translation."""
+"""The name of a source, or the examples themselves. The examples can be documents, texts, dicts
+with the fields of labeled examples (``{"label": …, "text": …}``), or pairs of a sentence and its
+translation."""
 
 
 def as_source(source: SourceLike) -> str:
     """Returns the name of a source, or the given examples as ``Examples``.
 
     Raises:
-      DataError: See ``Examples.of``; or only some joined documents have one sentence per line.
+      DataError: See ``Examples.of``; or only some of the joined documents have one sentence per
+        line.
     """
     if isinstance(source, str):
         return source
@@ -132,7 +135,7 @@ def as_source(source: SourceLike) -> str:
 
 @dataclass(frozen=True)
 class _Texts:
-    """Texts in memory as ``Records``."""
+    """Texts in memory, with the interface of ``Records``."""
 
     texts: tuple[str, ...]
 
@@ -145,7 +148,7 @@ class _Texts:
 
 @dataclass(frozen=True)
 class JoinedRecords:
-    """The documents of several sources as the records of one source.
+    """The documents of several sources, combined as the records of one source.
 
     Attributes:
       parts: The documents of each source; some may be empty.
@@ -159,7 +162,7 @@ class JoinedRecords:
     def __getitems__(self, indices: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several records at once, as TFDS's data sources do."""
         sizes = list(map(len, self.parts))
-        # The source that each index belongs to, and the index among the documents of this source.
+        # For each index, find the source it belongs to and its index within this source.
         owners = np.searchsorted(np.cumsum(sizes), indices, "right")
         inside = np.asarray(indices) - (np.cumsum(sizes) - sizes)[owners]
         found: dict[int, str] = {}
@@ -172,12 +175,12 @@ class JoinedRecords:
 
     @classmethod
     def join(cls, parts: Sequence[Documents]) -> Documents:
-        """Joins the documents of several sources; returns a single part unchanged."""
+        """Joins the documents of several sources; if there is only one, returns it unchanged."""
         if len(parts) == 1:
             return parts[0]
         hasher = hashlib.blake2b(digest_size=16)
         for part in parts:
             hasher.update(f"{part.fingerprint} {len(part)}\n".encode())
-        # All local sources have the same note, which must be logged only once.
+        # All local sources share one note, which must be logged only once.
         note = "; ".join(filter(None, dict.fromkeys(part.note for part in parts)))
         return Documents(cls(tuple(parts)), "text", hasher.hexdigest(), note=note)

@@ -1,6 +1,6 @@
-"""Division of documents into splits by the hash of their texts.
+"""Divides documents into splits by a hash of each document's text.
 
-A document stays in its split when files are renamed, reordered or extended.
+A document stays in its split if files are renamed, reordered or extended.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ _SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 def text_digest(text: str) -> bytes:
-    """Hashes the text of a document; the order of the 16 bytes is the order of the hash values."""
+    """Returns the hash of a document's text as 16 bytes, with the most significant byte first."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
 class HashSplit:
-    """A division into splits: documents with a digest below a limit are for validation.
+    """A rule that divides documents: digests below a limit belong to the validation split.
 
     Attributes:
-      limit: The exclusive upper bound of validation digests, 16 bytes; empty if nothing is for
-          validation.
+      limit: The exclusive upper bound of the digests in the validation split, 16 bytes; empty if
+        that split is empty.
     """
 
     limit: bytes
@@ -38,15 +38,15 @@ class HashSplit:
 
         Args:
           digests: The digests of the documents.
-          fraction: The fraction for validation, in [0, 1).
-          name: The source's name, for the message.
+          fraction: The fraction of documents for validation, in [0, 1).
+          name: The source's name, for error messages.
 
         Raises:
-          DataError: All documents are equal, and ``fraction`` is not 0.
+          DataError: All documents are equal, or there is none, and ``fraction`` is not 0.
         """
         if fraction == 0:
             return cls(b"")
-        # Equal texts have equal digests and always share a split.
+        # Equal texts have equal digests, so they are always in the same split.
         ordered = sorted(set(digests))
         require(
             len(ordered) > 1,
@@ -56,13 +56,13 @@ class HashSplit:
             "set validation_fraction 0 and name a separate source for validation",
             DataError,
         )
-        # Keep the smallest digest in validation and the largest in training.
+        # The smallest digest is always in validation, and the largest is always in training.
         return cls(min(max(cls.of_each(fraction).limit, ordered[1]), ordered[-1]))
 
     @classmethod
     def of_each(cls, fraction: float) -> "HashSplit":
-        """Computes the limit only from ``fraction``; a split may be empty."""
-        # Digests are uniformly distributed, so about `fraction` of them is below the limit.
+        """Computes the limit from ``fraction`` alone, so a split may be empty."""
+        # Digests are uniformly distributed, so about this fraction of them is below the limit.
         return cls(int(fraction * 2**128).to_bytes(16, "big"))
 
     def split(self, digest: bytes) -> Split:

@@ -1,8 +1,8 @@
 """Examples in memory, which can be used in place of a source name.
 
-A run's ``config.json`` records how many examples there were, their hash and their fields, but not
-the examples themselves: ``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or to
-evaluate it on the same examples, pass the examples again; different examples have a different hash.
+A run's ``config.json`` records the number of examples, their hash and their fields, but not the
+examples themselves, as in ``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or
+to evaluate it on the same examples, pass the examples again. The hash detects different examples.
 """
 
 import json
@@ -20,17 +20,18 @@ from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
 
 KIND: Literal["memory"] = "memory"
 PAIR = ("source", "target")
-"""The field names of an example given as a pair of texts."""
+"""The field names that the two texts of an example get if it is given as a pair."""
 
 
 class Examples(str):
     """Examples in memory: texts, or the fields of labeled examples.
 
-    The string is a description, which is equal only for equal examples in the same order. Where a
-    source is expected, a plain list also works, unless its fields have unusual names.
+    The string itself describes the examples. Two descriptions are equal only if the examples are
+    equal and in the same order. A plain list can also be used as a source, unless its fields have
+    unusual names.
 
     Attributes:
-      rows: Each example as a text or as a dict of fields.
+      rows: The examples; each is a text or a dict of fields.
       lines_are_sentences: Whether each line of a text is one sentence.
 
     Example::
@@ -46,16 +47,16 @@ class Examples(str):
     def of(
         cls, examples: Iterable[object], fields: str = "", *, lines_are_sentences: bool = False
     ) -> "Examples":
-        """Copies examples.
+        """Creates ``Examples`` with a copy of the given examples.
 
         Args:
-          examples: Texts; dicts of fields (text, numbers, lists of them; numpy values are
-            converted); or pairs of texts, a sentence and its translation.
-          fields: The names of the fields to read, as after the ``#`` of a source name:
-            ``label,text``, or with a filter ``label,text?score>=3``. Defaults to the fields of
-            the kind of data.
-          lines_are_sentences: Whether each line of a text is one sentence, so that BERT's
-            pretraining does not split it.
+          examples: Texts; dicts of fields (texts, numbers, or lists of these; numpy values are
+            converted); or pairs of a sentence and its translation.
+          fields: The names of the fields to read, in the form that follows the ``#`` of a source
+            name: ``label,text``, or with a filter ``label,text?score>=3``. Defaults to the usual
+            fields of the kind of data.
+          lines_are_sentences: Whether each line of a text is one sentence, so that BERT
+            pretraining does not split lines into sentences.
 
         Raises:
           DataError: The list is empty, or an example has none of these forms.
@@ -69,7 +70,7 @@ class Examples(str):
         for i, row in enumerate(rows):
             problem = f"examples[{i}] is a {type(row).__name__}, examples[0] a {kind.__name__}"
             require(type(row) is kind, f"{problem}: give only texts, or only dicts", DataError)
-        # The name contains a hash of the content, which identifies the examples in config.json.
+        # The hash in the name identifies the examples in config.json.
         hashed = digest(json.dumps(row, sort_keys=True) for row in rows)
         part = fields or ("sentences" if lines_are_sentences else "")
         name = f"{KIND}:{len(rows)} examples blake2b:{hashed}" + (f"#{part}" if part else "")
@@ -82,11 +83,11 @@ class Examples(str):
         return self
 
     def __deepcopy__(self, memo: object) -> "Examples":
-        # The object is immutable like a string, so a copy would only cost memory.
+        # The object is immutable, as strings are, so a copy would only use memory.
         return self
 
     def with_fields(self, fields: Iterable[str]) -> "Examples":
-        """Returns the same examples with other names of fields to read."""
+        """Returns the same examples with different names of the fields to read."""
         description, _, part = self.partition("#")
         _, mark, conditions = part.partition("?")
         name = f"{description}#{','.join(fields)}{mark}{conditions}"
@@ -98,8 +99,8 @@ def fields_of(name: str, usual: str) -> tuple[str, ...]:
 
     Args:
       name: The examples, or their description.
-      usual: The default fields, if ``name`` has none. A field with a ``?`` is read only if some
-        example has it; then all examples must have it.
+      usual: The fields to read if ``name`` specifies none. A field that ends in ``?`` is optional:
+        it is read only if some example has it, and then all examples must have it.
     """
     part = split_conditions(name, name)[0].partition("#")[2]
     if part:
@@ -120,17 +121,17 @@ def read_memory(
     conditions: tuple[Condition, ...] = (),
     left_out: LeftOut | None = None,
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yields the location of each example, for messages, and its fields; a text is one field.
+    """Yields the location of each example, for messages, and its fields. A text has one field.
 
     Args:
       name: The examples.
       fields: The fields to read.
-      conditions: The conditions; examples that do not satisfy them are left out.
+      conditions: Conditions on fields; examples that do not satisfy them are left out.
       left_out: Counts the examples that are left out.
 
     Raises:
-      DataError: The examples are not in memory, an example lacks a field, or it is a text
-        and several fields are requested.
+      DataError: The examples are not in memory, an example lacks a field, or an example is a text
+        although several fields are requested.
     """
     problem = (
         f"{name!r} was given in Python and is not stored with the run: pass the same examples "
@@ -154,7 +155,7 @@ def _row(example: object, location: str) -> JsonValue:
         copied: JsonValue = json.loads(json.dumps(plain(example), allow_nan=False))
     match copied:
         case [str(source), str(target)]:
-            # A pair of texts gets the field names that translation reads.
+            # Give the two texts the field names that translation reads.
             copied = {PAIR[0]: source, PAIR[1]: target}
         case str() | dict():
             pass

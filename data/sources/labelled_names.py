@@ -1,23 +1,23 @@
-r"""Names of sources of labeled examples, in the scheme of ``source_names``.
+r"""Parses the names of sources of labeled examples; ``source_names`` defines their syntax.
 
 =============================  ======================================================
-``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, by number from 1 or by name, see
+``tsv:GLOB#LABEL,TEXT``        columns separated by tabs, selected by number from 1 or by name, see
                                ``tables``
 ``csv:GLOB#LABEL,TEXT``        comma-separated values, likewise
-``jsonl:GLOB#label,text``      JSON lines, fields by name
+``jsonl:GLOB#label,text``      JSON lines, fields selected by name
 ``parquet:GLOB#label,text``    Parquet files, likewise; ``arrow:GLOB`` Arrow files
 ``conll:GLOB#COLUMN``          a word and its tag per line, see ``conll``
 ``squad:GLOB``                 questions about passages, see ``squad``
 ``beir:FOLDER``                queries and their documents, see ``retrieval``
-``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields by name
+``tfds:NAME/CONFIG#fields``    a published TensorFlow Dataset, fields selected by name
 ``hf:NAME/CONFIG#fields``      a data set of the Hugging Face hub or a saved one, likewise
 ``builtin:reviews``            reviews made from templates, see ``builtin.reviews``
 ``corpora:A=SOURCE | B=SOURCE``  the documents of several sources, labeled A, B …
 =============================  ======================================================
 
 Each kind of data defines which of these names it accepts and which fields it uses. Fields joined by
-``+`` make up one list. ``#label,text?score>=3`` reads only the records that satisfy a condition,
-see ``conditions``.
+``+`` are combined into one list. ``#label,text?score>=3`` reads only the records that satisfy a
+condition, see ``conditions``.
 """
 
 import re
@@ -46,12 +46,12 @@ FORMS = {
     "corpora": "corpora:LABEL=SOURCE | LABEL=SOURCE",
 }
 PUBLISHED = ("tfds", "hf")
-"""The kinds of source that may have published splits."""
+"""The kinds of source whose data sets may be published with splits."""
 _NEXT_CORPUS = re.compile(r"\s\|\s+(?=[\w-]+=\w+:)")
 
 
 def forms_of_rows(fields: str) -> dict[str, str]:
-    """Returns the kinds of source whose rows have named fields, with their default fields."""
+    """Returns the kinds of source whose rows have named fields, with the fields read by default."""
     return dict.fromkeys(("jsonl", *FILE_KINDS, *PUBLISHED), fields)
 
 
@@ -63,8 +63,8 @@ class LabelledSource:
       name: The name as the user wrote it.
       kind: The kind, a key of ``FORMS``, or ``memory``.
       location: The glob, or the ``name/config`` of a TensorFlow Dataset.
-      fields: The names or numbers of the fields.
-      named: Whether the user named the fields; False for default fields.
+      fields: The names or numbers of the fields to read.
+      named: Whether the user named the fields. If False, they are the default fields.
       conditions: The conditions that a record must satisfy to be read.
     """
 
@@ -83,7 +83,7 @@ class Record:
     Attributes:
       location: The file and line, for messages: ``train.tsv line 7``.
       values: One value for each field of the source, in order.
-      first: Whether the record is from the first line of a table, which might be a header.
+      first: Whether the record is the first line of a table, which might be a header.
       part: The part of the source that the record belongs to, if the source has named parts.
     """
 
@@ -99,11 +99,11 @@ def parse_labelled(
     """Parses a source name, without access to files or the network.
 
     Args:
-      name: For example ``tsv:cola.train.tsv#2,4``; or examples in memory.
+      name: A name such as ``tsv:cola.train.tsv#2,4``; or examples in memory.
       forms: The kinds that can be read, with the default fields of each.
-      like: A source of the same run. If both sources are of the same kind, the fields of ``like``
-        are the default. The fields of a published data set are the default only for the same data
-        set.
+      like: Another source of the same run. If it has the same kind and ``name`` specifies no
+        fields, the fields of ``like`` are read. If ``like`` is a published data set, this applies
+        only to the same data set.
 
     Raises:
       DataError: The kind is not in ``forms``, or nothing follows it.
@@ -115,7 +115,7 @@ def parse_labelled(
         return LabelledSource(name, KIND, location, fields, conditions=conditions)
     shown = {kind: FORMS[kind] for kind in forms if kind != KIND}
     kind = check_kind(name, shown)
-    # Only sources of documents can be joined by a plus sign.
+    # Only sources of documents can be joined with a plus sign.
     joined = kind != "corpora" and re.search(rf"\s\+\s+({'|'.join(forms)}):", name)
     remedy = f"name several files by a glob, as {kind}:FOLDER/*"
     problem = f"labelled sources are not joined ({name!r}): {remedy}"
@@ -123,7 +123,7 @@ def parse_labelled(
     _, location, part, conditions = parse_name(name, shown)
     if kind == "corpora":
         parse_corpora(location, name)
-    # No fields are named: use the fields of the run, or else the default of the kind.
+    # If no fields are named, use the fields of the run's source, or else the default of the kind.
     if not part:
         usual = _with_usual_fields(kind, forms, like)
         named = usual.named and (kind not in PUBLISHED or usual.location == location)
@@ -137,7 +137,7 @@ def parse_labelled(
 def _with_usual_fields(
     kind: str, forms: Mapping[str, str], like: LabelledSource | None
 ) -> LabelledSource:
-    """Returns ``like`` if it is of this kind, or else a source with the default fields."""
+    """Returns ``like`` if it has this kind, or else a source with the default fields."""
     if like is not None and like.kind == kind:
         return like
     fields = tuple(filter(None, forms[kind].split(",")))
@@ -145,14 +145,14 @@ def _with_usual_fields(
 
 
 def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
-    """Parses labeled sources of documents: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
+    """Parses sources of documents with labels, as ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
 
     Args:
       rest: The labels and sources.
       name: The whole name, for messages.
 
     Returns:
-      The labels and their sources, at least two.
+      At least two labels, each with its sources.
 
     Raises:
       DataError: There are fewer than two labels, or a source does not contain documents.
@@ -162,11 +162,11 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
 
 
 def named_parts(rest: str, problem: str) -> list[tuple[str, str]]:
-    """Splits named sources: ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
+    """Splits a list of named sources, as ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
 
     Raises:
-      DataError: There are fewer than two sources, or one lacks its name or its source; the message
-        begins with ``problem``.
+      DataError: There are fewer than two entries, or an entry lacks its name or its source. The
+        message begins with ``problem``.
     """
     parts = [part.partition("=")[::2] for part in _NEXT_CORPUS.split(rest)]
     named = [(name.strip(), source.strip()) for name, source in parts]
@@ -178,9 +178,9 @@ def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> Label
     """Sets the fields of a well-known published data set, unless the user named fields."""
     if source.kind not in PUBLISHED or source.named:
         return source
-    # Look up the data set with its configuration first, and without a version.
+    # Look up the data set without its version, and first together with its configuration.
     name, _, _ = source.location.partition(":")
-    # A data set of the hub has the same columns under the name of its owner, as nyu-mll/glue/sst2.
+    # On the hub, a name may begin with an owner, as nyu-mll/glue/sst2; the columns are the same.
     names = (name, name.split("/")[0], name.partition("/")[2].partition("[")[0])
     fields = next((known[name] for name in names if name in known), None)
     return replace(source, fields=tuple(fields.split(","))) if fields else source

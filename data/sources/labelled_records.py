@@ -1,6 +1,7 @@
-"""Records of labeled sources; see ``labelled_names``.
+"""Reads the records of labeled sources; see ``labelled_names``.
 
-Labeled data are small and are read into memory. Every record has a location for error messages.
+Labeled data are small, so they are read into memory. Every record has a location, which error
+messages show.
 """
 
 import itertools
@@ -26,15 +27,15 @@ def read_fields(
     Args:
       source: A source of the kind ``tsv``, ``csv``, ``jsonl``, ``parquet``, ``arrow``,
         ``corpora`` or ``memory``.
-      roles: The roles of its fields, if the source is a table.
+      roles: The roles of the source's fields, if it is a table.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
     Returns:
-      The records, with files in sorted order.
+      The records; files are read in sorted order.
 
     Raises:
-      DataError: A file is missing, not UTF-8 or incomplete; a line has too many or too few
-        columns, is not JSON, or lacks a field (with file and line).
+      DataError: A file is missing, not UTF-8 or incomplete; or a line has too many or too few
+        columns, is not JSON, or lacks a field (the message names file and line).
     """
     return _READERS[source.kind](source, roles, left_out)
 
@@ -64,7 +65,7 @@ def _read_json_lines(
 
 
 def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
-    """Returns the names of all fields that some record of a local source has.
+    """Returns the names of all fields that occur in any record of a local source.
 
     Raises:
       DataError: A file is missing or malformed, or a table does not name its columns.
@@ -84,17 +85,17 @@ def names_of_fields(source: LabelledSource) -> tuple[str, ...]:
 def _read_corpora(
     source: LabelledSource, roles: ColumnRoles, left_out: LeftOut | None
 ) -> Iterator[Record]:
-    """Reads the label and the text of each document, or only the text if it is the only field."""
+    """Reads the label and the text of each document, or only the text if no label is requested."""
     del roles, left_out
     for label, corpora in parse_corpora(source.location, source.name):
         for corpus in corpora:
-            # A published corpus contributes its whole training split.
+            # Read the whole training split of a published corpus.
             texts: Iterable[str] = (
                 load_documents(corpus.name, "train", validation_fraction=0.0)
                 if corpus.kind == "tfds"
                 else read_documents(corpus)
             )
-            # Documents have no fields: label and text take the names of labeled data.
+            # Documents have no fields, so use the usual field names of labeled data.
             for number, text in enumerate(texts, start=1):
                 values = {"label": label, "text": text}
                 record = tuple(values[field] for field in source.fields)
@@ -116,7 +117,7 @@ def source_lines(source: LabelledSource) -> Iterator[Iterator[Line]]:
 
 
 def are_json_lines(path: str) -> bool:
-    """Returns whether the file name says that the file contains JSON lines."""
+    """Returns whether a file contains JSON lines, according to its name."""
     return path.removesuffix(".gz").endswith(".jsonl")
 
 
@@ -133,7 +134,7 @@ def read_objects(
     Args:
       lines: The lines.
       fields: The fields to read.
-      conditions: The conditions; records that do not satisfy them are left out.
+      conditions: Conditions on fields; records that do not satisfy them are left out.
       left_out: Counts the records that are left out.
       unread: Collects the names of fields that are present but not read.
 

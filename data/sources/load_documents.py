@@ -1,9 +1,9 @@
 """Loads documents from local text, object stores and published data sets.
 
-Local text is written once as ArrayRecord files, by a TFDS builder of this package that does not
-need tensorflow. The key of this cache is a hash of the content. Other sources are not copied:
-Parquet files, Arrow files and Hugging Face data sets allow access to rows by number, and files of
-an object store are read again in order.
+Local text is copied once to a cache of ArrayRecord files, by a TFDS builder that does not need
+tensorflow. The key of this cache is a hash of the content. Other sources are not copied: Parquet
+files, Arrow files and Hugging Face data sets allow access to rows by index, and the files of an
+object store are read again in order.
 """
 
 import hashlib
@@ -42,22 +42,24 @@ def load_documents(
     """Loads one split of a source, from the cache if possible.
 
     Args:
-      source: A source name, or several joined, see ``source_names``; or the documents.
-      split: ``train`` or ``validation``. Local text and published data without a
-        validation split are divided by the hash of each document's text.
-      validation_fraction: The fraction of documents for validation, in [0, 1); 0 leaves all in
-        ``train``. A split that would be empty by chance gets the document with the smallest
-        (validation) or largest (train) hash. All local sources of a joined name are divided
-        together.
+      source: The name of one source or of several joined sources, see ``source_names``; or the
+        documents themselves.
+      split: ``train`` or ``validation``. Local text, and published data without a validation split,
+        are divided by the hash of each document's text.
+      validation_fraction: The fraction of documents for validation, in [0, 1). If 0, all documents
+        are in ``train``. If a split would be empty by chance, it gets the document with the
+        smallest (validation) or largest (train) hash. All local sources of a joined name are
+        divided together.
       cache_dir: The folder of cached data. Defaults to ``default_cache_dir()``.
 
     Returns:
-      The documents. Local documents have an order that depends only on the texts; all other
-      documents keep the order of the source.
+      The documents. The order of local documents depends only on their texts; all other documents
+      have the order of the source.
 
     Raises:
-      DataError: The source has an error (see ``read_documents``), has only one document and
-        needs two, or is published and neither on this machine nor available for download.
+      DataError: The source has an error (see ``read_documents``), has only one document although
+        two splits are required, or is published but neither on this machine nor available for
+        download.
     """
     check_value("validation_fraction", validation_fraction, Rate)
     name = as_source(source)
@@ -65,12 +67,11 @@ def load_documents(
     cache = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
     fraction = validation_fraction
     local = _load_local(sources, split=split, fraction=fraction, cache=cache, name=name)
-    # The documents of local sources come from one iterator, because these sources are divided
-    # together.
+    # One iterator yields the documents of all local sources, because they are divided together.
     parts: list[Documents] = []
     for one in sources:
         if one.kind == "tfds":
-            # Import late: TFDS is slow to load.
+            # Import TFDS only if it is needed, because it is slow to import.
             from .tfds.documents import load_published
 
             parts.append(load_published(one, split, fraction, cache))
@@ -88,14 +89,15 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
     """Loads all documents of a local source, or the validation split of a published source.
 
     Args:
-      source: A source name, or several joined, see ``source_names``; or the documents.
+      source: The name of one source or of several joined sources, see ``source_names``; or the
+        documents themselves.
       cache_dir: The folder of cached data. Defaults to ``default_cache_dir()``.
 
     Returns:
       The documents.
 
     Raises:
-      DataError: See ``load_documents``; a published data set has no validation split.
+      DataError: See ``load_documents``; or a published data set has no validation split.
     """
     parts = [
         load_documents(
@@ -110,7 +112,7 @@ def load_whole(source: SourceLike, *, cache_dir: str | os.PathLike[str] | None =
 
 
 def _with_validation(source: Source) -> HubData | None:
-    """Returns the Hugging Face data set of a source if it has a validation split."""
+    """Returns the Hugging Face data set of a source, or None if it has no validation split."""
     if source.kind != "hf":
         return None
     hub = open_hub(source.location, source.name)
@@ -118,7 +120,7 @@ def _with_validation(source: Source) -> HubData | None:
 
 
 def _has_splits(source: Source) -> bool:
-    """Returns whether an evaluation reads only the validation split of a source."""
+    """Returns whether the source has splits, so that evaluation reads only its validation split."""
     if source.kind != "hf":
         return source.kind == "tfds"
     hub = open_hub(source.location, source.name)
@@ -136,14 +138,14 @@ def _load_local(
     problem = f"{name!r} has no validation split: set validation_fraction above 0"
     require(has_split, problem, DataError)
     left_out = LeftOut()
-    # The first pass hashes all texts, for the division and for the cache keys.
+    # The first pass hashes all texts, because the division and the cache keys need the hashes.
     texts = [_read_once(source, left_out, cache) for source in local]
     counts = [one.counts for one in texts]
     division = HashSplit.of(itertools.chain.from_iterable(counts), fraction, name)
     note = left_out_note(left_out)
     if split == "validation":
         note = _large_part(counts, division, fraction)
-    # With several sources, the limit of the digests depends on all of them, so the key contains it.
+    # With several sources, the digest limit depends on all of them, so it must be part of the key.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
     for one in texts:
         if isinstance(one, NumberedTexts):
@@ -164,7 +166,7 @@ def _read_once(source: Source, left_out: LeftOut, cache: Path) -> "_Reread | Num
 
 
 def _large_part(counts: Sequence[Counter[bytes]], division: HashSplit, fraction: float) -> str:
-    """Returns a log line if many more documents are held out than requested, else an empty text."""
+    """Returns a log line if far more documents are held out than requested, else an empty text."""
     all_counts = sum(counts, Counter())
     total = all_counts.total()
     held_out = sum(n for digest, n in all_counts.items() if division.split(digest) == "validation")
@@ -180,8 +182,8 @@ def _large_part(counts: Sequence[Counter[bytes]], division: HashSplit, fraction:
 def _load_one(
     texts: "_Reread", *, division: HashSplit, key: str, split: Split, cache: Path
 ) -> Documents:
-    """Opens the documents of one split of a local source; writes all its splits if necessary."""
-    # Import late: TFDS is slow to load.
+    """Opens one split of a local source; if it is not in the cache, first writes all splits."""
+    # Import TFDS only if it is needed, because it is slow to import.
     from .tfds.local_dataset import open_texts, write_texts
 
     source = texts.source
@@ -202,7 +204,7 @@ def _load_one(
 
 
 def _key(counts: Counter[bytes], rule: str) -> str:
-    """Hashes the content of a data set, independent of the reading order."""
+    """Hashes the content of a data set; the hash does not depend on the reading order."""
     hasher = hashlib.blake2b(f"{_FORMAT} {rule}".encode(), digest_size=16)
     for digest in sorted(counts):
         hasher.update(digest + counts[digest].to_bytes(8, "big"))
@@ -214,8 +216,8 @@ class _Reread:
 
     Attributes:
       source: The source.
-      counts: The digest of each document, with the number of documents that have it.
-      changed: Whether the documents of a later pass had other digests.
+      counts: For each digest, the number of documents that have it.
+      changed: Whether the documents had different digests in a later pass.
     """
 
     def __init__(self, source: Source, counts: Counter[bytes]) -> None:

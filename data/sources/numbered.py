@@ -1,8 +1,8 @@
-"""Texts of sources that are read in place, without a copy in the cache.
+"""Provides the texts of sources that are read in place, without a copy in the cache.
 
-Rows of tables are read by index. The files of an object store are read forward, so access in order
-reads each file once. The cache has only the index and the digest of each text, for the division
-into splits.
+Rows of tables are read by index. The files of an object store can only be read forward, so reading
+the texts in order reads each file once. The cache contains only the index and the digest of each
+text, which the division into splits needs.
 """
 
 import hashlib
@@ -35,11 +35,11 @@ class StreamedRecords:
     """The documents of a source that can only be read forward; see ``documents.Records``."""
 
     def __init__(self, source: Source, number: int) -> None:
-        """Creates the records, positioned before the first document.
+        """Creates the records. Reading starts at the first document.
 
         Args:
           source: The source.
-          number: The number of its documents.
+          number: The number of documents in the source.
         """
         self._source, self._number = source, number
         self._next, self._texts = 0, read_documents(source)
@@ -48,13 +48,13 @@ class StreamedRecords:
         return self._number
 
     def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
-        """Reads several documents at once; to go back, reads the source again from its start."""
+        """Reads several documents at once; an earlier document requires reading from the start."""
         texts: dict[int, str] = {}
         for key in sorted({*record_keys}):
             if key < self._next:
                 self._next, self._texts = 0, read_documents(self._source)
             skipped = itertools.islice(self._texts, key - self._next, None)
-            # A source without this text has become shorter.
+            # If this text is missing, the source has become shorter.
             text = next(skipped, "")
             require(text, f"{self._source.name} changed while it was read: start again", DataError)
             texts[key], self._next = text, key + 1
@@ -63,14 +63,14 @@ class StreamedRecords:
 
 @dataclass(frozen=True)
 class NumberedTexts:
-    """The numbers and digests of the texts of a source.
+    """The indices and digests of the texts of a source.
 
     Attributes:
       source: The source.
-      numbers: The index of each text among the records, int64 [n].
+      numbers: The index of the record that contains each text, int64 [n].
       digests: The hash of each text, uint8 [n, 16].
-      left_out: The number of records that its conditions leave out.
-      open_records: Opens the records, given the number of the texts.
+      left_out: The number of records that the conditions of the source leave out.
+      open_records: A function that opens the records, given the number of texts.
     """
 
     source: Source
@@ -88,14 +88,14 @@ class NumberedTexts:
         open_records: Callable[[int], Records],
         cache: Path,
     ) -> "NumberedTexts":
-        """Reads the texts once, or takes what the cache has if the source has not changed.
+        """Reads all texts once, or uses the cache if the source has not changed.
 
         Args:
           source: The source.
-          metadata: What changes with the content of the source.
-          texts: Yields the index and the text of each record that the conditions of the source
-            keep, and counts the other records.
-          open_records: Opens the records, given the number of the texts.
+          metadata: Values that change whenever the content of the source changes.
+          texts: A function that yields the index and the text of each record that satisfies the
+            conditions of the source, and counts all other records.
+          open_records: A function that opens the records, given the number of texts.
           cache: The folder of cached data.
 
         Raises:
@@ -105,14 +105,14 @@ class NumberedTexts:
 
     @property
     def counts(self) -> Counter[bytes]:
-        """The digest of each text, with the number of texts that have it."""
+        """For each digest, the number of texts that have it."""
         return Counter(map(bytes, self.digests))
 
     def documents(self, division: HashSplit, split: Split) -> Documents:
         """Returns the documents of a split, in the order of the source."""
         held_out = _below(self.digests, division.limit)
         chosen = held_out == (split == "validation")
-        # Documents have an order, so the hash covers the order.
+        # The documents are ordered, so the hash must depend on their order.
         hasher = hashlib.blake2b(f"numbered {_FORMAT}".encode(), digest_size=16)
         hasher.update(self.digests[chosen].tobytes())
         mark = "-sentences" if self.source.lines_are_sentences else ""
@@ -126,14 +126,14 @@ class NumberedTexts:
 
 
 def is_read_in_place(source: Source) -> bool:
-    """Returns whether a source is read in place: rows of columns, or files of an object store."""
+    """Returns whether a source is read in place: a columnar source, or files of an object store."""
     return source.kind in (*FILE_KINDS, "hf") or (
         source.kind in ("text", "jsonl") and is_url(source.location.removeprefix("file://"))
     )
 
 
 def numbered(source: Source, cache: Path, split: str | None = None) -> NumberedTexts:
-    """Returns the numbered texts of a source, from the cache if the source has not changed.
+    """Returns the indexed texts of a source, from the cache if the source has not changed.
 
     Args:
       source: A source that is read in place.
@@ -181,18 +181,17 @@ def _cached(
     texts: Callable[[LeftOut], Iterator[tuple[int, str]]],
     cache: Path,
 ) -> tuple[np.ndarray, np.ndarray, LeftOut]:
-    """Reads the texts once; returns their indices and digests, and counts of omitted records."""
+    """Reads the texts once; returns their indices and digests, and the counts of omissions."""
     known = (_FORMAT, source.kind, source.part, written(source.conditions), *metadata)
     key = hashlib.blake2b(repr(known).encode(), digest_size=16).hexdigest()
     path = cache / "divisions" / f"{key}.npz"
     if not path.is_file():
         left_out = LeftOut()
-        # Blank documents have no tokens to predict.
+        # Skip blank documents, because they have no tokens to predict.
         digested = [(i, text_digest(text)) for i, text in texts(left_out) if text.strip()]
         require(digested, f"no text in {source.name!r}: {empty_reason(left_out)}", DataError)
         numbers, digests = zip(*digested, strict=True)
-        # The file has only arrays, so the counts of omitted records are stored as the bytes of
-        # JSON.
+        # The file can contain only arrays, so store the counts of omitted records as JSON bytes.
         content = io.BytesIO()
         np.savez(
             content,
@@ -207,10 +206,10 @@ def _cached(
 
 
 def _below(digests: np.ndarray, limit: bytes) -> np.ndarray:
-    """Returns which digests are below a limit, bool [n]; none if the limit is empty."""
+    """Returns whether each digest is below a limit, bool [n]; all False if the limit is empty."""
     if not limit:
         return np.zeros(len(digests), bool)
-    # Compare digests as numbers of 16 bytes, with the most significant byte first.
+    # Compare digests as 16-byte integers, with the most significant byte first.
     high, low = np.ascontiguousarray(digests).view(">u8").T
     limit_high, limit_low = np.frombuffer(limit, ">u8")
     return (high < limit_high) | ((high == limit_high) & (low < limit_low))

@@ -1,22 +1,23 @@
-r"""Sources of sentence pairs, named in the scheme of ``source_names``.
+r"""Opens sources of sentence pairs; ``source_names`` defines the syntax of their names.
 
 =============================  ======================================================
-``pairs:SRC,TGT``              two files; line n of one translates line n of the other
-``tsv:GLOB#1,2``               columns separated by tabs, the source's first, by number
-                               from 1 or by name (then files begin with a line of names); ``csv:``
-                               likewise, see ``tables``
-``jsonl:GLOB#en,de``           JSON lines, fields by name; ``parquet:`` and ``arrow:`` likewise
-``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields by name; by default
+``pairs:SRC,TGT``              two files; line n of one file translates line n of the other
+``tsv:GLOB#1,2``               columns separated by tabs, first the source column; selected by
+                               number from 1, or by name if the files begin with a line of names;
+                               ``csv:`` likewise, see ``tables``
+``jsonl:GLOB#en,de``           JSON lines, fields selected by name; ``parquet:`` and ``arrow:``
+                               likewise
+``tfds:NAME/CONFIG#en,de``     a published TensorFlow Dataset, fields selected by name; by default
                                the dataset's languages in their published order
 ``hf:NAME/CONFIG#en,de``       a data set of the Hugging Face hub, or a saved one
 ``builtin:numbers-en-fr``      see ``spelled_numbers``
-``SOURCE + SOURCE``            several sources, concatenated (none of them built in)
+``SOURCE + SOURCE``            several sources, concatenated (built-in sources are not allowed)
 =============================  ======================================================
 
-To translate in the other direction, swap the two names. Files ending in ``.gz`` are
-decompressed while reading; ``common.files`` defines the end of a line. No line of ``pairs:`` is
-skipped, so the two files stay aligned. In files with both sentences of a pair on one line, empty
-lines are skipped.
+To translate in the other direction, swap the two names. Files ending in ``.gz`` are decompressed
+while they are read; ``common.files`` defines the end of a line. With ``pairs:``, no line is
+skipped, so that the two files stay aligned. If a file has both sentences of a pair on one line,
+empty lines are skipped.
 """
 
 import itertools
@@ -61,16 +62,16 @@ _FIELDS = {
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(FORMS)}):)")
 
 Which = Split | Literal["whole"]
-"""A split, or the whole source. For a published source ``whole`` is its validation split."""
+"""A split, or the whole source. For a published source, ``whole`` means its validation split."""
 
 
 @dataclass(frozen=True)
 class SplitView(PairSource):
-    """The pairs of one split of a source, divided by the hash of the source text.
+    """The pairs of one split of a source; the hash of the source text determines the split.
 
     Attributes:
       source: The source.
-      division: The division into splits.
+      division: The rule that divides the pairs into splits.
       split: The split.
     """
 
@@ -90,7 +91,7 @@ class SplitView(PairSource):
 
 @dataclass(frozen=True)
 class ParallelText:
-    """The pairs of a split as read, including pairs with an empty source or target.
+    """The pairs of a split as they are read, including pairs with an empty source or target.
 
     Attributes:
       parts: The pairs of each source, in order.
@@ -110,12 +111,12 @@ class ParallelText:
         return " + ".join(part.name for part in self.parts)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns lines for the log on how the sources were read."""
+        """Returns lines for the log that describe how the sources were read."""
         return tuple(note for part in self.parts for note in part.notes())
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash that is equal for equal pairs in the same order."""
+        """A hash of all pairs in their order."""
         return digest(part.fingerprint for part in self.parts)
 
     @cached_property
@@ -135,29 +136,29 @@ def open_parallel(
     """Opens a source of sentence pairs.
 
     Args:
-      source: A source name, several names joined by ``+`` (but no built-in source), or the pairs
-        themselves.
+      source: A source name, several names joined by ``+`` (built-in sources cannot be joined), or
+        the pairs themselves.
       which: A split, or the whole source. Local sources, and published sources without a validation
-        split, are divided together by the hash of each source text. The endless numbers have a
-        sample for training a vocabulary, and another sample for validation.
-      validation_fraction: The fraction of the divided pairs for validation, in [0, 1).
-      like: The name of the run's source. If ``source`` names no fields, it gets the fields of the
-        source of the same kind in ``like``.
+        split, are divided together by the hash of each source text. The endless source of spelled
+        numbers has one fixed sample for training a vocabulary, and another for validation.
+      validation_fraction: The fraction of the divided pairs that is used for validation, in [0, 1).
+      like: The name of the run's source. If ``source`` specifies no fields, it gets the fields of
+        the first source in ``like`` that has the same kind.
 
     Raises:
       DataError: The kind or a field is unknown, a file is missing, or validation data are
         missing. Errors inside files are raised when the pairs are read.
     """
     name = as_source(source)
-    # An endless source has fixed samples.
+    # An endless source cannot be read completely, so return one of its fixed samples.
     if (numbers := NumberWords.parse(name)) is not None:
         return ParallelText((numbers.vocabulary if which == "train" else numbers.validation,))
     parts = [name] if isinstance(name, Examples) else _JOIN.split(name)
-    # Opening checks names and files; pairs are read later.
+    # Opening only checks the names and the files; the pairs are read later.
     opened = [_open(part, like) for part in parts]
     if which == "whole":
         return ParallelText(tuple(part.of_split("validation") for part in opened))
-    # Divide only sources without a published validation split.
+    # Divide only the sources that have no published validation split.
     divided = [part for part in opened if not part.has_validation]
     require(
         which == "train" or validation_fraction or not divided,
@@ -167,7 +168,7 @@ def open_parallel(
     )
     if not divided or not validation_fraction:
         return ParallelText(tuple(part.of_split(which) for part in opened))
-    # All divided sources share one limit. Equal source texts have equal digests, so several
+    # All divided sources share one limit. Equal source texts have equal digests, so all
     # translations of a sentence are in the same split.
     digests = {text_digest(pair.source) for part in divided for pair in part}
     division = HashSplit.of(digests, validation_fraction, name)
@@ -194,8 +195,8 @@ def _open(name: str, like: str | None) -> PairSource:
 
 
 def _like(kind: str, like: str | None) -> LabelledSource | None:
-    """Returns the first source of a kind among the sources joined in a name."""
-    # A validation source without fields takes them from the training source.
+    """Returns the first source of the given kind among the joined sources of a name."""
+    # If a validation source names no fields, the fields of the training source are used.
     for part in map(str.strip, _JOIN.split(like or "")):
         if part.startswith(f"{kind}:"):
             return parse_labelled(part, _FIELDS)
@@ -207,14 +208,14 @@ def _open_files(name: str) -> FilePairs:
     problem = f"source {name!r} must name two files: write {FORMS['pairs']}"
     require(len(patterns) == 2 and all(patterns), problem, DataError)
     files = [file for pattern in patterns for file in matching_files(pattern, name)]
-    # If a glob matched several files for one language, the lines would not be aligned.
+    # Require one file per language: the lines of several matching files would not be aligned.
     require(len(files) == 2, problem, DataError)
     return FilePairs(name, *files)
 
 
 def _open_published(source: LabelledSource) -> PublishedRecords:
     if not source.fields:
-        # By default use the input and the output that the data set declares.
+        # By default, use the input and output fields that the data set declares.
         source = replace(source, fields=open_published(source, {}).pair_fields())
     return open_published(_with_two_fields(source), {})
 

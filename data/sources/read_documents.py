@@ -23,23 +23,24 @@ from .source_names import FILE_KINDS, Source
 def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
     """Reads the documents of a local source in order.
 
-    Documents of only white space are left out.
+    Documents that contain only white space are left out.
 
     Args:
-      source: A source of any kind but ``tfds`` and ``prepared``; ``hf`` reads the training split.
+      source: A source of any kind except ``tfds`` and ``prepared``. For ``hf``, the training split
+        is read.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
     Yields:
-      The text of each document, with files in sorted order and lines in file order.
+      The text of each document. Files are read in sorted order, and lines in file order.
 
     Raises:
-      DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not
-        valid or lacks the field (with file and line); or the source is a published data set,
-        which ``load_documents`` reads.
+      DataError: A file is missing, empty, incomplete or not UTF-8; a JSON line is not valid or
+        lacks the field (the message names file and line); or the source is a published data set,
+        which only ``load_documents`` can read.
     """
     left_out = LeftOut() if left_out is None else left_out
     documents = documents_in(source, left_out)
-    # Documents are not blank, so an empty text means that there is none.
+    # No document is blank, so an empty text means that the source has no documents.
     first = next(documents, "")
     require(first, f"no text in {source.name!r}: {empty_reason(left_out)}", DataError)
     yield first
@@ -47,11 +48,11 @@ def read_documents(source: Source, left_out: LeftOut | None = None) -> Iterator[
 
 
 def documents_in(source: Source, left_out: LeftOut | None = None) -> Iterator[str]:
-    """Reads documents like ``read_documents``, but accepts an empty source."""
+    """Reads documents as ``read_documents`` does, but accepts a source without documents."""
     remedies = {"tfds": "use load_documents", "prepared": "name the text that it was made from"}
     remedy = remedies.get(source.kind)
     require(not remedy, f"{source.name!r} is not local text: {remedy}", DataError)
-    # Blank documents have no tokens to predict.
+    # Skip blank documents, because they have no tokens to predict.
     yield from filter(str.strip, _READERS[source.kind](source, left_out))
 
 
@@ -65,7 +66,7 @@ def _read_builtin(source: Source, left_out: LeftOut | None) -> Iterator[str]:
     generated = Patterns.parse(source.name) or Toy.parse(source.name)
     if generated is not None:
         return generated.documents()
-    # Import on use: the module has 0.5 MB of literals.
+    # Import the module only if it is used, because it has 0.5 MB of literals.
     from pydoc_data.topics import topics
 
     return (topics[key] for key in sorted(topics))
@@ -73,7 +74,7 @@ def _read_builtin(source: Source, left_out: LeftOut | None) -> Iterator[str]:
 
 def _read_texts(source: Source, left_out: LeftOut | None) -> Iterator[str]:
     for path in matching_files(source.location, source.name):
-        # Keep the line ends of a document that has several lines.
+        # If a document can have several lines, keep the line ends.
         lines = (line for _, _, line in file_lines(path, keep_ends=source.part != "line"))
         if source.part == "file":
             yield "".join(lines)
@@ -106,7 +107,7 @@ _READERS: dict[str, Callable[[Source, LeftOut | None], Iterator[str]]] = {
 
 
 def rows_of(source: Source) -> Rows:
-    """Returns the rows of a source of columns; a Hugging Face data set has its training split.
+    """Returns the rows of a columnar source; for a Hugging Face data set, of the training split.
 
     Raises:
       DataError: No file matches, or the data set cannot be opened.
@@ -120,7 +121,7 @@ def rows_of(source: Source) -> Rows:
 def numbered_texts(
     source: Source, rows: Rows, left_out: LeftOut | None
 ) -> Iterator[tuple[int, str]]:
-    """Yields the index and the text of each row that satisfies the conditions.
+    """Yields the index and the text of each row that satisfies the source's conditions.
 
     Raises:
       DataError: A file is damaged, or a text is not a string.
@@ -132,11 +133,11 @@ def numbered_texts(
 def json_rows(
     lines: Iterable[Line], conditions: tuple[Condition, ...], left_out: LeftOut | None
 ) -> Iterator[tuple[str, JsonObject]]:
-    """Reads the objects of JSON lines, each with its file and line; ignores empty lines.
+    """Yields each object of JSON lines together with its file and line; ignores empty lines.
 
     Args:
       lines: The lines.
-      conditions: The conditions; objects that do not satisfy them are left out.
+      conditions: Conditions on fields; objects that do not satisfy them are left out.
       left_out: Counts the objects that are left out.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Sentence pairs from files and published datasets, aligned one to one and in order."""
+"""Reads sentence pairs from files and published data sets: one target per source, in order."""
 
 import itertools
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class SentencePair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairSource(ABC):
-    """The pairs of one source, read again on each iteration.
+    """The pairs of one source, which are read again on each iteration.
 
     Attributes:
       name: The name of the source, for messages.
@@ -45,15 +45,15 @@ class PairSource(ABC):
 
     @property
     def has_validation(self) -> bool:
-        """Whether a validation split is published."""
+        """Whether the source has a published validation split."""
         return False
 
     def of_split(self, split: Split) -> "PairSource":
-        """Returns the pairs of a published split; other sources are returned whole."""
+        """Returns the pairs of a published split, or the whole source if it has no splits."""
         return self
 
     def notes(self) -> tuple[str, ...]:
-        """Returns lines for the log on how the source was read."""
+        """Returns lines for the log that describe how the source was read."""
         return ()
 
     @cached_property
@@ -64,11 +64,11 @@ class PairSource(ABC):
 
 @dataclass(frozen=True)
 class FilePairs(PairSource):
-    """Two files where line n of one translates line n of the other.
+    """Two files with the same number of lines; line n of one translates line n of the other.
 
     Attributes:
-      source: The file of the sources.
-      target: The file of the targets.
+      source: The file that contains the sources.
+      target: The file that contains the targets.
     """
 
     source: File
@@ -78,7 +78,7 @@ class FilePairs(PairSource):
         lines = itertools.zip_longest(file_lines(self.source), file_lines(self.target))
         for number, (source, target) in enumerate(lines, 1):
             if source is None or target is None:
-                # Count the remaining lines of the longer file for the message.
+                # Count the remaining lines of the longer file, because the message needs them.
                 total = number + sum(1 for _ in lines)
                 files = (self.source, self.target) if target is None else (self.target, self.source)
                 raise DataError(
@@ -91,7 +91,7 @@ class FilePairs(PairSource):
 
 @dataclass(frozen=True)
 class FieldPairs(PairSource):
-    """Files with both sentences of a pair in each line or record.
+    """Files whose lines or records each contain both sentences of a pair.
 
     Attributes:
       fields: A source of the kind ``tsv``, ``csv``, ``jsonl`` or ``memory``, with two fields.
@@ -104,9 +104,9 @@ class FieldPairs(PairSource):
             yield _pair(record, self.fields)
 
     def notes(self) -> tuple[str, ...]:
-        """See ``PairSource``; reports recognized headers and filtered pairs."""
+        """See ``PairSource``; the lines report recognized headers and filtered pairs."""
         notes = header_notes(self.fields, SENTENCE_PAIRS)
-        # Count the filtered pairs in a separate pass, because reading is lazy.
+        # The pairs are read lazily, so count the filtered pairs in a separate pass.
         left_out = LeftOut()
         if self.fields.conditions:
             for _ in read_fields(self.fields, SENTENCE_PAIRS, left_out):
@@ -141,14 +141,14 @@ class PublishedPairs(PairSource):
         return replace(self, split=split)
 
     def __len__(self) -> int:
-        # The published number of examples is exact unless a filter applies.
+        # Without a filter, the published number of examples is exact.
         filtered = self.records.source.conditions
         return sum(1 for _ in self) if filtered else int(str(self._identity[-1]))
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the split's published metadata; the pairs themselves are not read."""
-        # Name, fields, filter and size identify the content of a published version.
+        # The name, the fields, the filter and the size identify the content of a published version.
         *name, size, number = self._identity
         metadata = (*name, self.records.source.fields)
         if self.records.source.conditions:

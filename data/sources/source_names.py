@@ -1,11 +1,11 @@
-r"""Sources of text, and the syntax of their names.
+r"""Defines the sources of text and the syntax of their names.
 
 =========================  ==========================================================
-``builtin:python-docs``    the English prose every CPython ships in ``pydoc_data``
+``builtin:python-docs``    the English prose that is part of every CPython, in ``pydoc_data``
 ``builtin:patterns``       examples of small random tasks, see ``patterns``; ``#map,count``
-                           chooses kinds of them
+                           selects some kinds of tasks
 ``builtin:sums``           sums such as ``17+5=22``, see ``builtin.toys``
-``builtin:words``          six random words, likewise
+``builtin:words``          six random words per document, see ``builtin.toys``
 ``text:GLOB``              plain text; ``#file`` (default), ``#line`` or ``#block`` says
                            what a document is (blocks are separated by blank lines)
 ``text:GLOB#sentences``    blocks with one sentence on each line, the input format of
@@ -16,16 +16,16 @@ r"""Sources of text, and the syntax of their names.
 ``tfds:name/config#field`` a published TensorFlow Dataset (field default ``text``)
 ``hf:name/config#field``   a data set of the Hugging Face hub, or a folder of
                            ``save_to_disk``, see ``columnar.huggingface``
-``prepared:FOLDER``        the output of ``flaxzoo prepare``, instead of documents
-``…#field?score>=3``       for all kinds of records with fields: only the records that satisfy a
-                           condition on a field, see ``conditions``
+``prepared:FOLDER``        the output of ``flaxzoo prepare``, in place of documents
+``…#field?score>=3``       only the records that satisfy a condition on a field, for all kinds of
+                           records with fields, see ``conditions``
 ``0.7*SOURCE + 0.3*SOURCE``  a mixture, see ``split_mixture``
 ``SOURCE + SOURCE``        several sources, concatenated. Only a ``+`` between spaces and
                            before a kind joins sources: ``text:a + b.txt`` is a file
 =========================  ==========================================================
 
-``parse_name`` defines the syntax for all kinds of data. ``read_documents`` reads local sources, and
-``load_documents`` reads all sources of documents.
+``parse_name`` implements the syntax for all kinds of data. ``read_documents`` reads local sources
+only, and ``load_documents`` reads all sources of documents.
 """
 
 import math
@@ -46,7 +46,7 @@ SourceKind = Literal[
 ]
 
 FILE_KINDS = ("parquet", "arrow")
-"""The kinds of source that are files of columns."""
+"""The kinds of source whose files store data by column."""
 
 _FORMS: dict[str, str] = {
     "builtin": "builtin:python-docs",
@@ -66,11 +66,11 @@ _KINDS = f"(?:{'|'.join([*_FORMS, *_OTHER_KINDS])}):"
 _JOIN = re.compile(rf"\s\+\s+(?=(?:{'|'.join(_FORMS)}):)")
 _WEIGHT = re.compile(rf"(?P<weight>[-+\w.]+)\s*\*\s*(?P<source>{_KINDS}.*)", re.DOTALL)
 _WEIGHTED = re.compile(rf"(?:^|\+)\s*[-+\w.]+\s*\*\s*{_KINDS}")
-# Between the terms of a mixture, blanks are optional.
+# The blanks between the terms of a mixture are optional.
 _NEXT_TERM = re.compile(rf"\s*\+\s*(?=[-+\w.]+\s*\*\s*{_KINDS})|\s\+\s+(?={_KINDS})")
-# The kinds whose records have fields to filter on.
+# The kinds of source whose records have fields, so that a condition can filter them.
 _FILTERED = ("tsv", "csv", "jsonl", *FILE_KINDS, "tfds", "hf")
-# The kinds whose location is everything after the colon, even if it contains a #.
+# The kinds of source whose location is everything after the colon, even if it contains a #.
 _WITHOUT_PART = ("prepared", "corpora")
 
 
@@ -78,9 +78,9 @@ class ParsedName(NamedTuple):
     """The parts of a source name ``KIND:LOCATION#PART?CONDITIONS``.
 
     Attributes:
-      kind: The kind.
+      kind: The kind of source.
       location: The glob, the folder, or the name of published or built-in data.
-      part: The unit, field or fields after the ``#``; empty without a ``#``.
+      part: The unit, field or fields after the ``#``; empty if there is no ``#``.
       conditions: The conditions that a record must satisfy to be read.
     """
 
@@ -91,11 +91,11 @@ class ParsedName(NamedTuple):
 
 
 def parse_name(name: str, forms: Mapping[str, str]) -> ParsedName:
-    """Parses the name of one source, except for examples in memory.
+    """Parses the name of one source, but not the name of examples in memory.
 
     Args:
-      name: For example ``jsonl:books/*.jsonl.gz#body?score>=3``.
-      forms: The kinds that can be read, with an example of each for messages.
+      name: A name such as ``jsonl:books/*.jsonl.gz#body?score>=3``.
+      forms: The kinds that can be read, each with an example for messages.
 
     Raises:
       DataError: The kind is not in ``forms``, nothing follows the kind or the ``#``, or the kind
@@ -106,7 +106,7 @@ def parse_name(name: str, forms: Mapping[str, str]) -> ParsedName:
     location, mark, part = rest, "", ""
     if kind not in _WITHOUT_PART:
         rest, conditions = split_conditions(rest, name)
-        # The last # starts the part; earlier # signs belong to the glob.
+        # The part begins after the last #; any earlier # belongs to the glob.
         location, mark, part = rest.rpartition("#") if "#" in rest else (rest, "", "")
     complete = location and bool(mark) == bool(part)
     require(complete, f"source {name!r} is incomplete: write {forms[kind]}", DataError)
@@ -120,10 +120,10 @@ def parse_name(name: str, forms: Mapping[str, str]) -> ParsedName:
 
 
 def check_kind(name: str, forms: Mapping[str, str]) -> str:
-    """Returns the kind of a source name, the part before the first colon.
+    """Returns the kind of a source, which is the part of its name before the first colon.
 
     Raises:
-      DataError: The kind is not in ``forms``. The message shows all forms.
+      DataError: The kind is not in ``forms``. The message lists all forms.
     """
     require_unmixed(name, "this kind of data")
     kind = name.partition(":")[0]
@@ -135,7 +135,7 @@ def check_kind(name: str, forms: Mapping[str, str]) -> str:
 
 
 class Term(NamedTuple):
-    """A source of a mixture, with its weight."""
+    """One of the sources of a mixture, with its weight."""
 
     weight: float
     source: str
@@ -148,7 +148,7 @@ def split_mixture(name: str) -> tuple[Term, ...]:
       name: The name of a source.
 
     Returns:
-      The weights, which need not sum to 1, and the sources; empty if the source is not a mixture.
+      The weights, which need not sum to 1, and the sources. Empty if the source is not a mixture.
 
     Raises:
       DataError: Only some sources have a weight, a weight is not a positive number, the mixture has
@@ -184,7 +184,8 @@ def require_unmixed(name: str, reader: str) -> None:
 
     Args:
       name: The name of the source.
-      reader: The reader of the source, which does not support weights, for the message.
+      reader: What uses the source but does not support weights, such as ``a policy``; the message
+        names it.
 
     Raises:
       DataError: The source is a mixture.
@@ -201,9 +202,9 @@ class Source:
       name: The name as the user wrote it.
       kind: The kind, which determines the reader.
       location: The glob, the name of the built-in text, TFDS's ``name/config``, or a folder.
-      part: The unit of a document: ``file``, ``line``, ``block`` or ``sentences`` for text,
-        the field's name for JSON lines, TFDS and examples in memory, the kinds of tasks for
-        ``builtin:patterns``, else empty.
+      part: The part after the ``#``. For text, the unit that forms a document: ``file``, ``line``,
+        ``block`` or ``sentences``; for JSON lines, TFDS and examples in memory, the name of the
+        field; for ``builtin:patterns``, the kinds of tasks; otherwise empty.
       conditions: The conditions that a record must satisfy to be read.
     """
 
@@ -215,7 +216,7 @@ class Source:
 
     @property
     def lines_are_sentences(self) -> bool:
-        """Whether each line of a document is one sentence, so that splitting is unnecessary."""
+        """Whether each line is one sentence, so that documents need no sentence splitting."""
         if isinstance(self.name, Examples):
             return self.name.lines_are_sentences
         return self.kind == "text" and self.part == "sentences"
@@ -225,11 +226,11 @@ def parse_sources(name: str) -> tuple[Source, ...]:
     """Parses a name that may join several sources, without access to files or the network.
 
     Args:
-      name: For example ``text:brown.txt.gz#sentences + text:chapters/*.txt``. The weights of a
-        mixture are ignored.
+      name: A name such as ``text:brown.txt.gz#sentences + text:chapters/*.txt``. If it is a
+        mixture, its weights are ignored.
 
     Returns:
-      The parsed sources in order, at least one.
+      At least one parsed source, in the order of the name.
 
     Raises:
       DataError: See ``parse_source``.
@@ -244,7 +245,7 @@ def parse_source(name: str) -> Source:
     """Parses the name of one source, without access to files or the network.
 
     Args:
-      name: For example ``text:books/**/*.txt.gz#block``.
+      name: A name such as ``text:books/**/*.txt.gz#block``.
 
     Returns:
       The parsed source.
@@ -264,18 +265,19 @@ def parse_source(name: str) -> Source:
     part = part or _DEFAULT_PART.get(kind, "")
     if kind == "text":
         require_one_of(f"the unit of source {name!r}", part, _UNITS, error=DataError)
-    # Among built-in sources only the patterns have a part, the kinds of tasks. `Patterns.parse`
-    # checks the part.
+    # Among the built-in sources, only the patterns have a part: the kinds of tasks, which
+    # `Patterns.parse` checks.
     if kind == "builtin" and Patterns.parse(name) is None:
         require_one_of("the built-in text", name, _BUILTINS, error=DataError)
     return Source(name, cast(SourceKind, kind), location, part, conditions)
 
 
 def input_files(name: str) -> list[Source]:
-    """Splits a source into its files, in order; a built-in text is one file.
+    """Splits a source into its files, in order; a built-in text counts as one file.
 
     Raises:
-      DataError: The source is not made of files (``tfds:``, ``prepared:``), or no file matches.
+      DataError: The source does not consist of files (``tfds:``, ``prepared:``), or no file
+        matches.
     """
     require_unmixed(name, "a list of files")
     parts: list[Source] = []
@@ -284,7 +286,7 @@ def input_files(name: str) -> list[Source]:
         remedy = "name text:GLOB, jsonl:GLOB#field or parquet:GLOB#field"
         require(of_files, f"{source.name!r} is not made of text files: {remedy}", DataError)
         files = [] if source.kind == "builtin" else matching_files(source.location, source.name)
-        # Name each file as a source, so that it can be read alone.
+        # Name each file as a source, so that it can be read separately.
         conditions = f"?{written(source.conditions)}" if source.conditions else ""
         names = [f"{source.kind}:{file}#{source.part}{conditions}" for file in files]
         parts += [

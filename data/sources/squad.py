@@ -1,8 +1,8 @@
-"""Questions about passages, in the JSON format of SQuAD 1.1 and 2.0 or in JSON lines.
+"""Reads questions about passages, in the JSON format of SQuAD 1.1 and 2.0 or in JSON lines.
 
-Rajpurkar et al. 2016 and 2018. An answer is a text and the position of its first character in the
-passage. ``"unique": false`` marks an answer with an uncertain position, because its text occurs
-several times; training does not use such a position.
+See Rajpurkar et al. 2016 and 2018. An answer consists of a text and the position of its first
+character in the passage. ``"unique": false`` marks an answer whose position is uncertain because
+its text occurs several times in the passage. Training does not use such a position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,8 @@ class Answer:
 
     Attributes:
       text: The text of the answer.
-      start: The position of its first character in the passage, or None if the text is not there.
+      start: The position of its first character in the passage, or None if the passage does not
+        have the text at the given position.
       sure: Whether the position is certain.
     """
 
@@ -39,13 +40,14 @@ class SpanExample:
     """A question about a passage.
 
     Attributes:
-      id: The identifier in the source.
+      id: The identifier of the question in the source.
       question: The question.
       passage: The text that may contain an answer.
-      answers: The correct answers; empty without an answer, None if unknown (prediction).
-      title: The title of the article that the passage is from; may be empty.
-      location: The file and question, for messages.
-      group: A key that several questions may share; all questions with the same key are in the same
+      answers: The correct answers; empty if the question has no answer, None if the answers are
+        unknown (in prediction).
+      title: The title of the article that contains the passage; may be empty.
+      location: The file and the position of the question in it, for messages.
+      group: A key that several questions may share. Questions with the same key are in the same
         split.
     """
 
@@ -59,7 +61,7 @@ class SpanExample:
 
     @property
     def known_answers(self) -> tuple[Answer, ...]:
-        """The correct answers; empty if there is none or it is unknown."""
+        """The correct answers; empty if the question has no answer or its answers are unknown."""
         return self.answers or ()
 
     @property
@@ -76,8 +78,8 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
       labelled: Whether to read the answers.
 
     Raises:
-      DataError: A file is not in the format of SQuAD, or lacks a field (the message names the
-        field and its location).
+      DataError: A file is not in the SQuAD format, or lacks a field (the message names the field
+        and its location).
     """
     for lines in source_lines(source):
         yield from _questions(list(lines), labelled)
@@ -87,16 +89,17 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
     """Reads questions without answers.
 
     Args:
-      lines: SQuAD's JSON, or JSON lines ``{"question": …, "context": …}`` with an optional
-        ``id``, which defaults to the line number.
+      lines: The lines of a file in the SQuAD format, or JSON lines
+        ``{"question": …, "context": …}`` with an optional ``id``, which defaults to the line
+        number.
       unread: Collects the names of fields of JSON lines that are present but not read.
 
     Raises:
-      DataError: The lines have neither format.
+      DataError: The lines are in neither format.
     """
     read = list(lines)
     first = next((line for _, _, line in read if line.strip()), "")
-    # SQuAD's JSON is one object with the articles under `data`, on one line or indented.
+    # In the SQuAD format, one JSON object has the articles under `data`, on one line or indented.
     if first.strip() == "{" or '"data"' in first:
         yield from _questions(read, labelled=False)
         return
@@ -111,15 +114,15 @@ def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[Sp
 
 
 def from_record(record: Record) -> SpanExample:
-    """Makes a question from a record: passage, question, answers, optionally an id.
+    """Makes a question from the values of a record: passage, question, answers, optionally an id.
 
     The answers are ``{"text": [...], "answer_start": [...]}``, or a list of single answers.
 
     Raises:
-      DataError: The answers are not of this form.
+      DataError: The answers are in neither form.
     """
     passage, question, answers, *id = record.values
-    # TFDS and the hub store the fields of all answers as lists.
+    # TFDS and the hub store one list for each field, with the values of all answers.
     if isinstance(answers, dict):
         columns = picked(answers, ("text", "answer_start"), record.location)
         answers = [
@@ -131,31 +134,31 @@ def from_record(record: Record) -> SpanExample:
 
 
 def unanswered(record: Record) -> SpanExample:
-    """Makes an unanswered question from a record: passage, question, optionally an id."""
+    """Makes a question without answers from a record: passage, question, optionally an id."""
     passage, question, *id = record.values
     with_answers = Record(record.location, (passage, question, [], *id))
     return replace(from_record(with_answers), answers=None, group=passage)
 
 
 def locate_answer(text: str, start: object, passage: str, sure: bool = True) -> Answer:
-    """Returns a stripped answer, with its position if the passage has the answer there."""
+    """Returns a stripped answer, with its position if the passage has the text at ``start``."""
     stripped = text.strip()
-    # Do not search for the text elsewhere: the answer could be another occurrence.
+    # Do not search for the text elsewhere in the passage, because it may occur several times.
     if isinstance(start, int) and start >= 0 and stripped and passage.startswith(text, start):
         return Answer(stripped, start + text.index(stripped), sure)
     return Answer(text, None, sure)
 
 
 def in_groups(examples: Sequence[SpanExample]) -> tuple[SpanExample, ...]:
-    """Groups questions by article; a passage in several articles belongs to the first article."""
-    # Equal passages must be in one group, or validation would see training passages.
+    """Groups questions by article; a passage of several articles belongs to the first of them."""
+    # Equal passages must be in one group; otherwise validation could contain training passages.
     first_title: dict[str, str] = {}
     groups = (first_title.setdefault(e.passage, e.title or e.passage) for e in examples)
     return tuple(replace(e, group=group) for e, group in zip(examples, groups, strict=True))
 
 
 def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:
-    """Yields the questions of a file in the format of SQuAD; an empty file has no questions."""
+    """Yields the questions of a file in the SQuAD format; an empty file has no questions."""
     text = "\n".join(line for _, _, line in lines)
     if not text.strip():
         return
@@ -163,7 +166,7 @@ def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:
     content = parse_json(text, file)
     for i, article in enumerate(_list(content, "data", file), start=1):
         paragraphs = _list(article, "paragraphs", f"{file} article {i}")
-        # Untitled articles are grouped by passage.
+        # If an article has no title, its questions are grouped by passage.
         title = str(article.get("title", ""))
         for j, paragraph in enumerate(paragraphs, start=1):
             location = f"{file} article {i} paragraph {j}"
@@ -179,7 +182,7 @@ def _questions(lines: Sequence[Line], labelled: bool) -> Iterator[SpanExample]:
 
 
 def _answers(qa: dict[str, Any], passage: str, location: str) -> tuple[Answer, ...]:
-    # A question without an answer may lack the field.
+    # If a question has no answer, it may lack the field `answers`.
     given = [] if qa.get("is_impossible") else _list(qa, "answers", location)
     return tuple(
         locate_answer(

@@ -1,14 +1,14 @@
-r"""Tables in text files: columns separated by tabs (TSV), and comma-separated values (CSV).
+r"""Reads tables in text files: tab-separated values (TSV) and comma-separated values (CSV).
 
-A line of TSV is a record without quoting, so no cell contains a tab or a line break. CSV follows
-RFC 4180: a cell in double quotes may contain commas, line breaks and doubled quotes. A byte order
-mark and empty lines are ignored, and files ending in ``.gz`` are decompressed.
+Each line of a TSV file is a record. TSV has no quoting, so a cell cannot contain a tab or a line
+break. CSV follows RFC 4180: a cell in double quotes may contain commas, line breaks and doubled
+quotes. A byte order mark and empty lines are ignored, and files ending in ``.gz`` are decompressed.
 
-Fields are columns by number from 1, or by the names in the first line. With numbered columns the
-first line is skipped as a header if each of its cells in these columns is a usual field name,
-such as ``label`` and ``text``. If the user named no columns, and each field has exactly one cell
-with a usual name, the fields are taken by these names, in any order. Only the first line
-decides, and ``header_notes`` reports how it was read.
+Fields are selected by column number, counted from 1, or by the names in the first line. With column
+numbers, the first line is skipped as a header if each of its cells in these columns is a usual
+field name, such as ``label`` and ``text``. If the user selected no columns, and each field has
+exactly one cell with a usual name, the fields are selected by these names, in any order. The
+decision depends only on the first line, and ``header_notes`` reports how this line was read.
 """
 
 import csv
@@ -29,7 +29,7 @@ _LANGUAGES = (
     "arabic chinese czech danish dutch english finnish french german greek hindi hungarian italian "
     "japanese korean polish portuguese romanian russian spanish swedish turkish ukrainian"
 )
-# A name may be empty, because pandas writes no name for its index.
+# A name may be empty, because pandas writes an empty name for the index column.
 _COLUMN_NAME = re.compile(r"[^\W\d][\w.-]*( [\w.-]+){0,2}|")
 _LONGEST_CELL = 1 << 30
 
@@ -39,8 +39,9 @@ class ColumnRoles:
     """The fields of a table, and the column names that identify a header.
 
     Attributes:
-      description: The roles of the columns, for messages.
-      fields: The usual names of each field, in lower case; empty if any name is accepted.
+      description: A description of the columns' roles, for messages.
+      fields: The usual column names of each field, in lower case. The set is empty if any name is
+        accepted.
       unused: The usual names of columns that are not read.
     """
 
@@ -49,7 +50,7 @@ class ColumnRoles:
     unused: frozenset[str] = frozenset()
 
     def without(self, index: int) -> "ColumnRoles":
-        """Returns the roles without a field that is not read."""
+        """Returns the roles without one field, which is then not read."""
         fields = dict(self.fields)
         skipped = fields.pop(list(fields)[index])
         return replace(self, fields=fields, unused=self.unused | skipped)
@@ -83,7 +84,7 @@ SENTENCE_PAIRS = ColumnRoles(
 
 
 class _Row(NamedTuple):
-    """The cells of a record, and its first line number."""
+    """The cells of a record, and the number of its first line."""
 
     file: str
     line: int
@@ -95,22 +96,23 @@ class _Row(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The cells as column names, without regard to case."""
+        """The cells as column names, in lower case."""
         return [cell.strip().casefold() for cell in self.cells]
 
     @property
     def has_names(self) -> bool:
-        """Whether the cells look like column names, which are unique."""
+        """Whether the cells look like column names and are unique."""
         names = self.names
         return all(map(_COLUMN_NAME.fullmatch, names)) and len(set(names)) == len(names)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of the fields in one file.
+    """The columns of one file that contain the fields.
 
     Attributes:
-      indices: For each field, the indices of its columns; a field with several columns is a list.
+      indices: For each field, the indices of its columns. The value of a field with several columns
+        is a list.
       header: Whether the first line contains column names instead of values.
       note: A line for the log if the columns or the header were inferred.
     """
@@ -127,18 +129,19 @@ def read_tables(
 
     Args:
       source: A source of the kind ``tsv`` or ``csv``.
-      roles: The roles of its fields.
+      roles: The roles of the source's fields.
       left_out: Counts the records that do not satisfy the conditions of the source.
 
     Raises:
-      DataError: A file is missing or not UTF-8, is the other kind of table, has a line with too
-        many or too few columns or faulty quotes, or lacks a column (with file and line).
+      DataError: A file is missing or not UTF-8, is the other kind of table, lacks a column, or has
+        a line with faulty quotes or with too many or too few columns (the message names file and
+        line).
     """
     for first, rows in _tables(source):
-        # Each file may have its columns in another order.
+        # The order of the columns may differ between files.
         columns = _find_columns(first, source, roles)
         filtered = {each.field: _column(each.field, first) for each in source.conditions}
-        # A filter by name reads the names from the first line.
+        # If a filter uses column names, the first line must contain the names.
         by_number = all(map(str.isdecimal, filtered))
         skipped = int(columns.header or not by_number)
         for row in itertools.islice(itertools.chain((first,), rows), skipped, None):
@@ -157,7 +160,7 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
     problem = f"no examples in {source.name!r}: it is empty"
     first, _ = require_value(next(_tables(source), None), problem, DataError)
     _check_separator(first, source)
-    # A line without names is probably data.
+    # If the first line does not look like names, it probably contains data.
     require(
         first.has_names,
         f"{first.location} does not name the columns of the table: write a first line of names, or "
@@ -168,9 +171,9 @@ def column_names(source: LabelledSource) -> tuple[str, ...]:
 
 
 def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
-    """Returns a log line on the first lines that were recognized as column names, if any.
+    """Returns a log line that reports which first lines were recognized as column names.
 
-    Only tables have such lines.
+    The result is empty if there are none, or if the source is not a table.
     """
     if source.kind not in _READERS:
         return ()
@@ -181,7 +184,7 @@ def header_notes(source: LabelledSource, roles: ColumnRoles) -> tuple[str, ...]:
 
 
 def _tables(source: LabelledSource) -> Iterator[tuple[_Row, Iterator[_Row]]]:
-    """Yields the first row of each file that is not empty, and an iterator over its other rows."""
+    """Yields the first row of each non-empty file, and an iterator over the file's other rows."""
     for path in matching_files(source.location, source.name):
         rows = _READERS[source.kind](path)
         for first in itertools.islice(rows, 1):
@@ -208,7 +211,7 @@ def _csv_rows(path: File) -> Iterator[_Row]:
         for _, number, line in file_lines(path, keep_ends=True):  # noqa: B007
             yield line
 
-    # The default limit is 131,072 characters per cell, and a text may be longer.
+    # Raise the default limit of 131,072 characters per cell, because a text may be longer.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     reader = csv.reader(lines(), strict=True)
     start = 1
@@ -216,7 +219,7 @@ def _csv_rows(path: File) -> Iterator[_Row]:
         for cells in reader:
             if len(cells) > 1 or any(map(str.strip, cells)):
                 yield _Row(str(path), start, cells)
-            # A record may span lines; messages name its first line.
+            # A record may span several lines; messages name the first of them.
             start = number + 1
     except csv.Error as error:
         raise DataError(
@@ -243,21 +246,21 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
     location = f"line {first.line} of {first.file} read as column names"
     names = first.names
     if not source.named and first.has_names:
-        # Each field must have exactly one column with a usual name, in any order.
+        # Select by name only if each field has exactly one column with a usual name, in any order.
         usual = [known.intersection(names) for known in roles.fields.values()]
         if set(map(len, usual)) <= {1}:
             chosen = [[names.index(name)] for (name,) in usual]
             pairs = zip(roles.fields, chosen, strict=True)
             described = ", ".join(f"{role} from {first.cells[i]!r}" for role, (i,) in pairs)
             return _Columns(chosen, True, f"{location}: {described}")
-    # Otherwise take the columns by the given numbers or names; names imply a header.
+    # Otherwise select the columns by the given numbers or names. Names imply a header.
     parts = [field.split("+") for field in source.fields]
     if not source.named:
         _check_default_columns(first, parts, roles)
     columns = [[_column(part, first) for part in field] for field in parts]
     if not all(map(str.isdecimal, itertools.chain(*parts))):
         return _Columns(columns, True)
-    # With numbers, the line is a header only if all selected cells are usual names.
+    # With column numbers, the line is a header only if all selected cells are usual names.
     known = roles.unused.union(*roles.fields.values())
     expected = itertools.chain(roles.fields.values(), itertools.repeat(known))
     are_customary = first.has_names and all(
@@ -269,7 +272,7 @@ def _find_columns(first: _Row, source: LabelledSource, roles: ColumnRoles) -> _C
 
 
 def _check_separator(first: _Row, source: LabelledSource) -> None:
-    """Rejects a file that has a single column because it uses the separators of the other kind."""
+    """Rejects a file with a single column if it uses the separator of the other kind of table."""
     (line,) = first.cells if len(first.cells) == 1 else ("",)
     other, mark = {"tsv": ("csv", ","), "csv": ("tsv", "\t")}[source.kind]
     require(
@@ -283,7 +286,7 @@ def _check_separator(first: _Row, source: LabelledSource) -> None:
 
 
 def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRoles) -> None:
-    """Rejects the default columns if the table has more columns than these."""
+    """Raises an error if no columns are selected and the table has more than the default ones."""
     width = len(first.cells)
     named = f" ({', '.join(first.cells)})" if first.has_names else ""
     require(
@@ -296,7 +299,7 @@ def _check_default_columns(first: _Row, parts: list[list[str]], roles: ColumnRol
 
 def _column(field: str, first: _Row) -> int:
     """Returns the index of the column of a field, from 0."""
-    # Digits always mean the number of a column, from 1; any other text is a name in the first line.
+    # Digits always mean a column number, from 1; any other text is a name in the first line.
     numbers = map(str, range(1, len(first.cells) + 1))
     columns = list(numbers) if field.isdecimal() else first.cells
     require_one_of(f"the column of {first.location}", field, columns, error=DataError)

@@ -1,1 +1,1 @@
-"""Generated data that need no download."""
+"""Generates data, so that no download is necessary."""

@@ -1,13 +1,12 @@
-"""Reviews made from templates: a labeled source without a download, ``builtin:reviews``.
+"""Generates labeled reviews from templates, so that no download is necessary: ``builtin:reviews``.
 
-The label of every review follows from its words, and in the part ``order`` only from the order of
-the words:
+The reviews have three parts:
 
-- plain: "The food was terrible.", the label of the adjective;
-- negated: "The food was not terrible.", the opposite label;
-- order: "The food was not terrible, great." is positive and "The food was not great, terrible."
-  is negative. Both orders of such a review are in the same split, so a model that does not see
-  word order is right about exactly one of the two.
+- plain: "The food was terrible." has the label of its adjective;
+- negated: "The food was not terrible." has the opposite label;
+- order: "The food was not terrible, great." is positive and "The food was not great, terrible." is
+  negative. Both word orders are in the same split, so a model that ignores the order of words is
+  right about exactly one of the two reviews.
 """
 
 import random
@@ -20,7 +19,7 @@ from ..hash_split import Split
 from ..labelled_names import LabelledSource, Record
 
 NAMES = ("reviews",)
-"""The built-in sources of labeled examples."""
+"""The names of the built-in sources of labeled examples."""
 POSITIVE, NEGATIVE = "positive", "negative"
 """The labels."""
 
@@ -41,16 +40,17 @@ _ADJECTIVES = {
 }
 _OTHER = {POSITIVE: NEGATIVE, NEGATIVE: POSITIVE}
 _TWINS = 480
-"""The number of pairs of reviews in the part ``order``, equal to the plain reviews per label."""
+"""The number of review pairs in the part ``order``. It equals the number of plain reviews for each
+label."""
 _VALIDATION_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
 class Review:
-    """A review.
+    """A review with its label.
 
     Attributes:
-      text: The review, one sentence.
+      text: The text of the review, which is one sentence.
       label: ``positive`` or ``negative``.
       part: ``plain``, ``negated`` or ``order``.
     """
@@ -61,18 +61,18 @@ class Review:
 
 
 def template_reviews(split: Split, seed: int = 0) -> list[Review]:
-    """Returns the reviews of a split, with equally large parts and nearly balanced labels.
+    """Returns the reviews of a split. The parts have equal sizes, and labels are nearly balanced.
 
     Args:
-      split: 2,304 reviews for training, or 576 other reviews for validation.
-      seed: The seed of the split and of the order; ``builtin:reviews`` uses 0.
+      split: The split: training has 2,304 reviews, and validation has 576 other reviews.
+      seed: The seed for the division into splits and the order; ``builtin:reviews`` uses 0.
 
     Returns:
       The reviews in random order.
     """
     rng = random.Random(seed)
     places = [f"{opener}the {subject} was" for opener, subject in product(_OPENERS, _SUBJECTS)]
-    # Reviews of a group are in the same split: one review, or both orders of a review.
+    # All reviews of a group are in the same split. A group has one review, or both orders of one.
     groups: dict[str, list[list[Review]]] = {"plain": [], "negated": [], "order": []}
     for label, adjectives in _ADJECTIVES.items():
         for place, adjective in product(places, adjectives):
@@ -81,18 +81,18 @@ def template_reviews(split: Split, seed: int = 0) -> list[Review]:
                 [_review(f"{place} not {adjective}", _OTHER[label], "negated")]
             )
     for place, good, bad in product(places, _ADJECTIVES[POSITIVE], _ADJECTIVES[NEGATIVE]):
-        # Both reviews have the same words in different orders.
+        # The two reviews have the same words in different orders.
         twins = (f"not {bad}, {good}", POSITIVE), (f"not {good}, {bad}", NEGATIVE)
         groups["order"].append(
             [_review(f"{place} {text}", label, "order") for text, label in twins]
         )
-    # There are far more combinations of two adjectives; take as many combinations as in the other
-    # parts.
+    # There are far more combinations of two adjectives than of one, so draw a sample that makes the
+    # part as large as the other parts.
     groups["order"] = rng.sample(groups["order"], _TWINS)
     chosen: list[Review] = []
     for group in groups.values():
         rng.shuffle(group)
-        # Divide each part separately, so that the parts are equally large in both splits.
+        # Divide each part separately, so that in both splits all parts are equally large.
         held_out = round(_VALIDATION_FRACTION * len(group))
         part = group[:held_out] if split == "validation" else group[held_out:]
         chosen += [review for twins in part for review in twins]
@@ -105,7 +105,7 @@ def _review(text: str, label: str, part: str) -> Review:
 
 
 def review_records(source: LabelledSource, split: Split) -> list[Record]:
-    """Returns the reviews of a split as records of the fields that a source names.
+    """Returns the reviews of a split as records with the fields that a source names.
 
     Args:
       source: ``builtin:reviews``, with the fields ``label`` and ``text``, or ``text`` alone.

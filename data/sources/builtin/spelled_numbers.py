@@ -1,8 +1,8 @@
-"""Numbers spelled out in two languages: endless sentence pairs that need no download.
+"""Spells out numbers in two languages: endless sentence pairs that need no download.
 
-``builtin:numbers-en-fr`` translates "ninety-seven" into "quatre-vingt-dix-sept"; any two
-languages of the package ``num2words`` make such a source. Numbers are below a million. One
-range is never drawn for training, so that validation uses unseen numbers.
+``builtin:numbers-en-fr`` translates "ninety-seven" into "quatre-vingt-dix-sept". Any two languages
+of the package ``num2words`` can be used. All numbers are below a million. The numbers of one range
+are never drawn for training, so that validation uses numbers that training has not seen.
 """
 
 import re
@@ -21,13 +21,14 @@ LIMIT = 1_000_000
 HELD_OUT = range(680_000, 700_000)
 """The numbers that are never drawn for training."""
 VALIDATION_SIZE = 1000
-"""The number of validation examples, taken from ``HELD_OUT``."""
+"""The number of validation examples, which are taken from ``HELD_OUT``."""
 VOCABULARY_SIZE = 5000
-"""The number of training numbers for a vocabulary."""
+"""The number of training numbers in the sample that trains a vocabulary."""
 
 _BUILTIN = "builtin:"
 _EXAMPLE = "builtin:numbers-en-fr"
-# Coprime to the size of HELD_OUT, so that the numbers are distinct and have all kinds of endings.
+# The stride between validation numbers. It is coprime to the size of HELD_OUT, so that the numbers
+# are distinct and have all kinds of endings.
 _STRIDE = 7919
 _SEED_OF_VOCABULARY = 0x5EED
 _DRAWN_AT_ONCE = 64
@@ -35,11 +36,11 @@ _DRAWN_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class SpelledNumbers(PairSource):
-    """Some numbers in two languages, as one of the sources of a ``ParallelText``.
+    """Some numbers spelled out in two languages, as a source of a ``ParallelText``.
 
     Attributes:
       numbers: The numbers, in order.
-      languages: The languages of the sources and of the targets, as num2words names them.
+      languages: The source language and the target language, as num2words names them.
     """
 
     numbers: tuple[int, ...]
@@ -58,11 +59,11 @@ class SpelledNumbers(PairSource):
 
 @dataclass(frozen=True)
 class NumberWords:
-    """The endless source of spelled-out numbers in two languages.
+    """The endless source of numbers spelled out in two languages.
 
     Attributes:
       name: The name as the user wrote it.
-      languages: The languages of the sources and of the targets, as num2words names them.
+      languages: The source language and the target language, as num2words names them.
     """
 
     name: str
@@ -70,10 +71,10 @@ class NumberWords:
 
     @classmethod
     def parse(cls, name: str) -> "NumberWords | None":
-        """Parses a source name; returns None for another kind of source.
+        """Parses a source name; returns None if it names a different kind of source.
 
         Args:
-          name: The name, for example ``builtin:numbers-en-fr``.
+          name: A name such as ``builtin:numbers-en-fr``.
 
         Raises:
           DataError: No built-in source has this name, or a language is unknown.
@@ -87,7 +88,7 @@ class NumberWords:
             DataError,
         )
         languages = match[1], match[2]
-        # Import late, because other sources do not need this package.
+        # Import the package only here, because other sources do not need it.
         from num2words import CONVERTER_CLASSES
 
         for language in languages:
@@ -97,7 +98,7 @@ class NumberWords:
 
     @cached_property
     def validation(self) -> SpelledNumbers:
-        """The validation numbers: always the same, and never in training."""
+        """The validation numbers, which are always the same and never occur in training."""
         # Spread the numbers over the held-out range.
         indices = sorted(i * _STRIDE % len(HELD_OUT) for i in range(VALIDATION_SIZE))
         numbers = tuple(HELD_OUT[index] for index in indices)
@@ -105,20 +106,20 @@ class NumberWords:
 
     @cached_property
     def vocabulary(self) -> SpelledNumbers:
-        """Training numbers for a vocabulary: always the same."""
+        """A sample of training numbers that trains a vocabulary; it is always the same."""
         drawn = draw_numbers(np.random.default_rng(_SEED_OF_VOCABULARY))
         numbers = tuple(next(drawn) for _ in range(VOCABULARY_SIZE))
         return SpelledNumbers(self.name, numbers, self.languages)
 
 
 def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
-    """Draws training numbers endlessly; none is in ``HELD_OUT``.
+    """Yields random training numbers without end; none of them is in ``HELD_OUT``.
 
-    Half of the numbers are uniform below a million, half below a random power of ten. If all
-    numbers were uniform, only one number in a thousand would be below a thousand.
+    Half of the numbers are drawn uniformly below a million, and half below a random power of ten.
+    If all numbers were uniform, only one in a thousand would be below a thousand.
 
     Args:
-      rng: The source of randomness; nothing else affects the numbers.
+      rng: The random number generator. Nothing else affects the numbers.
     """
     while True:
         # Draw in blocks, because single draws are slow.
@@ -128,7 +129,7 @@ def draw_numbers(rng: np.random.Generator) -> Iterator[int]:
         yield from (number for number in drawn if number not in HELD_OUT)
 
 
-# A third of the draws are small numbers, which recur often.
+# The cache is useful because a third of the drawn numbers are small and therefore repeat often.
 @lru_cache(maxsize=1 << 15)
 def spell(number: int, language: str) -> str:
     """Spells out a number.
@@ -140,12 +141,12 @@ def spell(number: int, language: str) -> str:
     Raises:
       DataError: num2words cannot spell this number in this language.
     """
-    # Import late: only this source needs the package.
+    # Import the package only here, because other sources do not need it.
     from num2words import CONVERTER_CLASSES
 
     try:
         return CONVERTER_CLASSES[language].to_cardinal(number)
-    # Some languages of num2words are unfinished and raise arbitrary exceptions.
+    # Some languages of num2words are incomplete and raise arbitrary exceptions.
     except Exception as error:
         raise DataError(
             f"num2words cannot spell {number} in {language!r} ({type(error).__name__}): "

@@ -1,1 +1,1 @@
-"""Rows with named columns, read in pieces: Parquet, Arrow and Hugging Face data sets."""
+"""Reads rows with named columns, in pieces, from Parquet, Arrow and Hugging Face data sets."""

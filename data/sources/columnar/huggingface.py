@@ -1,15 +1,15 @@
-"""Data sets of the Hugging Face hub, and folders that ``Dataset.save_to_disk`` wrote.
+"""Opens data sets of the Hugging Face hub, and folders that ``Dataset.save_to_disk`` wrote.
 
 =============================  ======================================================
-``hf:NAME``                    a data set of the hub, from the local cache if offline
+``hf:NAME``                    a data set of the hub, read from the local cache if offline
 ``hf:OWNER/NAME/CONFIG``       one of its configurations
-``hf:FOLDER``                  a folder of ``Dataset.save_to_disk``
-``hf:NAME[SPLIT]``             one split, which is divided like a local source
-``hf:NAME#translation.en``     a field of a column of structs
+``hf:FOLDER``                  a folder that ``Dataset.save_to_disk`` wrote
+``hf:NAME[SPLIT]``             one split, which is divided in the same way as a local source
+``hf:NAME#translation.en``     a field of a column that contains structs
 =============================  ======================================================
 
 If the source names no split, training reads ``train``, and validation reads the published
-validation split if there is one. The test split is never used. The same rule holds for ``tfds:``.
+validation split if there is one. The test split is never used. The same is true for ``tfds:``.
 """
 
 import re
@@ -28,7 +28,7 @@ KIND = "hf"
 VALIDATION = ("validation", "dev", "valid", "validation_matched")
 """The names of validation splits in order of preference."""
 _LOCATION = re.compile(r"(?P<path>.+?)(?:\[(?P<split>[\w.-]+)\])?")
-# A Hugging Face data set has no row groups, so a piece is this number of rows.
+# The number of rows in a piece. A Hugging Face data set has no row groups that could be pieces.
 _ROWS_OF_A_PIECE = 1000
 
 
@@ -44,19 +44,19 @@ class _DatasetTable(Table):
         return [min(_ROWS_OF_A_PIECE, number - start) for start in starts]
 
     def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
-        # Other columns, such as images, are not decoded.
+        # Select the columns first, so that other columns, such as images, are not decoded.
         chosen = self._dataset.select_columns(columns).with_format("arrow")
         return chosen[index * _ROWS_OF_A_PIECE : (index + 1) * _ROWS_OF_A_PIECE]
 
 
 @dataclass(frozen=True)
 class HubData:
-    """An opened data set.
+    """An opened Hugging Face data set.
 
     Attributes:
       name: The name of the source.
-      splits: The splits by name; a saved data set without splits has only ``train``.
-      split: The split that the source names, or None.
+      splits: The splits by name. If a data set was saved without splits, it has only ``train``.
+      split: The split that the source names, or None if it names no split.
     """
 
     name: str
@@ -65,7 +65,7 @@ class HubData:
 
     @property
     def validation(self) -> str | None:
-        """The name of the published validation split, if any; None if the source names a split."""
+        """The name of the published validation split; None if missing or if a split is named."""
         published = filter(self.splits.__contains__, VALIDATION)
         return None if self.split is not None else next(published, None)
 
@@ -74,49 +74,49 @@ class HubData:
         """The name of the split to train on.
 
         Raises:
-          DataError: The training split is missing, and the source names no other split.
+          DataError: The training split is missing, and the source does not name another split.
         """
         known, split = ", ".join(self.splits), self.split or "train"
         remedy = f"name one, as {self.name.partition('#')[0]}[{next(iter(self.splits))}]"
         problem = f"{self.name!r} has no train split (its splits are {known}): {remedy}"
-        # `open_hub` has checked a split that the source names.
+        # If the source names a split, `open_hub` has checked that it exists.
         require(split in self.splits, problem, DataError)
         return split
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns, and of the fields of structs, such as ``translation.en``."""
+        """The names of columns and of the fields in columns of structs, as ``translation.en``."""
         return tuple(_DatasetTable(self.splits[self.training], self.name).paths)
 
     def to_evaluate(self, names: tuple[str, ...]) -> str | None:
-        """Returns the split to evaluate on, or None if none is published.
+        """Returns the name of the split to evaluate on, or None if there is no such split.
 
-        The result is the named split, the only split, or the first existing split of a list of
-        usual names.
+        The result is the split that the source names, the only split of the data set, or the first
+        of ``names`` that exists.
 
         Args:
-          names: The names of splits in order of preference.
+          names: The usual names of splits, in order of preference.
         """
         only = next(iter(self.splits)) if len(self.splits) == 1 else None
         published = filter(self.splits.__contains__, names)
         return self.split or next(published, only)
 
     def rows(self, split: str) -> Rows:
-        """Returns the rows of a split, given its name."""
+        """Returns the rows of the split with the given name."""
         table = _DatasetTable(self.splits[split], f"{self.name} {split}")
         return Rows(self.name, KIND, (table,))
 
     def identity(self, split: str) -> tuple[str, ...]:
-        """Returns a hash of the content of a split, which ``datasets`` computes."""
-        # The package has no public name for this hash.
+        """Returns metadata that identify a split's content, including the hash by ``datasets``."""
+        # The package provides no public access to this hash.
         return KIND, split, str(self.splits[split]._fingerprint), str(len(self.splits[split]))
 
     def class_names(self, column: str) -> tuple[str, ...] | None:
-        """Returns the class names of a column of class ids, or of lists of class ids."""
+        """Returns the class names of a column that contains class ids or lists of class ids."""
         feature = self.splits[self.training].features
         for part in column.split("."):
             feature = feature.get(part) if isinstance(feature, dict) else None
-        # The feature of a list contains the feature of its items.
+        # If a column contains lists, the feature of the items is inside the feature of the list.
         feature = getattr(feature, "feature", feature)
         names = getattr(feature, "names", None)
         return None if names is None else tuple(names)
@@ -131,7 +131,7 @@ def open_hub(location: str, name: str) -> HubData:
 
     Raises:
       DataError: The package ``datasets`` is missing; the data set or the split is unknown; or the
-        data set is neither on this machine nor can be downloaded.
+        data set is not on this machine and cannot be downloaded.
     """
     problem = f"source {name!r} is incomplete: write hf:NAME/CONFIG[SPLIT]#column"
     match = require_value(_LOCATION.fullmatch(location), problem, DataError)
@@ -143,22 +143,22 @@ def open_hub(location: str, name: str) -> HubData:
 
 @lru_cache(maxsize=8)
 def _splits(path: str, name: str) -> Mapping[str, Any]:
-    """Opens all splits; cached, because labels, texts and splits need the same splits."""
+    """Opens all splits. The result is cached, because a data set is opened several times."""
     with required_package("datasets", f"reading {name!r}", "pip install 'flaxzoo[datasets]'"):
         import datasets as package
-    # The functions of `datasets` have many parameters of other types, which are not used here.
+    # Disable type checks: the functions have many parameters that are not used here.
     datasets: Any = package
-    # A folder or a URL must come from `save_to_disk`; any other path is a name on the hub.
+    # `save_to_disk` must have written a folder or a URL; any other path is a name on the hub.
     load, attempts = datasets.load_from_disk, [(path,)]
     if not is_url(path) and not Path(path).expanduser().is_dir():
         load, attempts = datasets.load_dataset, list(_names(path))
-    # Use the first interpretation of the path that loads, or report why each of them fails.
+    # Use the first interpretation of the path that can be loaded; otherwise report why each failed.
     reasons: list[str] = []
     for names in attempts:
         try:
             loaded = load(*names)
             return loaded if isinstance(loaded, Mapping) else {"train": loaded}
-        # The package passes on arbitrary exceptions of downloads and parsers.
+        # The package lets arbitrary exceptions of downloads and parsers propagate.
         except Exception as error:
             reasons.append(reason_of(error)[:200])
     raise DataError(
@@ -169,9 +169,9 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
 
 
 def _names(path: str) -> Iterator[tuple[str, ...]]:
-    """Yields the interpretations of a path as the name of a data set and a configuration."""
+    """Yields the possible ways to split a path into a data set's name and a configuration."""
     parts = path.split("/")
-    # A name may have an owner, so NAME/CONFIG and OWNER/NAME look alike.
+    # A name may include an owner, so NAME/CONFIG and OWNER/NAME look alike.
     if len(parts) <= 2:
         yield (path,)
     if len(parts) >= 2:

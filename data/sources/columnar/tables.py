@@ -1,7 +1,7 @@
-"""Tables of named columns that are read in pieces, with access to rows by index.
+"""Reads tables with named columns in pieces, and provides access to rows by index.
 
-A piece is a row group of a Parquet file, a batch of an Arrow file, or a range of rows of a Hugging
-Face data set. Only the columns in use are read, and only one piece of them is in memory at a time.
+A piece is a row group of a Parquet file, a batch of an Arrow file, or a range of rows in a Hugging
+Face data set. Only the columns in use are read, and only one piece at a time is in memory.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from ...common.json_lines import pick, picked, single_fields
 from ...filters.conditions import Condition, LeftOut, keeps
 from ..in_memory import plain
 
-# Arrow's Python package declares no types.
+# Arrow's Python package has no type annotations.
 ArrowTable = Any
 """A ``pyarrow.Table``."""
 ArrowSchema = Any
@@ -46,29 +46,29 @@ class Table(ABC):
 
     @cached_property
     def paths(self) -> Mapping[str, tuple[str, ...]]:
-        """The path of each column and of each field of a struct, such as ``translation.en``."""
+        """The path to each column and to each field of a struct, such as ``translation.en``."""
         paths: dict[str, tuple[str, ...]] = {name: (name,) for name in self.columns}
         for field in self.schema:
             for path in _fields_of(field):
-                # A column whose name has a dot takes precedence.
+                # If the name of a column contains a dot, the column takes precedence over a field.
                 paths.setdefault(".".join(path), path)
         return paths
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The number of rows of each piece."""
+        """The number of rows in each piece."""
         raise NotImplementedError
 
     @abstractmethod
     def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
-        """Reads some columns of a piece."""
+        """Reads some columns of a piece, including all fields of columns that contain structs."""
 
     def piece(self, index: int, columns: list[str]) -> ArrowTable:
-        """Reads some columns of a piece, given keys of ``paths``."""
+        """Reads some columns of a piece; ``columns`` contains keys of ``paths``."""
         import pyarrow
         import pyarrow.compute
 
-        # The functions of this module are made at run time.
+        # Disable type checks: the functions of this module are created at run time.
         compute: Any = pyarrow.compute
         paths = [self.paths[name] for name in columns]
         table = self.whole_columns(index, list(dict.fromkeys(path[0] for path in paths)))
@@ -101,16 +101,16 @@ class _ParquetTable(Table):
 
 
 class _ArrowTable(Table):
-    """The file format of Arrow, or its stream format, which Hugging Face's data sets write."""
+    """A file in Arrow's file format, or in the stream format that Hugging Face data sets write."""
 
     def __init__(self, file: File) -> None:
         import pyarrow
         import pyarrow.ipc
 
         self.name = str(file)
-        # Map a local file: its batches then refer to the file, and are not copied into memory.
+        # Memory-map a local file, so that its batches are not copied into memory.
         source = pyarrow.memory_map(self.name) if isinstance(file, Path) else file.open("rb")
-        # Try the file format first, because only this format begins with a signature.
+        # Try the file format first, because it begins with a signature and the other does not.
         try:
             table = pyarrow.ipc.open_file(source).read_all()
         except pyarrow.ArrowInvalid:
@@ -136,7 +136,7 @@ _TABLES: dict[str, type[_ParquetTable] | type[_ArrowTable]] = {
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a source of columns; its tables are opened one at a time.
+    """The rows of a columnar source, whose tables are opened one at a time.
 
     Attributes:
       name: The name of the source, for messages.
@@ -158,7 +158,7 @@ class Rows:
         return cls(name, kind, tuple(matching_files(pattern, name)))
 
     def open_table(self, index: int) -> Table:
-        """Opens a table, one of ``tables``.
+        """Opens the table with the given index in ``tables``.
 
         Raises:
           DataError: The file is not in the format that its source states.
@@ -190,22 +190,22 @@ class Rows:
         """Yields the location, the index and the columns of each row.
 
         Args:
-          fields: The fields to read, each a column, several columns joined by a plus sign, or an
-              optional column that ends in a question mark. If None, all columns are read.
-          conditions: The conditions; rows that do not satisfy them are left out.
+          fields: The fields to read. Each is the name of a column, several names joined by ``+``,
+              or the name of an optional column followed by ``?``. If None, all columns are read.
+          conditions: Conditions on columns; rows that do not satisfy them are left out.
           left_out: Counts the rows that are left out.
 
         Raises:
           DataError: A file is damaged or of another kind, or a column is missing.
         """
-        # `number` counts the rows of this table, for messages; `total` counts the rows of all
-        # tables.
+        # `number` counts the rows of the current table, for messages; `total` counts the rows of
+        # all tables.
         total = 0
         for index in range(len(self.tables)):
             table, number = self.open_table(index), 0
             columns = _wanted(table, fields, conditions)
             for piece in self._pieces(table, columns):
-                # A row group may be large, so convert some rows at a time.
+                # A row group may be large, so convert only some of its rows at a time.
                 for batch in piece.to_batches(max_chunksize=_ROWS_AT_ONCE):
                     for row in batch.to_pylist():
                         number, total = number + 1, total + 1
@@ -240,14 +240,14 @@ def _wanted(
     named = dict.fromkeys(table.paths)
     tested = [condition.field for condition in conditions]
     for field in (*fields, *tested):
-        # Raise now if a column does not exist; the message has the names of all columns.
+        # Raise an error now if a column does not exist; the message lists the names of all columns.
         pick(named, field, table.name)
     wanted = single_fields((*fields, *tested))
     return [name for name in table.paths if name in wanted]
 
 
 def _fields_of(field: Any) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of the fields of a struct, including the fields of nested structs."""
+    """Yields the path to each field of a struct, including fields of nested structs."""
     import pyarrow
 
     if pyarrow.types.is_struct(field.type):
@@ -257,9 +257,10 @@ def _fields_of(field: Any) -> Iterator[tuple[str, ...]]:
 
 
 class ColumnRecords:
-    """Random access to one column of texts; see ``documents.Records``.
+    """Provides random access to one column of texts; see ``documents.Records``.
 
-    The piece that was read last stays in memory, so reading in order reads each piece once.
+    The piece that was read last stays in memory, so reading the rows in order reads each piece
+    only once.
     """
 
     def __init__(self, rows: Rows, column: str) -> None:
@@ -273,7 +274,7 @@ class ColumnRecords:
           DataError: A file is not in the format that its source states.
         """
         self._rows, self._column = rows, column
-        # Close each file after counting, because there may be more files than can be open.
+        # Close each file after counting, because there may be more files than can be open at once.
         self._pieces = [
             (table, piece, size)
             for table in range(len(rows.tables))
@@ -289,12 +290,12 @@ class ColumnRecords:
 
     def __getitems__(self, record_keys: Sequence[int], /) -> list[dict[str, bytes]]:
         """Reads several rows at once."""
-        # The piece of a row is the first piece that ends after it.
+        # A row belongs to the first piece that ends after it.
         owners = np.searchsorted(self._ends, record_keys, "right")
         texts: list[dict[str, bytes]] = []
         for key, owner in zip(record_keys, owners.tolist(), strict=True):
             column = self._read(owner)
-            # The end of a piece minus its length is the index of its first row.
+            # The index of the first row in a piece is the end of the piece minus its length.
             text = column[key - int(self._ends[owner]) + len(column)].as_py()
             problem = f"{self._rows.name} changed while it was read: start again"
             require(isinstance(text, str), problem, DataError)

@@ -1,1 +1,1 @@
-"""Published data sets as records: the interface, the Hugging Face hub, and opening by name."""
+"""Provides the records of published data sets: the interface, its implementations, and opening."""

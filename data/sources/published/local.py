@@ -1,4 +1,4 @@
-"""Files and built-in examples as records, with the interface of published data sets."""
+"""Provides files and built-in examples as records, with the interface of published data sets."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .records import OpenedRecords
 
 @dataclass(frozen=True)
 class LocalRecords(OpenedRecords):
-    """Files, or examples in memory; a split is the whole source.
+    """Files, or examples in memory. They have no splits, so reading a split reads everything.
 
     Attributes:
       columns: The roles of the fields, if the source is a table.
@@ -23,7 +23,7 @@ class LocalRecords(OpenedRecords):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See ``OpenedRecords``; reports recognized headers."""
+        """See ``OpenedRecords``; the lines report recognized headers."""
         return header_notes(self.source, self.columns)
 
     @property
@@ -42,7 +42,7 @@ class BuiltinRecords(OpenedRecords):
     """Built-in examples, which have a validation split.
 
     Attributes:
-      make: Makes the records of a split.
+      make: A function that makes the records of a split.
     """
 
     make: Callable[[LabelledSource, Split], list[Record]]

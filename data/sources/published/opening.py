@@ -14,7 +14,7 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
 
     Args:
       source: A source of the kind ``tfds`` or ``hf``.
-      fields: The default fields of well-known data sets, by name.
+      fields: The default fields of well-known data sets, by the name of the data set.
 
     Raises:
       DataError: The data set is unknown, cannot be found or downloaded, or lacks one of the
@@ -27,6 +27,6 @@ def open_published(source: LabelledSource, fields: Mapping[str, str]) -> Publish
         opened = open_tfds(source)
     names = dict.fromkeys(opened.field_names)
     for field in (*source.fields, *(condition.field for condition in source.conditions)):
-        # Raise now if a field does not exist.
+        # Raise an error now if a field does not exist.
         pick(names, field, f"{source.name!r}")
     return opened

@@ -1,4 +1,4 @@
-"""Records of opened sources; a published data set may have splits and names of classes."""
+"""Provides the records of opened sources, and the splits and class names of published data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from ..labelled_names import LabelledSource, Record
 
 @dataclass(frozen=True)
 class OpenedRecords(ABC):
-    """An opened source of records with fields: published, built in, or files.
+    """An opened source whose records have fields: a published data set, built-in data, or files.
 
     Attributes:
       source: The name and the fields of the source.
@@ -26,12 +26,12 @@ class OpenedRecords(ABC):
 
     @property
     def validation(self) -> str | None:
-        """The name of the validation split, or None."""
+        """The name of the validation split, or None if there is none."""
         return None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the log on how the source is read."""
+        """Lines for the log that describe how the source is read."""
         return ()
 
     @property
@@ -40,13 +40,13 @@ class OpenedRecords(ABC):
         """The names of all fields."""
 
     def class_names(self, field: str) -> tuple[str, ...] | None:
-        """Returns the class names of a field with class ids or lists of class ids."""
+        """Returns the class names of a field that contains class ids or lists of class ids."""
         del field
         return None
 
     @abstractmethod
     def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
-        """Reads one split, and counts the records that a filter omits.
+        """Reads one split, and counts in ``left_out`` the records that a filter omits.
 
         Raises:
           DataError: The split or a field does not exist, or the source cannot be read.
@@ -55,7 +55,7 @@ class OpenedRecords(ABC):
 
 @dataclass(frozen=True)
 class PublishedRecords(OpenedRecords):
-    """A published data set on this machine, whose records are read in the published order."""
+    """A published data set on this machine. Its records are read in the published order."""
 
     @abstractmethod
     def split_name(self, split: Split) -> str:
@@ -67,24 +67,24 @@ class PublishedRecords(OpenedRecords):
 
     @abstractmethod
     def rows(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
-        """Reads all fields of one split, each record with its location.
+        """Yields the location and all fields of each record of a split.
 
         Raises:
           DataError: The split does not exist, or random access is impossible.
         """
 
     def pair_fields(self) -> tuple[str, ...]:
-        """Returns the fields of a text and its translation that the data set declares, if any."""
+        """Returns the fields that the data set declares as text and translation, if any."""
         return ()
 
     @abstractmethod
     def identity(self, split: Split) -> tuple[object, ...]:
-        """Returns metadata that identify the content of a split, its number of records last."""
+        """Returns metadata that identify a split's content. The last is the number of records."""
 
 
 @dataclass(frozen=True)
 class HubRecords(PublishedRecords):
-    """A data set of the Hugging Face hub, or a folder of ``save_to_disk``.
+    """A data set of the Hugging Face hub, or a folder that ``save_to_disk`` wrote.
 
     Attributes:
       hub: The opened data set.
@@ -104,7 +104,7 @@ class HubRecords(PublishedRecords):
 
     def split_name(self, split: Split) -> str:
         """See ``PublishedRecords``."""
-        # A named split, or the only split of a saved data set, is read whole for an evaluation.
+        # An evaluation reads the whole named split, or the only split of a saved data set.
         name = self.hub.training if split == "train" else self.hub.to_evaluate(VALIDATION)
         splits = list(self.hub.splits)
         known = f"its splits are {', '.join(splits)}"

@@ -1,1 +1,1 @@
-"""Collections for retrieval: documents, queries, and which documents are relevant to a query."""
+"""Reads collections for retrieval: documents, queries, and the relevant documents per query."""

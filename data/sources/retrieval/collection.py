@@ -1,11 +1,11 @@
-"""Collections for retrieval, and folders in the form of BEIR that store them.
+"""Reads collections for retrieval, and stores them in folders in the BEIR format.
 
 =======================  ==========================================================
 ``beir:FOLDER``          ``corpus.jsonl`` (``_id``, ``title``, ``text``), ``queries.jsonl``
                          (``_id``, ``text``), ``qrels/test.tsv`` (query, document, relevance)
 ``beir:FOLDER#dev``      the same with ``qrels/dev.tsv``
-``squad:GLOB``           the passages of questions in the format of SQuAD; the passage of a question
-                         is its relevant document
+``squad:GLOB``           the passages and questions of files in the SQuAD format; the passage of a
+                         question is its relevant document
 =======================  ==========================================================
 
 Thakur et al. 2021, "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of Information
@@ -36,14 +36,15 @@ class RetrievalData:
     """Documents, queries, and the relevant documents of each query.
 
     Attributes:
-      documents: Identifier → text of each document.
-      queries: Identifier → text of each query that has a relevant document.
-      relevant: Identifier of a query → identifiers of its relevant documents → relevance, above 0.
-        A document that is not in ``documents`` is never found.
+      documents: The text of each document, by its identifier.
+      queries: The text of each query that has a relevant document, by its identifier.
+      relevant: For the identifier of each query, a dict from the identifiers of its relevant
+        documents to their relevance, which is above 0. A relevant document that is not in
+        ``documents`` is never found.
       notes: Lines that describe what was left out.
 
     Raises:
-      DataError: ``documents`` or ``queries`` is empty, or a query lacks a relevant document.
+      DataError: ``documents`` or ``queries`` is empty, or a query has no relevant document.
     """
 
     documents: Mapping[str, str]
@@ -52,7 +53,7 @@ class RetrievalData:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Checks that the collection can be searched and scored."""
+        """Checks that the collection has documents, and that every query can be evaluated."""
         sizes = len(self.documents), len(self.queries)
         problem = "a collection must have documents and queries, got {} and {}: give both"
         require(all(sizes), problem.format(*sizes), DataError)
@@ -65,16 +66,16 @@ class RetrievalData:
 
     @property
     def summary(self) -> str:
-        """The numbers of documents, queries and relevant pairs."""
+        """A line with the numbers of documents, queries and relevant pairs."""
         pairs = sum(len(self.relevant[id]) for id in self.queries)
         sizes = counted(len(self.documents), "document"), f"{len(self.queries):,} queries"
         return f"{', '.join(sizes)}, {counted(pairs, 'relevant pair')}"
 
     def save(self, folder: str | Path) -> None:
-        """Writes a folder in the form of BEIR.
+        """Writes the collection to a folder in the BEIR format.
 
         Args:
-          folder: The folder, which does not exist or is empty.
+          folder: The folder, which must be empty or not exist.
 
         Raises:
           DataError: The folder is not empty, or cannot be written.
@@ -101,11 +102,11 @@ def read_retrieval(name: str) -> RetrievalData:
     """Reads a collection.
 
     Args:
-      name: For example ``beir:scifact``, ``beir:msmarco#dev`` or ``squad:dev.json.gz``.
+      name: A name such as ``beir:scifact``, ``beir:msmarco#dev`` or ``squad:dev.json.gz``.
 
     Raises:
-      DataError: A file is missing or not in its format (with file and line), or an identifier
-        occurs twice.
+      DataError: A file is missing or malformed (the message names file and line), or an
+        identifier occurs twice.
     """
     kind, location, part, _ = parse_name(name, FORMS)
     if kind == "squad":
@@ -115,7 +116,7 @@ def read_retrieval(name: str) -> RetrievalData:
     documents = read_texts(_file(folder, CORPUS))
     queries = read_texts(_file(folder, QUERIES))
     judged = _judgements(_file(folder, f"qrels/{part or 'test'}.tsv"))
-    # `qrels` may judge queries of other splits, and documents that are not in the corpus.
+    # The `qrels` file may have queries of other splits, and documents that are not in the corpus.
     known = {id: judged[id] for id in queries if id in judged}
     left_out = len(judged) - len(known)
     lost = sum(len(relevant.keys() - documents.keys()) for relevant in known.values())
@@ -125,18 +126,18 @@ def read_retrieval(name: str) -> RetrievalData:
     }
     problem = f"{name!r} has no query with a relevant document: check the identifiers in qrels"
     require(known, problem, DataError)
-    # A query without a relevant document cannot be evaluated.
+    # Drop queries without a relevant document, because they cannot be evaluated.
     judged_queries = {id: queries[id] for id in known}
     return RetrievalData(documents, judged_queries, known, tuple(filter(notes.get, notes)))
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """Returns the possible paths of a file of a collection, which may be compressed."""
+    """Returns the possible paths of a collection's file, with and without compression."""
     return [folder / name, folder / f"{name}.gz"]
 
 
 def _file(folder: Path, name: str) -> Path:
-    """Returns the path of a file of the folder, which may be compressed."""
+    """Returns the path of the folder's file with this name, which may be compressed."""
     paths = files_of(folder, name)
     existing = list(filter(Path.is_file, paths))
     problem = f"no file {paths[0]}: beir:FOLDER names a folder with corpus.jsonl, queries.jsonl"
@@ -145,15 +146,16 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
-    """Reads identifiers and texts from JSON lines; the title of a document precedes its text.
+    """Reads identifiers and texts from JSON lines. The text of a document begins with its title.
 
     Args:
       file: The file.
-      numbered: Whether the identifier of an object without ``_id`` is its index in the file, from
-        1.
+      numbered: Whether objects may lack ``_id``. The identifier of such an object is its index in
+        the file, from 1.
 
     Raises:
-      DataError: A line is not a JSON object, lacks a field, or has the identifier of another line.
+      DataError: A line is not a JSON object, lacks a field, or repeats the identifier of another
+        line.
     """
     texts: dict[str, str] = {}
     for number, (location, row) in enumerate(parse_lines(file_lines(file)), start=1):
@@ -164,7 +166,7 @@ def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
             f"{location}: _id {id!r} occurs twice: rename one of the two",
             DataError,
         )
-        # Queries have no title, and some collections have documents without titles.
+        # Queries have no titles, nor do the documents of some collections.
         values = list(picked({"title": "", **row}, ("title", "text"), location))
         are_texts = all(isinstance(value, str) for value in values)
         problem = f"{location}: title and text must be strings, got {values!r:.100}: correct them"
@@ -174,7 +176,7 @@ def read_texts(file: Path, *, numbered: bool = False) -> dict[str, str]:
 
 
 def _judgements(file: Path) -> dict[str, dict[str, float | int]]:
-    """Reads the relevant documents of each query; other documents have relevance 0 or below."""
+    """Reads the relevant documents of each query; omits documents with relevance 0 or below."""
     judged: dict[str, dict[str, float | int]] = {}
     for query, document, relevance in _rows(file):
         if relevance > 0:
@@ -185,10 +187,10 @@ def _judgements(file: Path) -> dict[str, dict[str, float | int]]:
 def _rows(file: Path) -> Iterator[tuple[str, str, float]]:
     for name, number, line in file_lines(file):
         columns = line.split("\t")
-        # The first line of BEIR's files has the names of the columns.
+        # In BEIR's files, the first line contains the names of the columns.
         if not line.strip() or (number == 1 and columns[-1] == "score"):
             continue
-        # A relevance that is not a number becomes NaN, which the check below refuses.
+        # A relevance that is not a number becomes NaN, which the check below rejects.
         try:
             relevance = float(columns[-1])
         except ValueError:
@@ -203,7 +205,7 @@ def _rows(file: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def _from_questions(source: LabelledSource) -> RetrievalData:
-    """Makes a collection of passages and questions. Equal passages are one document."""
+    """Makes a collection from passages and questions. Equal passages become one document."""
     ids: dict[str, str] = {}
     queries: dict[str, str] = {}
     relevant: dict[str, dict[str, float | int]] = {}

@@ -1,4 +1,4 @@
-"""Documents of a search index, with identifiers that say where each document is."""
+"""Reads the documents of a search index, with identifiers that say where each document is from."""
 
 from pathlib import Path
 
@@ -12,20 +12,21 @@ from .collection import CORPUS, files_of, read_texts
 
 
 def read_named_texts(name: str) -> dict[str, str]:
-    """Reads the documents to search.
+    """Reads the documents that a search index will contain.
 
     Args:
-      name: A text file, whose lines are the documents; a file of JSON lines with ``text``, and
+      name: A text file, in which each line is a document; a file of JSON lines with ``text``, and
         optionally ``_id`` and ``title``; a folder with ``corpus.jsonl``; any other folder of text
-        files, whose paragraphs (separated by blank lines) are the documents; or a source of
-        text such as ``text:book.txt#block`` or ``builtin:python-docs``.
+        files, in which each paragraph (between blank lines) is a document; or a text source such
+        as ``text:book.txt#block`` or ``builtin:python-docs``.
 
     Returns:
-      Identifier → text, without blank documents. The identifier is ``_id``; without it, the index
-      of the document in its file, from 1, after the name of the file (in a folder or a source).
+      The text of each document, by its identifier, without blank documents. The identifier is
+      ``_id``. If there is none, it is the index of the document in its file, from 1. In a folder or
+      a source, the name of the file precedes the index.
 
     Raises:
-      DataError: A file is missing or not in its format, or all texts are blank.
+      DataError: A file is missing or malformed, or all texts are blank.
     """
     path = Path(name).expanduser()
     corpora = list(filter(Path.is_file, files_of(path, CORPUS)))
@@ -43,7 +44,7 @@ def read_named_texts(name: str) -> dict[str, str]:
 
 
 def _of_source(name: str, folder: Path) -> dict[str, str]:
-    """Reads a source of documents. Identifiers have paths within the folder."""
+    """Reads a source of documents. Identifiers contain paths relative to the folder."""
     return {
         f"{source.location.removeprefix(f'{folder.resolve()}/')}:{i}": text
         for source in input_files(name)

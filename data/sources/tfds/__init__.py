@@ -1,1 +1,1 @@
-"""Readers of data sets of tensorflow-datasets."""
+"""Reads and writes data sets of tensorflow-datasets."""

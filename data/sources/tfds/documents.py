@@ -1,8 +1,8 @@
-"""Published TensorFlow Datasets as documents, without tensorflow.
+"""Reads the documents of published TensorFlow Datasets, without tensorflow.
 
-The data sets are stored in the folder of TFDS (``$TFDS_DATA_DIR`` or ``~/tensorflow_datasets``), so
-that data sets already on the machine are used. The published validation split is used if there is
-one; the test split is never used.
+The data sets are stored in the usual folder of TFDS (``$TFDS_DATA_DIR`` or
+``~/tensorflow_datasets``), so that data sets that are already on the machine are used. The
+published validation split is used if there is one; the test split is never used.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from ..labelled_names import LabelledSource
 from ..numbered import NumberedTexts
 from ..source_names import Source
 
-# TFDS retries a failing download for minutes; the probe detects a missing network in seconds.
+# How long to probe the network. TFDS would retry a failing download for minutes.
 _PROBE_SECONDS = 4.0
 _READ_AT_ONCE = 256
 
@@ -45,32 +45,33 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
     Args:
       source: A source of the kind ``tfds``.
       split: ``train`` or ``validation``.
-      fraction: The fraction for validation if no such split is published, in [0, 1).
-      cache: The folder that caches the division into splits.
+      fraction: The fraction of documents for validation if no validation split is published, in
+        [0, 1).
+      cache: The folder in which the division into splits is cached.
 
     Returns:
       The documents, in the published order.
 
     Raises:
-      DataError: The name, configuration or field is unknown; the data is not on this
-        machine and cannot be downloaded or prepared; or the data set does not allow random access.
+      DataError: The name, configuration or field is unknown; the data set is not on this machine
+        and cannot be downloaded or prepared; or it does not allow random access.
     """
     builder = prepared_builder(source)
     splits = list(builder.info.splits)
     require_one_of(f"the splits of {source.name!r}", "train", splits, error=DataError)
-    # Without a published validation split, both splits are parts of the training split.
+    # If no validation split is published, divide the training split into both splits.
     published = "validation" in splits
     stored = split if published else "train"
     records, key = _records(builder, stored, source), _key(builder, stored, source)
     is_whole = published or (fraction == 0 and split == "train")
     problem = f"{source.name!r} has no published validation split: set validation_fraction above 0"
     require(is_whole or fraction > 0, problem, DataError)
-    # The published metadata identify the content, so the records of a whole split are not read.
+    # The published metadata identify the content of a whole split, so its records are not read.
     if is_whole and not source.conditions:
         return Documents(records, source.part, key)
 
     read = partial(_kept_texts, records, source)
-    # Apply the filter first, so that only kept documents are divided.
+    # Apply the filter first, so that only the documents it keeps are divided.
     texts = NumberedTexts.of(source, (key,), read, lambda _: records, cache)
     note = left_out_note(texts.left_out) if stored == split else ""
     if is_whole:
@@ -80,42 +81,42 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
 
 
 def _kept_texts(records: Records, source: Source, left_out: LeftOut) -> Iterator[tuple[int, str]]:
-    """Yields the index and the text of each record that satisfies the conditions.
+    """Yields the index and the text of each record that satisfies the source's conditions.
 
     Raises:
-      DataError: A record lacks a field or cannot be compared.
+      DataError: A record lacks a field, or the value of a field cannot be compared.
     """
-    # Read many records at once: single reads of ArrayRecord files are slow.
+    # Read many records at once, because reading single records of ArrayRecord files is slow.
     for start in range(0, len(records), _READ_AT_ONCE):
         numbers = range(start, min(start + _READ_AT_ONCE, len(records)))
         for number, row in enumerate(records.__getitems__(list(numbers)), start):
             location = f"{source.name} example {number + 1}"
-            # Convert all fields only if a filter may read them.
+            # Convert the fields only if a filter may read them.
             tested = {field: plain(row[field]) for field in row if source.conditions}
             if keeps(source.conditions, tested, location, left_out):
                 yield number, row[source.part].decode()
 
 
 def prepared_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
-    """Returns the builder of a published data set, which is downloaded first if necessary.
+    """Returns the builder of a published data set, and downloads the data set if necessary.
 
     Raises:
       DataError: The data set is unknown, or cannot be found or downloaded.
     """
     builder = open_builder(source)
-    # Test for the file, because builder.is_prepared() warns about a missing folder.
+    # Check the file directly, because builder.is_prepared() warns if the folder is missing.
     if not Path(builder.data_dir, "dataset_info.json").is_file():
         download(builder, source)
     return builder
 
 
 def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
-    """Returns the builder of a published data set without a download.
+    """Returns the builder of a published data set, without downloading the data set.
 
     Raises:
       DataError: The name or the configuration is unknown, or a package is missing.
     """
-    # TFDS registers the data sets of these modules only on import.
+    # TFDS registers the data sets of these modules only when the modules are imported.
     importlib.import_module("tensorflow_datasets.text")
     importlib.import_module("tensorflow_datasets.translate")
     options = {"data_dir": os.environ.get("TFDS_DATA_DIR"), "file_format": "array_record"}
@@ -128,7 +129,7 @@ def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
             remedy = f"did you mean {' or '.join(near)}?" if near else "see the catalogue of TFDS"
             raise DataError(f"TFDS has no data set {name!r} ({source.name!r}): {remedy}") from None
         except (ValueError, AssertionError) as error:
-            # The error does not say what is wrong, so check whether the configuration exists.
+            # The error does not give the reason, so check whether the configuration exists.
             known: list[str] = []
             with contextlib.suppress(ValueError):
                 known = list(tfds.builder_cls(name).builder_configs)
@@ -141,7 +142,7 @@ def open_builder(source: Source | LabelledSource) -> tfds.core.DatasetBuilder:
 
 
 def _named_packages(source: Source | LabelledSource) -> AbstractContextManager[None]:
-    """Names the missing Python package in the errors of TFDS."""
+    """Adds the name of a missing Python package to the errors of TFDS."""
     remedy = "install it, or copy the prepared data set to this machine"
     return reported(f"preparing {source.name!r} needs a Python package", remedy, ImportError)
 
@@ -167,15 +168,15 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
         'prepare it with TFDS elsewhere (file_format="array_record") and copy it to '
         f"{builder.data_dir}"
     )
-    # TFDS passes on arbitrary exceptions of a download or a parser.
+    # TFDS lets arbitrary exceptions of a download or a parser propagate.
     with reported(problem, remedy, Exception), _named_packages(source):
         builder.download_and_prepare()
 
 
 def _is_reachable(url: str) -> bool:
-    """Probes the host of a URL, through a proxy if one is set."""
+    """Returns whether the host of a URL responds, using the proxy if one is set."""
     answers: queue.Queue[bool] = queue.Queue()
-    # A daemon thread, because a hanging name server must not delay the exit.
+    # Use a daemon thread, because an unresponsive name server must not delay the exit.
     threading.Thread(target=lambda: answers.put(_responds(url)), daemon=True).start()
     try:
         return answers.get(timeout=_PROBE_SECONDS + 0.5)
@@ -188,7 +189,7 @@ def _responds(url: str) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):
             return True
-    # An error status is also a response.
+    # A response with an error status also shows that the host is reachable.
     except urllib.error.HTTPError as error:
         error.close()
         return True
@@ -204,7 +205,7 @@ def _records(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> R
 
 
 def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object]]:
-    """Opens a split of a data set on this machine.
+    """Opens a split of a data set that is on this machine.
 
     Raises:
       DataError: The data set does not allow random access.
@@ -217,6 +218,6 @@ def open_split(builder: Any, split: str, name: str) -> Sequence[dict[str, object
 
 def _key(builder: tfds.core.DatasetBuilder, split: str, source: Source) -> str:
     info = builder.info.splits[split]
-    # The published metadata identify the content, so the records need not be read.
+    # The published metadata identify the content, so it is not necessary to read the records.
     metadata = (builder.info.full_name, split, source.part, info.num_examples, info.num_bytes)
     return hashlib.blake2b(repr(metadata).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Local texts as a TensorFlow Dataset of ArrayRecord files."""
+"""Writes local texts as a TensorFlow Dataset of ArrayRecord files, and opens them."""
 
 import io
 import shutil
@@ -15,19 +15,19 @@ from ..hash_split import HashSplit, Split, text_digest
 
 
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A TFDS data set of texts; see ``load_documents``."""
+    """The builder of a TFDS data set of texts; see ``load_documents``."""
 
     name = "flaxzoo_text"
     VERSION = tfds.core.Version("1.0.0")
-    # Nothing is downloaded. Without these fields, TFDS would search for a list of URLs next to this
-    # file, which fails if a path is mapped to the package (an editable installation).
+    # Nothing is downloaded. Without these two fields, TFDS would search for a list of URLs next to
+    # this file, and fail if the package is installed in editable mode.
     url_infos = None
     code_path = None
 
     def __init__(
         self, documents: Iterable[str], division: HashSplit, splits: Sequence[Split], folder: Path
     ) -> None:
-        """Makes the builder from the arguments of ``write_texts``."""
+        """Creates the builder from the arguments of ``write_texts``."""
         self._documents = documents
         self._division = division
         self._splits = splits
@@ -46,8 +46,8 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             digest = text_digest(text)
             if self._division.split(digest) == split:
                 seen[digest] += 1
-                # TFDS orders examples by a hash of the key, so the order depends only on the texts.
-                # Equal texts need distinct keys.
+                # TFDS orders examples by a hash of the key, so make the key from the text. A number
+                # distinguishes equal texts.
                 yield f"{digest.hex()}-{seen[digest]}", {"text": text}
 
 
@@ -60,13 +60,13 @@ def write_texts(
     """Writes texts for ``open_texts``.
 
     Args:
-      documents: The texts; read once for each split.
+      documents: The texts, which are read once for each split.
       division: The division of the texts into splits.
       splits: The splits that are not empty.
       folder: The folder to write to.
     """
     builder = TextBuilder(documents, division, splits, folder)
-    # Hide a banner about downloads, because nothing is downloaded.
+    # Hide TFDS's message about downloads, because nothing is downloaded.
     with redirect_stdout(io.StringIO()):
         tfds.disable_progress_bar()
         try:
@@ -77,6 +77,6 @@ def write_texts(
 
 
 def open_texts(folder: Path, split: Split) -> Records:
-    """Opens the texts of a split that is not empty, as records ``{"text": bytes}``."""
+    """Opens the texts of a non-empty split as records of the form ``{"text": bytes}``."""
     builder: Any = tfds.builder_from_directory(folder / _PREPARED)
     return builder.as_data_source(split)

@@ -1,4 +1,4 @@
-"""Published TensorFlow Datasets as records of fields."""
+"""Reads published TensorFlow Datasets as records with fields."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..published.records import PublishedRecords
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
 
-# The names of validation splits in order of preference; MNLI has two such splits.
+# The names of validation splits, in order of preference. MNLI has two validation splits.
 _VALIDATION = ("validation", "dev", "validation_matched")
 
 
@@ -46,7 +46,7 @@ class TfdsRecords(PublishedRecords):
 
     def rows(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """See ``PublishedRecords``."""
-        # Import late: TFDS is slow to load.
+        # Import TFDS only if it is needed, because it is slow to import.
         from .documents import open_split
 
         name = self.split_name(split)
@@ -72,12 +72,12 @@ class TfdsRecords(PublishedRecords):
         import tensorflow_datasets as tfds
 
         feature = dict(_features(self.builder).items()).get(field)
-        # A sequence feature wraps the feature of its items.
+        # A sequence feature contains the feature of its items.
         feature = getattr(feature, "feature", feature)
         return tuple(feature.names) if isinstance(feature, tfds.features.ClassLabel) else None
 
     def pair_fields(self) -> tuple[str, ...]:
-        """See ``PublishedRecords``; the input and the output that the data set declares."""
+        """See ``PublishedRecords``; these are the supervised keys that the data set declares."""
         keys = self.builder.info.supervised_keys or ()
         return tuple(key for key in keys if isinstance(key, str))
 
@@ -100,5 +100,5 @@ def open_tfds(source: LabelledSource) -> TfdsRecords:
 
 
 def _features(builder: "DatasetBuilder") -> Mapping[str, object]:
-    """Returns the features of a data set of records; TFDS declares a wider type."""
+    """Returns the features of a data set as a mapping, because TFDS declares a wider type."""
     return cast(Mapping[str, object], builder.info.features)
