@@ -1,1 +1,1 @@
-"""Renders chat templates in a sandbox, within bounds, and records who wrote each character."""
+"""Renders chat templates in a sandbox with limits, and records who wrote each character."""

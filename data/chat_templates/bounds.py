@@ -1,8 +1,8 @@
-"""Bounds of a template's run: steps, characters, processor time.
+"""Limits the steps, the characters and the processor time of a template's run.
 
-A step is an iteration of a loop, a call, a filter or an operator. The characters of a result are
-counted before it is made, so an endless template always stops at the same place. Processor time,
-measured for the thread, bounds slow single steps.
+A step is a loop iteration, a call, a filter or an operator. The characters of a result are counted
+before the result is made, so an endless template always stops at the same place. The limit on
+processor time, which is measured for the thread, stops single steps that are slow.
 """
 
 import time
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from ..common.errors import DataError
 
 MAX_SOURCE = 1 << 17
-"""The longest template, in characters; published templates have up to 20,000."""
+"""The maximum length of a template, in characters; published templates have up to 20,000."""
 MAX_STEPS = 1 << 20
-"""Maximum number of steps of a run, in addition to ``STEPS_PER_CHARACTER``."""
+"""Maximum number of steps in a run; ``STEPS_PER_CHARACTER`` adds more for long inputs."""
 STEPS_PER_CHARACTER = 64
-"""Maximum number of additional steps per character of the input."""
+"""Number of additional steps allowed for each character of the input."""
 MAX_SECONDS = 5.0
 """Maximum processor time of a run, in seconds."""
 MAX_BITS = 10_000
@@ -28,22 +28,22 @@ _STEPS_PER_LOOK = 256
 
 
 class EndlessTemplateError(DataError):
-    """A chat template exceeds its bounds, so that every conversation fails."""
+    """A chat template exceeds its limits, so no conversation can be rendered."""
 
 
 def too_much(reason: str) -> EndlessTemplateError:
-    """Returns the error of a template that exceeds its budget of steps, characters or time."""
+    """Returns an error that says that a template exceeds its limits, and the reason."""
     return EndlessTemplateError(f"the chat template exceeds its bounds: {reason}")
 
 
 @dataclass
 class Run:
-    """The remaining budget of a run of a template.
+    """The remaining budget for one run of a template.
 
     Attributes:
-      steps: Remaining steps.
-      looks_at: The time is checked again when this many steps remain.
-      ends: The limit of the thread's processor time, in seconds.
+      steps: The number of remaining steps.
+      looks_at: The number of remaining steps at which the time is checked again.
+      ends: The processor time of the thread at which the run must stop, in seconds.
     """
 
     steps: int
@@ -52,7 +52,7 @@ class Run:
 
     @classmethod
     def of(cls, characters: int) -> "Run":
-        """Returns the budget of a run whose input has this many characters."""
+        """Returns the budget for an input with the given number of characters."""
         steps = MAX_STEPS + STEPS_PER_CHARACTER * characters
         return cls(steps, steps, time.thread_time() + MAX_SECONDS)
 
@@ -62,7 +62,7 @@ _RUN: ContextVar[Run | None] = ContextVar("run", default=None)
 
 @contextmanager
 def bounded(run: Run) -> Iterator[None]:
-    """Makes ``spend`` reduce the budget of this run, inside of a ``with`` block."""
+    """Makes ``spend`` reduce the budget of a run within a ``with`` block."""
     token = _RUN.set(run)
     try:
         yield
@@ -71,19 +71,19 @@ def bounded(run: Run) -> Iterator[None]:
 
 
 def spend(steps: int = 1, *, characters: int = 0) -> None:
-    """Counts steps and characters of the current run.
+    """Subtracts steps and characters from the budget of the current run.
 
     Raises:
       EndlessTemplateError: The budget of the run is used up.
     """
     run = _RUN.get()
-    # Strings are also made outside of a run, where nothing is counted.
+    # Strings can also be made outside a run, where nothing is counted.
     if run is None:
         return
     run.steps -= steps + characters // _CHARACTERS_PER_STEP
     if run.steps < 0:
         raise too_much("it exceeds the maximum number of steps")
-    # Reading the clock is slow, so do it once in many steps.
+    # Reading the clock is slow, so read it only once in many steps.
     if run.steps < run.looks_at:
         run.looks_at = run.steps - _STEPS_PER_LOOK
         if time.thread_time() > run.ends:

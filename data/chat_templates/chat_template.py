@@ -1,8 +1,8 @@
-"""Chat templates: a conversation as one text, byte for byte as transformers renders it.
+"""Renders a conversation as one text, exactly as transformers renders its chat template.
 
-A template is an untrusted jinja2 program that comes with a model's files. A template runs in a
-sandbox, within bounds, and reads only plain JSON data. Its output records which characters the
-template wrote and which came from its input; see ``chat_templates.traced``.
+A template is an untrusted jinja2 program among the files of a model. It runs in a sandbox with
+limits, and reads only plain JSON data. The output records which characters the template wrote and
+which came from its input; see ``chat_templates.traced``.
 """
 
 import re
@@ -27,11 +27,12 @@ from .rendered import RenderedChat, fewest_rows, following
 from .traced import ASSISTANT, TEMPLATE, USER, Traced, origins, parts_of
 
 Message = Mapping[str, Any]
-"""A message: ``role``, ``content``, and other fields that its template reads, such as
-``tool_calls``."""
+"""A message with ``role``, ``content`` and other fields that a template reads, such as
+``tool_calls``.
+"""
 
 TEMPLATE_FILE = "chat_template.jinja"
-"""The file of a folder's template."""
+"""The name of the file in a folder that contains the chat template."""
 
 LECTURES = """\
 {%- for message in messages -%}
@@ -50,24 +51,24 @@ LECTURES = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ "bot:" }}{% endif -%}
 """
-"""The default template: instructions, then ``user: …`` and ``bot: …`` in turns.
+"""The default template: the instructions, followed by alternating ``user: …`` and ``bot: …``.
 
-The token that ends a document also ends an answer. The space after ``bot:`` belongs to the answer.
+An answer ends with the token that ends a document. The space after ``bot:`` belongs to the answer.
 """
 _MORE = "additional_chat_templates"
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 WITH_TOOLS_FILE = f"{_MORE}/{_WITH_TOOLS}.jinja"
-"""The file of a folder's separate template for conversations with tools."""
+"""The file in a folder that contains a separate template for conversations with tools."""
 _MARKER = re.compile(r"{%-?\s*generation\s*-?%}")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-"""The roles of messages. A template may write them as a part of a control token."""
-# Fields that may contain a model's reasoning; a template reads the first or the second field.
+"""The roles that a message can have. A template may write a role in a control token."""
+# Fields that may contain a model's reasoning. Templates read the first or the second field.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template with the special tokens that it names.
+    """A chat template and the special tokens that it can write.
 
     Example::
 
@@ -75,8 +76,9 @@ class ChatTemplate:
         text = template.render([{"role": "user", "content": "Hello"}], add_generation_prompt=True)
 
     Attributes:
-      source: The template.
-      tokens: The special tokens by their names in templates: ``bos_token``, ``eos_token`` ….
+      source: The source code of the template.
+      tokens: The special tokens by the names that templates use, such as ``bos_token`` and
+        ``eos_token``.
       with_tools: The template for conversations with tools. Defaults to ``source``.
     """
 
@@ -86,7 +88,7 @@ class ChatTemplate:
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "ChatTemplate":
-        """Reads the template of a folder in the Hugging Face format.
+        """Reads the template from a folder in the Hugging Face format.
 
         The template is in ``chat_template.jinja``, and additional templates are in
         ``additional_chat_templates``. Older folders have all templates in
@@ -110,17 +112,18 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **variables: object,
     ) -> str:
-        """Returns the text of a conversation.
+        """Renders a conversation as a text.
 
         Args:
-          messages: The messages. A value that is not plain JSON is rendered as its type's name.
+          messages: The messages. A value that is not plain JSON is rendered as the name of its
+            type.
           tools: JSON schemas of the functions that the assistant may call.
-          documents: Documents to answer from, with ``title`` and ``text``.
+          documents: The documents on which an answer is based, each with ``title`` and ``text``.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
           **variables: Further variables of the template, such as ``enable_thinking``.
 
         Raises:
-          DataError: The template refuses the conversation, or is faulty.
+          DataError: The template rejects the conversation, or has an error.
         """
         given = {**variables, "tools": tools, "documents": documents}
         return self._run(messages, given, add_generation_prompt=add_generation_prompt).text
@@ -132,7 +135,7 @@ class ChatTemplate:
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
     ) -> RenderedChat:
-        """Returns the text of a conversation, and who wrote each character; see ``render``."""
+        """Renders a conversation, and records who wrote each character; see ``render``."""
         given = {"tools": tools, "documents": None}
         return self._run(messages, given, add_generation_prompt=add_generation_prompt)
 
@@ -144,27 +147,28 @@ class ChatTemplate:
         ends: Sequence[str] = (),
         **given: object,
     ) -> tuple[RenderedChat, ...]:
-        """Renders a conversation as one or more texts that keep all of its answers.
+        """Renders a conversation as one or more texts that together contain all answers.
 
         A template may mark answers with ``{% generation %}``. Without these marks, an answer is the
-        text that an assistant's message adds to the text before it, without white space after its
-        end token. If the whole text keeps all answers, it is the only text. A template that
-        rewrites earlier turns (Qwen3's removes their reasoning) gives several texts. Each of these
-        texts ends with an answer, and includes the earlier answers that it keeps.
+        text that an assistant's message adds to the text before it, excluding white space after the
+        end token. If the text of all messages contains every answer unchanged, it is the only text.
+        If the template rewrites earlier turns (for example, Qwen3's template removes their
+        reasoning), there are several texts. Each text ends with an answer, and also learns the
+        earlier answers that it contains unchanged.
 
         Args:
           messages: The messages.
-          first: The number of messages that form the prompt; answers among them are ignored.
-          ends: Names of tokens that may end an answer, in addition to ``tokens``.
+          first: The number of messages that form the prompt; answers in the prompt are ignored.
+          ends: The names of tokens that may end an answer, in addition to ``tokens``.
           **given: ``tools``, ``documents`` and other variables of the template.
 
         Raises:
-          DataError: The conversation has no answer, the text of a message does not begin with the
-            text before it, or the template refuses the conversation.
+          DataError: The conversation has no answer, the text up to an answer does not begin with
+            the text before this answer, or the template rejects the conversation.
         """
         given = {"tools": None, "documents": None, **given}
         whole = self._run(messages, given)
-        # Templates that mark answers give their ranges directly.
+        # If the template marks answers, rendering has already recorded their ranges.
         if _MARKER.search(self._source(given)):
             rows = [whole]
         else:
@@ -192,7 +196,7 @@ class ChatTemplate:
         *,
         ends: Sequence[str],
     ) -> RenderedChat:
-        """Returns the text up to the end of an assistant's message, its only marked answer."""
+        """Returns the text up to the end of an assistant's message, and marks only this message."""
         before = self._run(messages[:number], given, add_generation_prompt=True)
         after = following(before, self._run(messages[: number + 1], given))
         require(
@@ -202,7 +206,7 @@ class ChatTemplate:
             "{% endgeneration %}",
             error=DataError,
         )
-        # White space after the token that ends the turn is the template's, not the assistant's.
+        # White space after the token that ends the turn does not belong to the answer.
         trimmed = after.text.rstrip()
         names = (*filter(None, self.tokens.values()), *ends)
         end = len(trimmed) if trimmed.endswith(names) else len(after.text)
@@ -210,7 +214,7 @@ class ChatTemplate:
 
     @property
     def all_sources(self) -> str:
-        """The source code of the template, followed by that of the template for tools."""
+        """The source code of the template and of the template for tools, joined."""
         return self.source + (self.with_tools or "")
 
     def _source(self, given: Mapping[str, object]) -> str:
@@ -223,25 +227,25 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
     ) -> RenderedChat:
-        """Renders the messages, and records the ranges of text that the template marks as answers.
+        """Renders the messages, and records the ranges that the template marks as answers.
 
         Args:
           messages: The messages.
-          given: Tools, documents and other variables by name.
+          given: The tools, the documents and other variables, by name.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
         """
         from .sandbox import MARKS, Marks, compiled
 
         template, marks = compiled(self._source(given)), Marks()
-        # A template is a program, which may raise any exception.
+        # A template is a program, so it may raise any exception.
         problem = "the chat template refuses the conversation"
         remedy = "change the messages, or give another template"
         # The `generation` tag finds the marks of this run through a context variable.
         token = MARKS.set(marks)
         try:
             with reported(problem, remedy, Exception):
-                # The template is the author of special tokens, and the user is the author of other
-                # variables.
+                # The origin of the special tokens is the template, and the origin of all other
+                # variables is the user.
                 variables = {
                     **{name: Traced(text, TEMPLATE) for name, text in self.tokens.items()},
                     **{name: _plain(value, USER) for name, value in given.items()},
@@ -258,8 +262,8 @@ class ChatTemplate:
         return RenderedChat("".join(marks.blocks), tuple(marks.ranges), by)
 
     def _traced(self, message: Message, number: int) -> dict[str, Any]:
-        """Returns a message as a template reads it: plain data whose strings have origins."""
-        # Format the message only for an error, because it may be long.
+        """Converts a message for a template, to plain data with traced strings."""
+        # Format the message only if there is an error, because it may be long.
         if not isinstance(message, Mapping) or "role" not in message:
             raise DataError(
                 f"message {number} is {message!r}: write an object with role and content"
@@ -274,11 +278,11 @@ class ChatTemplate:
         )
         if isinstance(content, list | tuple):
             texts = [text_of_part(part, number) for part in content]
-            # The default template needs the content as one text.
+            # The default template requires the content as one text.
             if self.source == LECTURES:
                 message = {**message, "content": "".join(texts)}
         plain = _plain(message, ASSISTANT if role == "assistant" else USER)
-        # The role was checked, so a template may use it in a control token.
+        # The role is one of `ROLES`, so the template may use it in a control token.
         return _with_reasoning({**plain, "role": Traced(str.__str__(role), TEMPLATE)})
 
 
@@ -296,7 +300,7 @@ def text_of_part(part: object, number: int) -> str:
 
     Args:
       part: The part.
-      number: The index of the message, for the error.
+      number: The number of the message, for error messages.
 
     Raises:
       DataError: The part is not text.
@@ -314,18 +318,18 @@ def text_of_part(part: object, number: int) -> str:
 
 
 def find_template(folder: str | Path) -> ChatTemplate | None:
-    """Returns the chat template of a folder in the Hugging Face format; None if it has none.
+    """Returns the chat template in a folder in the Hugging Face format, or None without one.
 
     Raises:
       DataError: A file cannot be read, or contains no templates.
     """
-    # The special tokens are in the same file as the templates of older folders.
+    # The special tokens are in this file, and in older folders, the templates as well.
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
     config = optional_object(path)
-    # A folder may have a default template, and other templates that have names.
+    # A folder may have a default template and other named templates.
     named = _templates(config.get("chat_template"), path)
-    # Separate files override tokenizer_config.json, which has the templates of older folders.
+    # Templates in separate files override the templates in tokenizer_config.json.
     if (file := folder / TEMPLATE_FILE).is_file():
         named[_DEFAULT] = read_template(file)
     for file in sorted((folder / _MORE).glob("*.jinja")):
@@ -336,7 +340,7 @@ def find_template(folder: str | Path) -> ChatTemplate | None:
 
 
 def read_template(file: Path) -> str:
-    """Reads the source of a template.
+    """Reads the source code of a template.
 
     Raises:
       DataError: The file is too long, or not UTF-8.
@@ -360,7 +364,7 @@ class _NamedTemplate(Checked):
 
 
 def _templates(stored: Any, path: Path) -> dict[str, str]:
-    """Returns the templates of ``tokenizer_config.json`` by name: one, or several with names."""
+    """Returns the templates of ``tokenizer_config.json`` by name; a single one is the default."""
     if isinstance(stored, str):
         return {_DEFAULT: stored}
     try:
@@ -383,17 +387,17 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _plain(value: object, by: str) -> Any:
-    """Returns plain JSON data, which has no methods that are dangerous in a template.
+    """Converts a value to plain JSON data, which has no methods that a template could misuse.
 
     Args:
-      value: The data.
-      by: The author of its strings.
+      value: The value.
+      by: The origin of the strings in the value.
     """
     if isinstance(value, str):
         return Traced(str.__str__(value), by)
     if value is None:
         return None
-    # A subclass, such as a number of numpy, could add methods.
+    # A subclass, such as a numpy number, could add methods.
     for kind in (bool, int, float):
         if isinstance(value, kind):
             return kind(value)
@@ -405,15 +409,15 @@ def _plain(value: object, by: str) -> Any:
 
 
 def _size(value: object) -> int:
-    """Returns the number of characters in some data, and the number of its values."""
+    """Returns the number of characters plus the number of values in some data."""
     parts = list(parts_of(value))
     return len(parts) + sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Removes fields that are None, and stores reasoning under both names that templates read."""
+    """Removes fields that are None, and stores the reasoning under both names in templates."""
     message = without_none(message)
-    # If a message has several of these fields, use the first in the order of `_REASONING`.
+    # If a message has several of these fields, use the first field in the order of `_REASONING`.
     reasoning = [message[name] for name in _REASONING if name in message]
     if not reasoning:
         return message

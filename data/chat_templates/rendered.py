@@ -1,4 +1,4 @@
-"""A rendered conversation, and the texts that keep all of its answers."""
+"""Rendered conversations, and the choice of texts that contain all answers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +8,14 @@ from .traced import USER
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as one text.
+    """A conversation rendered as one text.
 
     Attributes:
       text: The text.
-      answers: The half-open ranges of characters that the assistant wrote, in order, including the
-        ends of its turns.
-      origins: A letter for each character, which says who wrote it; see ``chat_templates.traced``.
+      answers: The half-open character ranges that the assistant wrote, in order. A range includes
+        the token that ends the turn.
+      origins: One letter for each character, which states who wrote this character; see
+        ``chat_templates.traced``.
     """
 
     text: str
@@ -23,13 +24,13 @@ class RenderedChat:
 
 
 def following(before: RenderedChat, after: RenderedChat) -> RenderedChat:
-    """Joins a prompt with its answer, if the template rewrites a prompt that an answer follows.
+    """Joins a prompt and its answer, even if the template rewrites a prompt before an answer.
 
-    The template of Mistral-7B-Instruct-v0.3 writes the system's text only where the user speaks
-    last. For such a template, the result is `before` and then the text that follows the user's turn
-    in `after`. For other templates, the result is `after`.
+    For example, the template of Mistral-7B-Instruct-v0.3 writes the system message only if the last
+    message is the user's. For such a template, the result is `before`, followed by the text after
+    the user's turn in `after`. For other templates, the result is `after`.
     """
-    # The end of the user's turn is what the template writes after the last text of the user.
+    # After the user's last text, the template writes the end of the user's turn.
     closing = before.text[before.origins.rfind(USER) + 1 :]
     start = after.origins.rfind(USER) + 1
     if (
@@ -44,7 +45,7 @@ def following(before: RenderedChat, after: RenderedChat) -> RenderedChat:
 
 
 def fewest_rows(whole: RenderedChat, turns: Sequence[RenderedChat]) -> Iterator[RenderedChat]:
-    """Yields as few texts as possible that keep the answers of all turns.
+    """Yields the smallest number of texts that together contain the answers of all turns.
 
     Args:
       whole: The text of all messages.
@@ -55,7 +56,7 @@ def fewest_rows(whole: RenderedChat, turns: Sequence[RenderedChat]) -> Iterator[
         yield replace(whole, answers=tuple(turn.answers[0] for turn in left))
         return
     rows = []
-    # The text up to the last answer keeps some of the answers before it.
+    # The text up to the last answer also contains some of the earlier answers unchanged.
     while left:
         kept = [turn for turn in left if left[-1].text.startswith(turn.text)]
         rows.append(replace(left[-1], answers=tuple(turn.answers[0] for turn in kept)))

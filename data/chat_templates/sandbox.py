@@ -1,8 +1,8 @@
-"""The sandbox of chat templates: jinja2's sandbox with bounds and traced strings.
+"""Runs chat templates in jinja2's sandbox, with limits and traced strings.
 
-Every string of a template, of its input and of its output is ``Traced``. If the language or a
-filter makes a string without keeping origins, the string gets the common origin of its parts, or an
-unknown origin if the parts differ.
+All strings in a template, its input and its output are ``Traced``. If the language or a filter
+makes a string without origins, the string gets the common origin of the values from which it was
+made, or an unknown origin if their origins differ.
 """
 
 import functools
@@ -43,8 +43,9 @@ from .traced import (
 )
 
 V = TypeVar("V")
-# Filters and methods that take a number, such as a width, which the size of their result depends
-# on. The number is charged once, and once more for each occurrence of the string given here.
+# Filters and methods that take a number, such as a width, that affects the size of the result. The
+# number is counted as characters once, and once more for each occurrence of the string in this
+# table.
 _SIZED = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "batch", "slice", "wordwrap"), ""),
     **dict.fromkeys(("truncate", "round", "to_bytes"), ""),
@@ -54,7 +55,7 @@ _SIZED = {
 
 @dataclass
 class Marks:
-    """The text that a running template has made, and the ranges that it marked."""
+    """The text that a running template has written, and the ranges that it has marked."""
 
     blocks: list[str] = field(default_factory=list)
     ranges: list[tuple[int, int]] = field(default_factory=list)
@@ -64,27 +65,27 @@ MARKS: ContextVar[Marks] = ContextVar("marks")
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %} … {% endgeneration %}`` encloses what the assistant wrote."""
+    """``{% generation %} … {% endgeneration %}`` encloses the text that the assistant wrote."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
-        # `_mark` runs when the template is rendered, with the text of the block.
+        # When the template is rendered, `_mark` is called with the text of the block.
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         block = jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body)
         return block.set_lineno(line)
 
     def _mark(self, caller: Callable[[], str]) -> str:
         text, marks = caller(), MARKS.get()
-        # The text comes after all blocks that the template has written.
+        # The text begins after all blocks that the template has written so far.
         start = sum(map(len, marks.blocks))
         marks.ranges.append((start, start + len(text)))
         return text
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace that refuses names with a leading underscore, a way out of the sandbox."""
+    """A namespace without names that begin with an underscore, which could escape the sandbox."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
         self, args = args[0], args[1:]
@@ -103,13 +104,13 @@ def _check_name(name: object) -> None:
 
 
 class _Safe(Markup):
-    """The result of the filter ``safe``, which escapes added strings and keeps origins."""
+    """The result of the filter ``safe``: it escapes strings added to it, and keeps origins."""
 
     _by: str = ""
 
 
 class _Dict:
-    """Makes dicts without exposing the methods of the type."""
+    """Makes dicts without exposing the attributes of the type ``dict``."""
 
     def __call__(self, *args: Any, **fields: object) -> dict[str, object]:
         return dict(*args, **fields)
@@ -119,7 +120,7 @@ class _Dict:
 
 
 class _Code(jinja2.compiler.CodeGenerator):
-    """Compiles a template whose strings are traced and whose containers are counted."""
+    """Compiles a template so that its strings are traced and its containers are counted."""
 
     def visit_Const(self, node: jinja2.nodes.Const, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.value, str):
@@ -131,7 +132,7 @@ class _Code(jinja2.compiler.CodeGenerator):
         return self._literal("".join(group))
 
     def _literal(self, text: str) -> str:
-        # The compiled code can contain only plain strings, so it refers to traced strings by index.
+        # Compiled code can contain only plain strings, so it refers to traced strings by index.
         literals = self.environment.literals  # pyright: ignore
         literals.append(Traced(text, TEMPLATE))
         return f"environment.literals[{len(literals) - 1}]"
@@ -144,8 +145,8 @@ class _Code(jinja2.compiler.CodeGenerator):
         self.write(")))")
 
     def visit(self, node: jinja2.nodes.Node, *args: Any, **kwargs: Any) -> None:
-        """Writes a node; a list, tuple or dict is counted when it is made."""
-        # The target of an assignment is not a value.
+        """Writes a node. The items of a list, tuple or dict are counted when it is made."""
+        # The target of an assignment is not a value, so do not count it.
         made = isinstance(node, _CONTAINERS) and getattr(node, "ctx", "load") == "load"
         if made:
             self.write("environment.counted(")
@@ -158,7 +159,7 @@ _CONTAINERS = (jinja2.nodes.List, jinja2.nodes.Dict, jinja2.nodes.Tuple)
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of one template."""
+    """The jinja2 environment of one template."""
 
     code_generator_class = _Code
     concat = staticmethod(joined)
@@ -170,12 +171,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, jinja2.ext.loopcontrols],
-            # Constant folding would run outside of the bounds.
+            # Constant folding would run without the limits.
             optimized=False,
             finalize=_written,
         )
         self.literals: list[Traced] = []
-        # These filters replace the filters of Jinja, and every filter is traced.
+        # Replace these filters of Jinja, and trace all filters.
         replaced = {
             "tojson": as_json,
             "string": as_text,
@@ -188,27 +189,27 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             name: self._traced(name, replaced.get(name, used))
             for name, used in self.filters.items()
         }
-        # Templates do not need `urlize` and `lipsum`, whose results may be large.
+        # Remove `urlize` and `lipsum`: their results may be large, and templates do not need them.
         del self.filters["urlize"], self.globals["lipsum"]
         self.globals.update(
             raise_exception=_refuse, strftime_now=_now, dict=_Dict(), namespace=_Namespace
         )
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-        """Parses a template, and makes each iteration of a loop a step."""
+        """Parses a template, and makes each loop iteration count as a step."""
         parsed = Parser(self, source, name, filename).parse()
         nodes = jinja2.nodes
         for loop in list(parsed.find_all(nodes.For)):
             step = nodes.EnvironmentAttribute("step", lineno=loop.lineno)
             loop.body.insert(0, nodes.ExprStmt(step, lineno=loop.lineno))
-            # Items that the loop's condition rejects are counted as well.
+            # Also count the items that the condition of the loop rejects.
             if loop.test is not None:
                 loop.test = nodes.And(step, loop.test, lineno=loop.lineno)
         return parsed
 
     @property
     def step(self) -> bool:
-        """Counts a step. Returns True, so that a condition can contain the call."""
+        """Counts a step, and returns True, so that a loop condition can contain the step."""
         spend()
         return True
 
@@ -219,9 +220,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def call_binop(self, context: Context | None, operator: str, left: Any, right: Any) -> object:
-        """Applies an operator whose result may be large."""
+        """Applies an operator; raises an error if the result would be too large."""
         spend()
-        # Bound the size of the result before it is computed.
+        # Check the size of the result before computing it.
         if isinstance(left, int) and isinstance(right, int):
             size = left.bit_length()
             bits = {"*": size + right.bit_length(), "**": abs(size * right)}
@@ -231,7 +232,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             for one, times in ((left, right), (right, left)):
                 if isinstance(one, list | tuple) and isinstance(times, int):
                     spend(max(times, 0) * len(one))
-        # An operand of the type Markup escapes the other operand.
+        # If one operand is Markup, it escapes the other operand.
         if isinstance(left, Markup) or isinstance(right, Markup):
             left, right = (str.__str__(x) if isinstance(x, Traced) else x for x in (left, right))
         made = super().call_binop(context, operator, left, right)  # pyright: ignore
@@ -241,7 +242,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Calls a function, a method or a macro."""
         spend()
         self.counted([args, kwargs])
-        # The value that a method belongs to.
+        # If a method is called, this is the object that has the method.
         owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
         if isinstance(owner, str) and called.__name__ == "translate":
             raise too_much("it calls translate, whose result may be arbitrarily large")
@@ -251,7 +252,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self._adopted(result, owner, *args, *kwargs.values())
 
     def wrap_str_format(self, value: Any) -> Callable[..., Traced] | None:
-        """Returns a safe ``format`` of a string that keeps origins."""
+        """Returns a safe version of a string's ``format`` method that keeps origins."""
         if super().wrap_str_format(value) is None:
             return None
         # `value` is the method `format` or `format_map` of a string.
@@ -269,8 +270,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return wrapped
 
     def _traced(self, name: str, used: Callable[..., object]) -> Callable[..., object]:
-        """Wraps a filter so that it counts as a step and its result has an origin."""
-        # Some filters get the context or the environment before their value.
+        """Wraps a filter so that it counts as a step and its result has origins."""
+        # Some filters receive the context or the environment before the filtered value.
         first = int(jinja2.utils._PassArg.from_obj(used) is not None)
 
         @functools.wraps(used)
@@ -283,7 +284,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return traced
 
     def _adopted(self, value: object, *made_of: object) -> object:
-        """Counts a result's characters or items, and returns it with origins for its strings."""
+        """Counts the characters or items of a result, and adds origins to its strings."""
         if isinstance(value, str):
             if not isinstance(value, Traced | Markup):
                 spend(characters=len(value))
@@ -308,25 +309,25 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _sum(
         self, values: Iterable[object], attribute: str | int | None = None, start: object = 0
     ) -> object:
-        """Adds up values, as the filter of jinja2 does."""
+        """Adds up values, as jinja2's filter does."""
         if attribute is not None:
             values = map(jinja2.filters.make_attrgetter(self, attribute), values)
         total = start
         for value in values:
-            # Values may be numbers, strings or lists, so use the bounded operator.
+            # The values may be numbers, strings or lists, so use the operator with limits.
             total = self.call_binop(None, "+", total, value)
         return total
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
-    """``str.format`` that keeps the fields with their origins."""
+    """A formatter for ``str.format`` that stores the formatted fields with their origins."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
         self.fields: list[Traced] = []
 
     def format_field(self, value: object, format_spec: str) -> str:
-        """Returns a value as text and counts its width."""
+        """Formats a value, and counts the width in the format."""
         spend(characters=sum(map(int, re.findall(r"\d+", format_spec))))
         text = super().format_field(value, format_spec)
         self.fields.append(as_text(value) if not format_spec else Traced(text, origin(value)))
@@ -336,7 +337,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 def _check_size(
     name: str, value: object, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Counts the characters that a filter or a method makes because of a number."""
+    """Counts the characters that a filter or a method adds because of a number argument."""
     repeated = _SIZED.get(name)
     if repeated is None:
         return
@@ -348,8 +349,8 @@ def _check_size(
 
 @jinja2.pass_context
 def _written(context: Context, value: object) -> Traced:
-    """Returns a value as a template writes it."""
-    # Asking for the context keeps jinja2 from calling this function while it compiles.
+    """Converts a value to the text that a template writes."""
+    # Because this function takes the context, jinja2 does not call it at compile time.
     del context
     spend()
     return as_text(value)
@@ -362,7 +363,7 @@ def _join(
     d: object = "",
     attribute: str | int | None = None,
 ) -> Traced:
-    """Joins texts, as the filter of jinja2 does."""
+    """Joins texts, as jinja2's filter does."""
     if attribute is not None:
         value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
     return as_text(d).join(map(as_text, value))
@@ -376,7 +377,7 @@ def _safe(value: object) -> Markup:
 
 
 def _indent(s: object, *args: Any, **kwargs: Any) -> str:
-    """Indents the lines of a text, which is plain so that the result gets its common origin."""
+    """Indents the lines of a text. The result is a plain string, which then gets one origin."""
     return jinja2.filters.do_indent(str.__str__(as_text(s)), *args, **kwargs)
 
 
@@ -393,7 +394,7 @@ def compiled(source: str) -> jinja2.Template:
     """Compiles a template.
 
     Raises:
-      DataError: The template is faulty, or too long.
+      DataError: The template has an error, or is too long.
     """
     require(
         len(source) <= MAX_SOURCE,
@@ -401,6 +402,6 @@ def compiled(source: str) -> jinja2.Template:
         "a shorter one",
         error=DataError,
     )
-    # The compilers have limits, such as for blocks inside blocks, and raise arbitrary exceptions.
+    # The compilers have limits, for example on nested blocks, and may raise any exception.
     with reported("the chat template is faulty", "correct it", Exception):
         return Sandbox().from_string(source)

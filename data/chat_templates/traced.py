@@ -1,9 +1,9 @@
-"""Strings that record who wrote each character, through all operations of a template.
+"""Strings that record who wrote each character, and keep this record in all operations.
 
-A template is a program: it trims, splits, joins and lowercases what it is given, and writes control
-tokens by name. Whether the template or a user wrote an ``<|im_end|>`` of the output is only known
-if every string keeps its origins through all operations. A string that loses its origins has an
-unknown origin, and is never trusted as the template's.
+A template is a program that trims, splits, joins and lowercases its input, and writes control
+tokens by name. To know whether the template or a user wrote an ``<|im_end|>`` in the output, every
+string must keep its origins through all operations. If a string loses its origins, its origin is
+unknown, and it is never treated as text of the template.
 """
 
 import functools
@@ -17,14 +17,14 @@ from typing import Any, SupportsIndex
 from .bounds import spend, too_much
 
 TEMPLATE, USER, ASSISTANT, UNKNOWN = "t", "u", "a", "?"
-"""The writer of a character: the template, a user or a tool, the assistant, or unknown."""
+"""The origins of a character: the template; a user or a tool; the assistant; or unknown."""
 
 _CONVERSION = re.compile(r"(?<!%)%[-#0 +]*\d*(?:\.\d+)?[hlL]?[a-zA-Z]")
 _COMPUTED_WIDTH = re.compile(r"%[-#0 +.\d]*\*")
 
 
 class Traced(str):
-    """A string with the origin of each character, a letter in a second string.
+    """A string that stores the origin of each character as a letter in a second string.
 
     In all other respects, a traced string behaves like an ordinary string.
     """
@@ -33,11 +33,11 @@ class Traced(str):
     _by: str
 
     def __new__(cls, text: str = "", by: str = UNKNOWN) -> "Traced":
-        """Makes a string.
+        """Makes a traced string.
 
         Args:
           text: The text.
-          by: The origin of each character, or one letter for all characters.
+          by: The origin of each character, or one letter that applies to all characters.
         """
         made = super().__new__(cls, text)
         made._by = by * len(text) if len(by) == 1 else by
@@ -93,10 +93,10 @@ class Traced(str):
         return self._slice(0, len(str.removesuffix(self, suffix)))
 
     def _divided(self, pieces: Iterable[str], separator: str | None) -> list["Traced"]:
-        """Returns the pieces between separators, with their origins; None means white space."""
+        """Adds origins to the pieces between separators; a separator of None is white space."""
         found, start = [], 0
         for piece in pieces:
-            # A piece begins after the separator. Several spaces may separate two words.
+            # A piece begins after the separator. Two words may be separated by several spaces.
             start = str.index(self, piece, start)
             found.append(self._slice(start, start + len(piece)))
             start += len(piece) + len(separator or "")
@@ -127,7 +127,8 @@ class Traced(str):
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "Traced":
         """See ``str``; the origins are kept."""
-        # An empty string is found before each character and at the end, so count the result first.
+        # An empty string is found before each character and at the end. Count the characters of the
+        # result before it is made.
         if not old:
             spend(characters=(len(self) + 1) * (len(new) + 1))
             return Traced(str.replace(self, old, new, count), origin(self, new))
@@ -146,11 +147,11 @@ class Traced(str):
 
 
 def _in_place(change: Callable[[str], str]) -> Callable[[Traced], Traced]:
-    """Wraps a string method that changes characters in place, or adds some."""
+    """Wraps a string method that replaces each character by one or more characters."""
 
     def changed(self: Traced) -> Traced:
         """See ``str``; the origins are kept."""
-        # If the length changes ('ß'.upper()), positions are lost, so only a common origin is kept.
+        # If the length changes ('ß'.upper()), positions are lost, so keep only a common origin.
         text = change(self)
         return _made(text, self._by) if len(text) == len(self) else Traced(text, origin(self))
 
@@ -162,14 +163,14 @@ for _name in ("lower", "upper", "casefold", "capitalize", "title", "swapcase"):
 
 
 def _made(text: str, by: str) -> Traced:
-    """Makes a string of a text and an equally long string of origins."""
+    """Makes a traced string from a text and an equally long string of origins."""
     made = str.__new__(Traced, text)
     made._by = by
     return made
 
 
 def origins(text: str) -> str:
-    """Returns the origin of each character; the origins of an ordinary string are unknown."""
+    """Returns the origin of each character, which is unknown for an ordinary string."""
     by = getattr(text, "_by", "")
     return by if len(by) == len(text) else UNKNOWN * len(text)
 
@@ -189,7 +190,7 @@ def _between(separator: str, parts: list[str]) -> Traced:
 
 
 def parts_of(value: object) -> Iterator[object]:
-    """Yields a value and, if it is a container, the values in it at all depths."""
+    """Yields a value and, if it is a container, all values nested in it."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -201,7 +202,7 @@ def parts_of(value: object) -> Iterator[object]:
 
 
 def origin(*values: object) -> str:
-    """Returns the common origin of some values, or unknown if they have several."""
+    """Returns the common origin of all strings in some values, or unknown if they differ."""
     found: set[str] = set()
     for part in parts_of(values):
         if isinstance(part, str):
@@ -210,8 +211,8 @@ def origin(*values: object) -> str:
 
 
 def _filled(pattern: str, values: Any) -> Traced:
-    """Fills in a pattern such as ``%s``, as Python does."""
-    # Count widths before Python makes a text of that length.
+    """Formats values with a pattern such as ``%s``, as Python does."""
+    # Count the widths before Python makes a text of this length.
     if _COMPUTED_WIDTH.search(pattern):
         raise too_much("it formats a text with a computed width, which may be arbitrarily large")
     spend(characters=sum(map(int, re.findall(r"\d+", pattern))))
@@ -225,13 +226,13 @@ def _filled(pattern: str, values: Any) -> Traced:
 
 
 def interleaved(literals: Iterable[str], fields: Iterable[str], by: str, text: str) -> Traced:
-    """Returns a formatted text. Its origins are unknown if the parts do not make up the text.
+    """Returns a formatted text with origins, which are unknown if the parts do not form the text.
 
     Args:
-      literals: The text of the pattern before each field, and at its end.
+      literals: The text in the pattern before each field, and the text after the last field.
       fields: The fields, with their origins.
       by: The origin of the pattern.
-      text: The text as Python formats it.
+      text: The text that Python's formatting returns.
     """
     pairs = itertools.zip_longest((Traced(x, by) for x in literals), fields, fillvalue="")
     made = joined(itertools.chain.from_iterable(pairs))
@@ -239,7 +240,7 @@ def interleaved(literals: Iterable[str], fields: Iterable[str], by: str, text: s
 
 
 def as_text(value: object) -> Traced:
-    """Returns a value as Python's ``str`` writes it."""
+    """Converts a value to a text, as Python's ``str`` does."""
     if isinstance(value, Traced):
         return value
     if isinstance(value, list | tuple | dict):
@@ -249,16 +250,16 @@ def as_text(value: object) -> Traced:
 
 @dataclass(frozen=True)
 class _Notation:
-    """How values are written: as Python's ``repr``, or as JSON.
+    """A notation for values: Python's ``repr`` or JSON.
 
     Attributes:
-      text: Writes a string.
-      key: Writes a key of a dict.
-      other: Writes any other value, such as a number or an empty list.
-      brackets: Returns the marks before and after the items of a value.
-      between: The mark between two items.
-      colon: The mark after a key.
-      indent: The indentation of a level, or None for a single line.
+      text: A function that writes a string.
+      key: A function that writes a key of a dict.
+      other: A function that writes any other value, such as a number or an empty list.
+      brackets: A function that returns the brackets around the items of a value.
+      between: The separator between two items.
+      colon: The separator after a key.
+      indent: The indentation added at each level, or None to write everything on one line.
       sort_keys: Whether the keys of dicts are sorted.
     """
 
@@ -272,14 +273,14 @@ class _Notation:
     sort_keys: bool = False
 
     def line(self, depth: int) -> str:
-        """Returns the line break and the indentation before a line at this depth."""
+        """Returns the line break and the indentation that precede a line at a given depth."""
         return "" if self.indent is None else "\n" + self.indent * depth
 
 
 def _pieces(value: Any, notation: _Notation, depth: int = 0) -> Iterator[str]:
-    """Yields the pieces of text that a value is written as; strings keep their origins.
+    """Yields the pieces of text that represent a value; strings keep their origins.
 
-    The user is the author of brackets, commas and numbers, so they never form a control token.
+    Brackets, commas and numbers get the user as their origin, so they never form a control token.
     """
     spend()
     if isinstance(value, str):
@@ -289,7 +290,7 @@ def _pieces(value: Any, notation: _Notation, depth: int = 0) -> Iterator[str]:
         yield Traced(notation.other(value), USER)
         return
     line = notation.line(depth + 1)
-    # The indentation grows with the depth, so count it before it is made.
+    # The indentation grows with the depth, so count its characters before it is made.
     spend(characters=len(line) * len(value))
     before, after = notation.brackets(value)
     in_order = isinstance(value, Mapping) and notation.sort_keys
@@ -326,7 +327,7 @@ def as_json(
     *,
     sort_keys: bool = False,
 ) -> Traced:
-    """Formats JSON as ``json.dumps`` does, without escapes for HTML."""
+    """Formats a value as JSON, as ``json.dumps`` does, without HTML escapes."""
     if isinstance(indent, int):
         spend(characters=max(indent, 0))
         indent = " " * indent
@@ -336,7 +337,8 @@ def as_json(
         return _quoted(text, ensure_ascii=ensure_ascii)
 
     def key(name: object) -> Iterable[str]:
-        # json.dumps turns other keys into strings; take the key "1" out of its result {"1": 0}.
+        # json.dumps converts other keys to strings: for the key 1, its result is {"1": 0}; extract
+        # the text 1.
         yield quoted(name if isinstance(name, str) else json.dumps({name: 0})[2:-5])
 
     notation = _Notation(
@@ -353,12 +355,12 @@ def as_json(
 
 
 def _quoted(text: str, *, ensure_ascii: bool) -> Traced:
-    """Returns a string in quotation marks, as JSON writes it."""
+    """Returns a string as JSON, in quotation marks."""
     by = set(origins(text))
     if len(by) < 2:
         quoted = json.dumps(str.__str__(text), ensure_ascii=ensure_ascii)
         return Traced(quoted, by.pop() if by else USER)
-    # Quote each character separately, so that an escape has the origin of its character.
+    # Quote each character separately, so that an escape sequence has the origin of its character.
     parts = [
         Traced(json.dumps(str.__str__(c), ensure_ascii=ensure_ascii)[1:-1], origins(c))
         for c in text

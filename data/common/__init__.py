@@ -1,1 +1,1 @@
-"""Contains what all three packages share: errors, files, JSON, lazy names, lines of progress."""
+"""Code that all three packages share: errors, fields, files, JSON, lazy names and progress."""

@@ -1,8 +1,8 @@
-"""Atomic writes: a file or folder appears complete or not at all.
+"""Writes files and folders atomically: each appears complete or not at all.
 
-Everything is written next to its final path and then renamed. A crash leaves no partial
-result under the final name. If two processes do the same work, the first copy is kept and the
-second is deleted; both copies are equal, because the name is a hash of the content.
+Everything is first written next to its final path, and then renamed. A crash therefore leaves no
+partial result under the final name. If two processes make the same folder, the first copy is kept,
+and the second is deleted; both copies are equal, because the name is a hash of the content.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from .files import input_files
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file atomically; replaces an older file.
+    """Writes a file atomically, and replaces an existing file.
 
     Args:
       path: The final path; missing parent folders are made.
@@ -29,48 +29,48 @@ def write_file(path: Path, content: bytes) -> None:
     """
     check_file(path)
     with reported(f"cannot write {path}", "choose another folder, or free space", OSError):
-        # Write into the same folder, because a rename is atomic only within a file system.
+        # Write to the same folder, because a rename is atomic only within one file system.
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            # The mode 0600 of mkstemp would hide the file from the group.
+            # mkstemp sets the mode 0600, which would make the file unreadable for other users.
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
-            # If the clean-up fails too, report the first error.
+            # If the clean-up also fails, report the first error.
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
 
 
 def check_file(path: Path) -> None:
-    """Checks that a file can be written to a path; makes its parent folders.
+    """Checks that a file can be written to a path, and creates the parent folders.
 
     Raises:
       DataError: The path is a folder or a device, its name is invalid, or its folder cannot be
         written to.
     """
     with reported(f"cannot write {path}", "name another file", OSError):
-        # The new file would replace a device.
+        # Exclude devices, because the new file would replace the device.
         is_free = path.is_file() or not path.exists()
     require(is_free, f"{path} is a folder or a device: give the name of a file", DataError)
     _make_parent(path)
 
 
 def check_output_path(path: Path, made_from: str) -> None:
-    """Checks that an output file can be written, before any work; makes its parent folders.
+    """Checks that an output file can be written before work begins; creates its parent folders.
 
     Args:
       path: The final path.
-      made_from: The input that the output is made from; see ``files.input_lines``.
+      made_from: The input of the work that makes the output; see ``files.input_lines``.
 
     Raises:
-      DataError: See ``check_file``; or the path is the input itself, under the same or another
-        name.
+      DataError: See ``check_file``. Also raised if the output path is an input file, possibly under
+        another name.
     """
     check_file(path)
-    # Compare the files, not the paths, to recognize links.
+    # Compare files instead of paths, to recognize links to the same file.
     files = input_files(made_from)
     same = path.exists() and any(isinstance(x, Path) and path.samefile(x) for x in files)
     problem = f"output {path} is the input, which it would replace: name another file"
@@ -78,14 +78,15 @@ def check_output_path(path: Path, made_from: str) -> None:
 
 
 def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
-    """Makes a folder atomically; keeps an existing folder that is not empty.
+    """Makes a folder atomically, or keeps an existing folder that is not empty.
 
-    An empty folder is replaced. If a disk is mounted at the path, the folder cannot be replaced,
-    and its parts appear one by one, `config.json` last.
+    An empty folder is replaced. If a disk is mounted at the path, the folder cannot be replaced.
+    Then its files and subfolders appear one by one, with `config.json` last.
 
     Args:
       path: The final path; missing parent folders are made.
-      fill: Writes the content into an empty folder. Not called if ``path`` is not empty.
+      fill: A function that writes the content into an empty folder. It is not called if ``path`` is
+        not empty.
 
     Returns:
       ``path``, which now exists and is complete.
@@ -93,9 +94,9 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     Raises:
       DataError: The path cannot be written.
     """
-    # Resolve the path, so that a symbolic link is kept.
+    # Resolve the path, so that a symbolic link is not replaced.
     final = path.resolve()
-    # An empty folder is replaced, if it is not a mounted disk. This call deletes no other folder.
+    # Delete an empty folder, which fails for a mounted disk or a folder that is not empty.
     with contextlib.suppress(OSError):
         final.rmdir()
     if _is_nonempty(final):
@@ -103,7 +104,8 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     mounted = final.is_dir()
     if not mounted:
         _make_parent(final)
-    # Build on the mounted disk if there is one, because a rename cannot cross file systems.
+    # Build the folder on the mounted disk if there is one, because a rename cannot cross file
+    # systems.
     parent = final if mounted else final.parent
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=parent))
     try:
@@ -111,7 +113,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
         fill(temporary)
         moves = [(temporary, final)]
         if mounted:
-            # config.json comes last, because it shows that a folder is complete.
+            # Move config.json last, because its presence indicates that a folder is complete.
             parts = sorted(temporary.iterdir(), key=lambda part: part.name == "config.json")
             moves = [(part, final / part.name) for part in parts]
         for made, target in moves:
@@ -130,7 +132,7 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
     Args:
         path: The final path; missing parent folders are made.
-        fill: Writes the content into an empty folder.
+        fill: A function that writes the content into an empty folder.
 
     Raises:
         DataError: The path is not empty, or cannot be written.
@@ -143,9 +145,10 @@ def new_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _is_nonempty(folder: Path) -> bool:
-    """Returns whether a folder contains more than temporary folders of `build_folder`.
+    """Returns whether a folder contains anything except temporary folders of `build_folder`.
 
-    A mounted disk may contain the temporary folder of another process, or of a killed process.
+    A mounted disk may contain a temporary folder that another process is using, or that a killed
+    process left there.
     """
     return folder.is_dir() and any(
         not made.name.startswith(f".{folder.name}.") for made in folder.iterdir()

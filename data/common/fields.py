@@ -1,12 +1,13 @@
-"""Configuration fields that declare their range: `beta1: Rate = 0.9`.
+"""Checks configuration fields that declare their ranges, such as `beta1: Rate = 0.9`.
 
-A dataclass that derives from `Checked` checks every field against its type when it is made. The
-same declaration determines the error message ("beta1 must be at least 0 and below 1, got 1.0"), the
-check of the command-line option, and the line of `--help`. Only relations between fields need code,
-in `__post_init__` after `super().__post_init__()`; `require` and `require_default` check relations.
+A dataclass derived from `Checked` checks all fields against their types when an instance is
+created. The declared type also determines the error message ("beta1 must be at least 0 and below 1,
+got 1.0"), the check of the command-line option, and the line in `--help`. Only relations between
+fields need code: `__post_init__` checks them with `require` and `require_default` after calling
+`super().__post_init__()`.
 
-For values that are not fields, `check_value("steps", steps, PositiveInt)` checks an argument, and
-`require_one_of("preset", name, PRESETS)` checks a name that must be in a table.
+There are also functions for values that are not fields: `check_value("steps", steps, PositiveInt)`
+checks an argument, and `require_one_of("preset", name, PRESETS)` checks that a name is in a table.
 """
 
 import ast
@@ -41,9 +42,10 @@ V = TypeVar("V")
 
 
 class Rule:
-    """An annotation of a type, `Annotated[int, Rule()]`; by default it accepts every value.
+    """An annotation that restricts a type, as in `Annotated[int, Rule()]`.
 
-    The text of a rule says what a value must be.
+    The text of a rule describes the values that the rule accepts. This base class accepts all
+    values.
     """
 
     def __contains__(self, value: Any) -> bool:
@@ -55,13 +57,13 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Range(Rule):
-    """The numbers that a field accepts: an annotation, `Annotated[float, Range(above=0)]`.
+    """The range of numbers that a field accepts, as in `Annotated[float, Range(above=0)]`.
 
     Attributes:
-      least: Inclusive lower bound.
-      above: Exclusive lower bound.
-      most: Inclusive upper bound.
-      below: Exclusive upper bound.
+      least: The inclusive lower bound.
+      above: The exclusive lower bound.
+      most: The inclusive upper bound.
+      below: The exclusive upper bound.
     """
 
     least: float = -math.inf
@@ -85,7 +87,7 @@ class Range(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Suffix(Rule):
-    """The endings of a file's name: an annotation, `Annotated[Path, Suffix((".npy", ".png"))]`."""
+    """The accepted endings of a file name, as in `Annotated[Path, Suffix((".npy", ".png"))]`."""
 
     endings: tuple[str, ...]
 
@@ -106,14 +108,14 @@ Seed = Annotated[int, Range(least=0, most=2**32 - 1)]
 
 
 class FieldError(UserError):
-    """A field has a value that its declaration, or the value of another field, does not allow."""
+    """The value of a field violates its declaration, or conflicts with another field."""
 
     def __init__(self, field: str, problem: str) -> None:
         """Creates the error.
 
         Args:
           field: The name of the field.
-          problem: What is wrong: "must be positive, got -1".
+          problem: The problem, such as "must be positive, got -1".
         """
         super().__init__(field, problem)
         self.field, self.problem = field, problem
@@ -123,35 +125,35 @@ class FieldError(UserError):
 
 
 class Checked:
-    """Base class of dataclasses whose fields are checked against their types.
+    """Base class for dataclasses that check their fields against the declared types.
 
-    Lists, as in JSON, become tuples, and numbers of numpy become numbers of Python.
+    Lists (from JSON) are converted to tuples, and numpy numbers to Python numbers.
 
     Raises:
-      FieldError: A field has a value of another type, or out of its range.
+      FieldError: The value of a field has the wrong type or is out of range.
     """
 
     def __post_init__(self) -> None:
         """Checks all fields."""
         for field in dataclasses.fields(self):  # pyright: ignore[reportArgumentType]
             value = _plain(getattr(self, field.name))
-            # The dataclass may be frozen.
+            # Use `object.__setattr__`, because the dataclass may be frozen.
             object.__setattr__(self, field.name, value)
             check_value(field.name, value, field.type)
 
 
 def field_names(cls: Any) -> frozenset[str]:
-    """Returns the names of the fields of a dataclass or of an instance of one."""
+    """Returns the names of the fields of a dataclass or a dataclass instance."""
     return frozenset(field.name for field in dataclasses.fields(cls))
 
 
 def without_none(values: Mapping[K, V | None]) -> dict[K, V]:
-    """Returns the items whose value is not None."""
+    """Returns the items whose values are not None."""
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _plain(value: object) -> object:
-    """Returns a list as a tuple, and a number of any kind as an int or a float, for JSON."""
+    """Converts lists to tuples, and numbers of any type to int or float, for JSON."""
     if type(value) in (list, tuple):
         return tuple(map(_plain, value))  # pyright: ignore
     if isinstance(value, int | float):
@@ -162,29 +164,30 @@ def _plain(value: object) -> object:
 
 
 def check_value(name: str, value: object, hint: object) -> None:
-    """Checks a value against a type and its range: `check_value("steps", 0, PositiveInt)`.
+    """Checks a value against a type with a range, as in `check_value("steps", 0, PositiveInt)`.
 
     Raises:
-      FieldError: The value is of another type, or out of the range.
+      FieldError: The value has the wrong type or is out of range.
     """
     if expected := expectation(value, hint):
         shown = repr(value)
-        # A long value would hide the message.
+        # Shorten a long value, because it would obscure the message.
         shown = shown if len(shown) <= 100 else f"{shown[:100]}…"
         raise FieldError(name, f"must be {expected}, got {shown}")
 
 
 def expectation(value: Any, hint: object) -> str:
-    """Returns what a value of a type must be: "above 0", "a whole number"; "" if it is valid.
+    """Returns the requirement that a value violates, such as "above 0"; "" if it is valid.
 
-    An integer is accepted as a float, and a list as a tuple; a Boolean is not a number. A type that
-    this file does not know accepts every value.
+    An integer is accepted as a float, and a list is accepted as a tuple. A Boolean is not accepted
+    as a number. For a class without rules in this file, the value must be an instance; all other
+    types accept every value.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         missed = (str(rule) for rule in arguments[1:] if value not in rule)
         return expectation(value, arguments[0]) or next(missed, "")
-    # A union accepts a value that one of its types accepts.
+    # A union accepts every value that one of its types accepts.
     if origin in (Union, UnionType):
         expected = [expectation(value, one) for one in arguments]
         return " or ".join(expected) if all(expected) else ""
@@ -201,7 +204,7 @@ def _expected_items(value: Any, origin: object, arguments: tuple[object, ...]) -
     noun, kind = _CONTAINERS[origin]
     if not isinstance(value, kind):
         return noun
-    # Mapping[str, int], tuple[int, ...] and Sequence[int] declare one type for all their values.
+    # Mapping[str, int], tuple[int, ...] and Sequence[int] declare one type for all of their values.
     items, hint = (value.values(), arguments[-1]) if kind is Mapping else (value, arguments[0])
     has_one = kind is Mapping or arguments[1:] in ((), (...,))
     missed = filter(None, map(expectation, items, itertools.repeat(hint) if has_one else arguments))
@@ -217,7 +220,7 @@ _CONTAINERS: dict[object, tuple[str, Any]] = {
     Sequence: ("a tuple", tuple | list),
     Mapping: ("an object", Mapping),
 }
-"""Type → what an error says that the value must be, and the classes that are accepted."""
+"""Maps a type to its description in error messages and to the classes that it accepts."""
 
 _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     int: [
@@ -234,24 +237,24 @@ _SCALARS: dict[object, list[tuple[str, Callable[[Any], bool]]]] = {
     Any: [],
     object: [],
 }
-"""Type → the tests of a value in order, each with what an error says that the value must be."""
+"""Maps a type to its tests in order. Each test has a description for error messages."""
 
 
 def require(condition: object, message: str, error: type[UserError] = UserError) -> None:
-    """Checks a relation between fields or arguments.
+    """Raises an error with a message if a condition does not hold.
 
     Raises:
-      UserError: The condition does not hold; raised as `error`, with the message.
+      UserError: The condition does not hold. The class of the raised error is `error`.
     """
     if not condition:
         raise error(message)
 
 
 def require_value(value: V | None, message: str, error: type[UserError] = UserError) -> V:
-    """Returns a value after checking that it is not None.
+    """Checks that a value is not None, and returns it.
 
     Raises:
-      UserError: The value is None; raised as `error`, with the message.
+      UserError: The value is None. The class of the raised error is `error`.
     """
     require(value is not None, message, error)
     return cast(V, value)
@@ -260,10 +263,11 @@ def require_value(value: V | None, message: str, error: type[UserError] = UserEr
 def require_type(
     value: object, kind: type[V], message: str, error: type[UserError] = UserError
 ) -> V:
-    """Returns a value after checking that it is an instance of a class.
+    """Checks that a value is an instance of a class, and returns it.
 
     Raises:
-      UserError: The value is an instance of another class; raised as `error`, with the message.
+      UserError: The value is not an instance of the class. The class of the raised error is
+        `error`.
     """
     require(isinstance(value, kind), message, error)
     return cast(V, value)
@@ -272,21 +276,22 @@ def require_type(
 def require_one_of(
     name: str, value: object, choices: Iterable[object], *, error: type[UserError] = UserError
 ) -> None:
-    """Checks that a value is one of the choices: `require_one_of("preset", preset, PRESETS)`.
+    """Checks that a value is one of the given choices.
 
-    If there are more than a dozen choices, the message shows only choices that are similar to the
-    value.
+    For example, `require_one_of("preset", preset, PRESETS)` checks the name of a preset. If there
+    are more than a dozen choices and some are similar to the value, the message shows only these.
 
     Args:
-      name: The setting, as the user writes it: "--preset", "FILE: role".
+      name: The setting as the user knows it, such as "--preset" or "FILE: role".
       value: The value.
-      choices: The valid values, such as a tuple or the keys of a table.
-      error: The exception to raise.
+      choices: The valid values, for example a tuple or the keys of a table.
+      error: The class of the error to raise.
 
     Raises:
-      UserError: "role must be one of user, system, got 'usr': did you mean user?", as `error`.
+      UserError: The value is not a choice, for example "role must be one of user, system, got
+        'usr': did you mean user?". The class of the raised error is `error`.
     """
-    # Use a list, because a value from a file need not be hashable.
+    # Compare with a list, because a value from a file may not be hashable.
     known = list(choices)
     if value in known:
         return
@@ -298,15 +303,15 @@ def require_one_of(
 
 
 def require_default(record: object, names: Iterable[str], problem: str) -> None:
-    """Checks that fields which have no effect are at their defaults.
+    """Checks that fields without effect have their default values.
 
     Args:
-      record: The dataclass.
-      names: The fields.
-      problem: Why the fields have no effect: "requires grpo, got ppo".
+      record: The dataclass instance.
+      names: The names of the fields.
+      problem: The reason why the fields have no effect, such as "requires grpo, got ppo".
 
     Raises:
-      FieldError: A field has another value.
+      FieldError: A field does not have its default value.
     """
     for name in names:
         value = getattr(record, name)
@@ -315,22 +320,22 @@ def require_default(record: object, names: Iterable[str], problem: str) -> None:
 
 
 def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") -> R:
-    """Makes a dataclass from the fields in a file.
+    """Creates a dataclass instance from the fields in a file.
 
     Args:
       cls: The dataclass, which derives from `Checked`.
-      fields: Its fields by name, as in JSON; a nested dataclass is an object.
-      prefix: The text before the names in messages: "optimizer.".
+      fields: The values of the fields by name, as in JSON; a nested dataclass is an object.
+      prefix: The text that messages put before the names, such as "optimizer.".
 
     Raises:
-      UserError: A field is unknown or missing, or a value is not of its type or range.
+      UserError: A field is unknown or missing, or a value has the wrong type or is out of range.
     """
     known = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore
-    # Report unknown fields first, because a misspelled field is also a missing field.
+    # Report unknown fields first, because a misspelled field is also missing.
     unknown = sorted(fields.keys() - known)
     require(not unknown, f"unknown field {prefix}{', '.join(unknown)}")
     for name, field in known.items():
-        # If the field has no default, both attributes are MISSING.
+        # If a field has no default, both attributes are MISSING.
         has_default = field.default is not field.default_factory
         require(has_default or name in fields, f"the field {prefix}{name} is missing")
     values: dict[str, object] = {}
@@ -348,7 +353,7 @@ def make_record(cls: type[R], fields: Mapping[str, object], prefix: str = "") ->
 
 @contextlib.contextmanager
 def named_below(prefix: str) -> Iterator[None]:
-    """Puts a prefix before the field that an error names: `optimizer.` before `beta1`."""
+    """Puts a prefix before the field name in errors, such as `optimizer.` before `beta1`."""
     try:
         yield
     except FieldError as error:
@@ -357,13 +362,15 @@ def named_below(prefix: str) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """The description of a field for readers.
+    """A description of a field for help texts and reference pages.
 
     Attributes:
-      name: The field, in a nested configuration with a dot: `optimizer.beta1`.
+      name: The name of the field; a field of a nested configuration has a dot, as in
+        `optimizer.beta1`.
       hint: The type of the field.
-      default: The value of the field in the configuration that is described.
-      range: The numbers that the field accepts: "at least 0 and below 1"; "" if it has no range.
+      default: The value of the field in the described configuration.
+      range: The range that the field accepts, such as "at least 0 and below 1"; "" if it has no
+        range.
       text: The docstring below the field, as one line.
     """
 
@@ -381,16 +388,16 @@ def describe(
     nested: Mapping[str, Callable[[], object]] = {},
     with_text: bool = True,
 ) -> Iterator[Description]:
-    """Describes each field of a configuration and of its nested configurations.
+    """Describes each field of a configuration, including nested configurations.
 
     Args:
       record: A dataclass instance.
-      prefix: The text to put before the names of the fields.
-      nested: Name of a field that is None → function that makes a configuration to describe
-          instead.
+      prefix: The text before the names of the fields.
+      nested: Maps the name of a field that is None to a function that creates the configuration to
+          describe instead.
       with_text: Whether to read the docstrings from the source code, which takes time.
     """
-    # Annotations may be strings; resolve them and keep their ranges.
+    # Resolve annotations that are strings, and keep their ranges.
     hints = get_type_hints(type(record), include_extras=True)
     docs = field_docs(type(record)) if with_text else {}
     for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]
@@ -405,15 +412,15 @@ def describe(
 
 
 def range_of(hint: object) -> str:
-    """Returns the range that a type declares, as text: "above 0"; "" if it declares none."""
+    """Returns the range of a type as text, such as "above 0"; "" if it has no range."""
     if get_origin(hint) is Annotated:
         return ", ".join(filter(None, map(str, get_args(hint)[1:])))
-    # A union or a tuple shows the ranges of the types that it is made of.
+    # A union or a tuple has the ranges of all types in it.
     return ", ".join(filter(None, map(range_of, get_args(hint))))
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Returns the docstrings below the fields of a dataclass and of its bases, each as one line."""
+    """Returns the docstrings of the fields of a dataclass and its bases, each as one line."""
     docs = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
         # Python discards these docstrings, so read them from the source code.

@@ -1,8 +1,8 @@
-r"""Finds text files by name or glob, and reads their lines in order and without omissions.
+r"""Finds text files by name or glob, and reads all of their lines in order.
 
-Files whose names end in ``.gz`` are decompressed while they are read; ``**`` in a glob matches
-any depth. Lines end at ``\n`` only: other Unicode line separators are ordinary characters. URLs
-such as ``gs://bucket/*.txt`` name files in object stores; see ``remote_files``.
+If the name of a file ends in ``.gz``, the file is decompressed while it is read. In a glob, ``**``
+matches folders at any depth. Lines end only at ``\n``; other Unicode line separators are ordinary
+characters. URLs such as ``gs://bucket/*.txt`` name files in object stores; see ``remote_files``.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from .fields import require
 from .remote_files import RemoteFile, is_remote_folder, is_url, matching_urls
 
 File = Path | RemoteFile
-"""A file on this machine, or in an object store."""
+"""A local file, or a file in an object store."""
 Line = tuple[str, int, str]
-"""The name of a file, a line number (from 1), and the text of this line."""
+"""A line of a file: the name of the file, the line number (from 1), and the text."""
 
 STANDARD_INPUT = "-"
 
 
 def input_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
-    r"""Reads the lines of the files that a user names, or of standard input for ``-``.
+    r"""Reads the lines of the files with a given name, or of standard input if the name is ``-``.
 
     Args:
       path: A file or a glob, or ``-``.
@@ -44,7 +44,7 @@ def input_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
 
 
 def input_files(path: str) -> list[File]:
-    """Returns the files that a path or a glob of the user names; no files for standard input.
+    """Returns the files that match a path or a glob, or no files for standard input.
 
     Raises:
       DataError: See ``matching_files``.
@@ -53,7 +53,7 @@ def input_files(path: str) -> list[File]:
 
 
 def matching_lines(pattern: str, name: str, *, keep_ends: bool = False) -> Iterator[Line]:
-    r"""Reads the lines of all files that match a name or a glob, with files in sorted order.
+    r"""Reads the lines of all files that match a name or a glob, in the sorted order of the files.
 
     Args:
       pattern: The name or the glob, which may be a URL.
@@ -68,7 +68,7 @@ def matching_lines(pattern: str, name: str, *, keep_ends: bool = False) -> Itera
 
 
 def read_lines(path: str) -> list[str]:
-    """Reads one text per line; an empty line is an empty text.
+    """Reads a file that contains one text per line; an empty line is an empty text.
 
     Args:
       path: A file, or ``-`` for standard input.
@@ -80,10 +80,10 @@ def read_lines(path: str) -> list[str]:
 
 
 def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
-    """Reads the lines of a file of texts; see ``input_lines``.
+    """Reads the lines of a file with one text per line; see ``input_lines``.
 
     Raises:
-      DataError: The ending of the file's name is that of JSON lines; see also ``input_lines``.
+      DataError: The file name has the ending of JSON lines; see also ``input_lines``.
     """
     has_json = path.removesuffix(".gz").endswith(".jsonl")
     problem = f"{path} has JSON lines, but each line must be a text: write only the texts to a file"
@@ -92,15 +92,15 @@ def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
 
 
 def file_lines(path: File, *, keep_ends: bool = False) -> Iterator[Line]:
-    r"""Reads the lines of a file; drops a byte order mark.
+    r"""Reads the lines of a file without a byte order mark.
 
     Args:
       path: The file.
       keep_ends: Whether lines keep their ``\n`` and a ``\r`` before it.
 
     Raises:
-      DataError: The file cannot be read, is an incomplete gzip file, is not UTF-8, or has a NUL
-        character (the message names the line).
+      DataError: The file cannot be read, is an incomplete gzip file, is not UTF-8, or contains a
+        NUL character. For the last two, the message gives the line.
     """
     with _open(path) as file:
         problem = f"{path} is not a complete gzip file"
@@ -117,13 +117,14 @@ def _decoded(lines: Iterable[bytes], name: str, keep_ends: bool = False) -> Iter
                 f"{name} line {number} is not UTF-8: byte 0x{raw[error.start]:02x} at its byte "
                 f"{error.start + 1}; convert the file to UTF-8, or correct the line"
             ) from None
-        # A zero byte is valid UTF-8, and half of the bytes of Latin letters in UTF-16.
+        # A zero byte is valid UTF-8. It often indicates UTF-16, where every second byte of Latin
+        # text is zero.
         if "\0" in line:
             raise DataError(
                 f"{name} line {number} has a NUL character at its byte {raw.index(0) + 1}, "
                 f"which indicates UTF-16: convert the file to UTF-8, or remove the character"
             )
-        # Only the first line of a file may begin with a byte order mark.
+        # Only the first line of a file can begin with a byte order mark.
         line = line.removeprefix("\ufeff") if number == 1 else line
         yield name, number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
 
@@ -134,7 +135,7 @@ def _open(path: File) -> Iterator[IO[bytes]]:
         file = path.open("rb")
     with file:
         if path.suffix == ".gz":
-            # The decompressor does not close the file that it reads.
+            # `GzipFile` does not close the file that it reads, so close it here.
             with gzip.GzipFile(fileobj=file) as lines:
                 yield cast(IO[bytes], lines)
         else:
@@ -142,14 +143,14 @@ def _open(path: File) -> Iterator[IO[bytes]]:
 
 
 def absolute(file: File) -> File:
-    """Returns a file with its absolute path; a URL is absolute."""
+    """Converts the path of a local file to an absolute path; a URL is already absolute."""
     return Path(os.path.abspath(file)) if isinstance(file, Path) else file
 
 
 def identity(file: File) -> tuple[object, ...]:
-    """Returns values that change with the content of a file.
+    """Returns values that change when the content of a file changes.
 
-    They are its size, and its modification time or its version in an object store.
+    A local file has its path, size and modification time; a remote file has its URL and version.
 
     Raises:
       DataError: The file cannot be read.
@@ -161,29 +162,30 @@ def identity(file: File) -> tuple[object, ...]:
 
 
 def named_file(name: str) -> File:
-    """Returns the file of a path or a URL."""
+    """Returns the file with a given path or URL."""
     return RemoteFile(name) if is_url(name) else Path(name)
 
 
 def path_inside(folder: Path, name: object) -> Path | None:
-    """Returns the path that a file in a folder names, or None if it may be outside of the folder.
+    """Joins a folder and a name, or returns None if the path may lead outside the folder.
 
-    A downloaded folder may name any path, such as `../../secret`. A valid path stays inside the
-    folder, even if it contains links. In the Hugging Face hub's cache, links may lead to `blobs`.
+    A file in a downloaded folder may contain any path, such as `../../secret`. A valid path stays
+    within the folder after all links are followed. In the cache of the Hugging Face hub, links may
+    also lead to `blobs`.
 
     Args:
       folder: The folder.
-      name: The path within it, as read from a file.
+      name: The path within the folder, as read from a file.
     """
     if not isinstance(name, str) or "\0" in name:
         return None
     root = folder.resolve()
     roots = [root]
-    # The hub's cache stores a snapshot as links to `blobs`.
+    # In the hub's cache, the files of a snapshot are links to `blobs`.
     if root.parent.name == "snapshots":
         roots.append(root.parent.parent / "blobs")
     try:
-        # Follow links before the comparison.
+        # Follow links before comparing.
         real = (root / name).resolve()
     except (OSError, RuntimeError):  # a loop of links
         return None
@@ -191,7 +193,7 @@ def path_inside(folder: Path, name: object) -> Path | None:
 
 
 def matching_files(pattern: str, name: str) -> list[File]:
-    """Returns the files that match a name or a glob, sorted.
+    """Returns the files that match a name or a glob, in sorted order.
 
     Args:
       pattern: The name or the glob, which may be a URL.
@@ -200,22 +202,22 @@ def matching_files(pattern: str, name: str) -> list[File]:
     Raises:
       DataError: No file matches, the name is a folder, or an object store cannot be read.
     """
-    # The files of `file://` are on this machine.
+    # Files with `file://` are local.
     pattern = pattern.removeprefix("file://")
     if is_url(pattern):
         return _matching_urls(pattern, name)
     path = Path(pattern).expanduser()
     remedy = f"name its files, for example by {pattern.rstrip('/')}/**/*"
     require(not path.is_dir(), f"{pattern!r} is a folder: {remedy}", DataError)
-    # A file may have [ ] * ? in its name, so look for this exact name before the pattern.
+    # A file name may contain [ ] * ?, so look for a file with this exact name first.
     if path.is_file():
         return [path]
-    # Sort, because the order of glob depends on the file system.
+    # Sort the files, because the order of glob depends on the file system.
     matching = map(Path, glob.glob(str(path), recursive=True))
     paths: list[File] = [*sorted(filter(Path.is_file, matching))]
     source = "" if pattern == name else f"source {name!r}, "
     problem = "no file matches" if glob.has_magic(pattern) else "no such file:"
-    # The user may have meant a plus sign that joins sources.
+    # The user may have intended to join sources with a plus sign.
     joins = "; to join sources write the kind of each: text:GLOB + text:GLOB"
     hint = joins if re.search(r"\s\+\s", pattern) else ""
     message = f"{problem} {pattern!r} ({source}in folder {Path.cwd()}): check the path{hint}"
@@ -233,5 +235,5 @@ def _matching_urls(pattern: str, name: str) -> list[File]:
 
 
 def default_cache_dir() -> Path:
-    """Returns the folder of cached data: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
+    """Returns the folder for cached data: ``$FLAXZOO_CACHE`` or ``~/.cache/flaxzoo``."""
     return Path(os.environ.get("FLAXZOO_CACHE") or "~/.cache/flaxzoo").expanduser()

@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, and the fields of an object."""
+"""Reads JSON lines (one object per line) and the fields of an object."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,11 +10,11 @@ from .json_text import JsonObject, parse_object
 
 
 def parse_line(line: str, location: str) -> JsonObject:
-    """Parses a line of JSON lines.
+    """Parses one line of a JSON lines file.
 
     Args:
       line: The line.
-      location: File and line number, for messages: ``train.jsonl line 7``.
+      location: The file and the line number for messages, such as ``train.jsonl line 7``.
 
     Raises:
       DataError: The line is not a JSON object.
@@ -26,7 +26,7 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
     """Yields the location and the object of each line that is not blank.
 
     Raises:
-      DataError: A line is not a JSON object (with file and line).
+      DataError: A line is not a JSON object. The message gives the file and the line.
     """
     for file, number, line in lines:
         if line.strip():
@@ -37,9 +37,9 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
 def pick(row: Mapping[str, object], field: str, location: str) -> Any:
     """Returns the value of a field, or a list of the values of several fields.
 
-    The name ``choice1+choice2`` gives the values of two fields.
+    The name ``choice1+choice2`` stands for two fields.
 
-    ``field?`` is None if the object lacks the field.
+    The value of ``field?`` is None if the object lacks the field.
 
     Raises:
       DataError: The object lacks the field, or the field contains a lone surrogate.
@@ -49,7 +49,7 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
         return row[field]
     if field.endswith("?"):
         return pick(row, field[:-1], location) if field[:-1] in row else None
-    # The name of a field may contain a plus sign, so look for the whole name first.
+    # A field name may contain a plus sign, so look for the whole name first.
     if "+" in field:
         return list(picked(row, field.split("+"), location))
     seen = ", ".join(row) or "none"
@@ -68,14 +68,14 @@ def picked(row: Mapping[str, object], fields: Iterable[str], location: str) -> t
 
 
 def single_fields(fields: Iterable[str]) -> set[str]:
-    """Returns the names of the single fields that `pick` may read for some fields."""
-    # The name of a single field may itself contain + or ?, so return the whole names as well.
+    """Returns the names of all single fields that `pick` may read for the given fields."""
+    # The name of a single field may contain + or ?, so also return the whole names.
     parts = {part for field in fields for part in (field, *field.split("+"))}
     return parts.union(part.removesuffix("?") for part in parts)
 
 
 def _check_encodable(value: object, location: str) -> None:
-    """Refuses a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
+    """Checks for lone surrogates, which JSON can express but UTF-8 cannot encode."""
     is_text = isinstance(value, str)
     text = value if is_text else json.dumps(value, ensure_ascii=False, default=lambda _: None)
     try:

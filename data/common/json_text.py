@@ -1,4 +1,4 @@
-"""Reads and writes JSON values; imports only the errors."""
+"""Reads and writes JSON values."""
 
 import json
 from pathlib import Path
@@ -16,18 +16,18 @@ def parse_json(
     """Parses JSON.
 
     Args:
-      text: The JSON.
-      location: The file, or file and line, for messages.
-      remedy: The remedy to name if the text is not JSON.
+      text: The JSON text.
+      location: The file, or the file and the line, for messages.
+      remedy: The remedy that the message gives if the text is not valid JSON.
       error: The class of the error to raise.
 
     Raises:
-      UserError: The text is not JSON.
+      UserError: The text is not valid JSON. The class of the raised error is `error`.
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as failure:
-        # A RecursionError has neither a message about JSON nor a line.
+        # A RecursionError has no JSON message and no line number.
         reason = getattr(failure, "msg", "nested too deeply")
         location += f" line {getattr(failure, 'lineno', 1)}" if "\n" in text else ""
         raise error(f"{location} is not valid JSON ({reason}): {remedy}") from None
@@ -37,9 +37,10 @@ def to_json(value: object, *, indent: int | None = None, sort_keys: bool = False
     """Formats a value as JSON.
 
     Raises:
-        UserError: A number in the value is NaN or infinite, which JSON cannot express.
+        UserError: A number in the value is NaN or infinite, which JSON cannot represent.
     """
-    # `ensure_ascii=False` keeps text readable; NaN would not be JSON.
+    # `ensure_ascii=False` keeps text readable. `allow_nan=False` refuses NaN, which is not valid
+    # JSON.
     try:
         return json.dumps(
             value, ensure_ascii=False, allow_nan=False, indent=indent, sort_keys=sort_keys
@@ -51,7 +52,7 @@ def to_json(value: object, *, indent: int | None = None, sort_keys: bool = False
 def parse_object(
     text: str, location: str, remedy: str = "correct it", error: type[UserError] = DataError
 ) -> JsonObject:
-    """Parses a JSON object; takes the arguments of `parse_json`.
+    """Parses a JSON object; see `parse_json` for the arguments.
 
     Raises:
       UserError: The text is not a JSON object.
@@ -75,7 +76,7 @@ def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
 
 
 def optional_object(file: Path) -> dict[str, Any]:
-    """Reads a file that contains one JSON object; a missing file is an empty object.
+    """Reads a file that contains one JSON object. For a missing file, returns an empty object.
 
     Raises:
       DataError: The file cannot be read, or does not contain a JSON object.

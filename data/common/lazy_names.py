@@ -1,7 +1,7 @@
-"""Names that are imported when they are first used, so that `import flaxzoo.data` is cheap.
+"""Imports names when they are first used, so that `import flaxzoo.data` is cheap.
 
-A package states its public names once, in its `__init__.pyi`, where editors and type checkers
-read them too: `from .room.module import Name as Name`.
+A package lists its public names only in its `__init__.pyi`, which editors and type checkers also
+read, as imports such as `from .room.module import Name as Name`.
 """
 
 import ast
@@ -16,15 +16,15 @@ Record = TypeVar("Record")
 def attach_stub(
     package: str, file: str
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Returns a package's `__getattr__`, `__dir__` and `__all__`, as its stub states them.
+    """Returns the `__getattr__`, `__dir__` and `__all__` of a package, based on its stub.
 
     Args:
       package: The package's `__name__`.
       file: The package's `__file__`; the stub is in the same folder.
     """
-    # Only parse the stub; its imports run when a name is used.
+    # Parse the stub without running it; a name is imported when it is used.
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    # Name → the module that has it, relative to the package.
+    # Maps each name to the module that defines it, relative to the package.
     module_of = {
         name.name: "." * node.level + str(node.module)
         for node in stub.body
@@ -41,13 +41,13 @@ def attach_stub(
 
 
 class LazyRecords(MutableMapping[str, Record]):
-    """Records by name. Looking up a record loads it; listing the names loads no record."""
+    """A mapping of records by name. A record is loaded only when it is looked up."""
 
     def __init__(self, loaders: Mapping[str, Callable[[], Record]]) -> None:
         """Creates the mapping.
 
         Args:
-          loaders: For each name the function that returns its record, such as an import.
+          loaders: Maps each name to a function that returns its record, for example by an import.
         """
         self._loaders = dict(loaders)
 

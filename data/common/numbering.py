@@ -1,8 +1,8 @@
-"""Ids of names, such as the pieces of a vocabulary or labels: their indices in a list."""
+"""Numbers the names in a list, such as labels or the pieces of a vocabulary."""
 
 from collections.abc import Iterable
 
 
 def numbered(names: Iterable[str]) -> dict[str, int]:
-    """Returns the index of each name; the last index of a name that occurs several times."""
+    """Maps each name to its index. If a name occurs several times, its last index counts."""
     return {name: index for index, name in enumerate(names)}

@@ -1,6 +1,6 @@
-"""The progress display of a training run: one bar, and one line per event.
+"""Displays the progress of a training run: a bar, and one line for each event.
 
-In a file or a pipe, where no bar can be drawn, the display prints a line from time to time.
+If the output is a file or a pipe, a line is printed from time to time instead of the bar.
 """
 
 import sys
@@ -22,31 +22,33 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 LogFn = Callable[[str], None]
-"""Shows the user one line."""
+"""A function that shows the user one line."""
 
 AdvanceFn = Callable[[int, int], None]
-"""Called when some texts are finished, with their number and the number of their tokens."""
+"""A function called when texts are finished, with the number of texts and of tokens."""
 
 
 def ignore(*_: object) -> None:
-    """Does nothing; the default of callbacks."""
+    """Does nothing; used as the default for callbacks."""
 
 
 TEXT_WIDTH = len(" / 12,345,678 tokens/s 123:45:56 left ")
-"""The width of the text next to a bar, except the noun, the counts and the loss."""
+"""The width of the text next to a bar, excluding the noun, the counts and the loss."""
 ELAPSED_WIDTH = len(" 123:45:56 elapsed,")
 SECONDS_BETWEEN_LINES = 60.0
 SECONDS_BETWEEN_DRAWINGS = 2.0
-"""Seconds between drawings in a notebook, which keeps each drawing of a bar as output. A terminal
-draws ten times per second."""
+"""Seconds between two drawings of a bar in a notebook, which keeps every drawing in its output. In
+a terminal, a bar is drawn ten times per second.
+"""
 
 
 class Progress:
     """A progress bar on standard error, and lines above it."""
 
     rewrite: ClassVar[Callable[[str], str]] = str
-    """Rewrites each line before it is printed; the command line sets it to replace names of fields
-    by names of options."""
+    """A function that rewrites each line before it is printed. The command line uses it to replace
+    the names of fields by the names of options.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(
@@ -64,7 +66,7 @@ class Progress:
 
     @contextmanager
     def bar(self, steps: int, first_step: int, tokens_per_step: int) -> Iterator[None]:
-        """Shows step, loss, tokens per second and time left while the block runs."""
+        """Shows the step, loss, tokens per second and time left while the block runs."""
         columns = self._columns("step", steps, TextColumn("loss {task.fields[loss]}"))
         self._tokens_per_step, self._first_step = tokens_per_step, first_step
         self._next_line = 0.0
@@ -76,11 +78,11 @@ class Progress:
 
     @contextmanager
     def counter(self, what: str, total: int) -> Iterator[AdvanceFn]:
-        """Shows how many of `total` things are done, and tokens per second.
+        """Shows how many of `total` items are finished, and the tokens per second.
 
         Yields:
-            A function that takes the number of things done since the last call, and the number of
-            their tokens.
+            A function to call with the number of items finished since the last call, and the number
+            of their tokens.
         """
         bar = self._drawn(self._columns(what, total))
         task = bar.add_task(what, total=total, speed="–")
@@ -88,7 +90,7 @@ class Progress:
 
         def advance(number: int, new_tokens: int) -> None:
             nonlocal tokens
-            # Start the bar only now, so that a refused input prints a single line.
+            # Start the bar only now, so that only the error is printed if the input is rejected.
             bar.start()
             tokens += new_tokens
             bar.update(task, advance=number, speed=_speed(bar, tokens))
@@ -100,22 +102,22 @@ class Progress:
                 bar.stop()
 
     def _columns(self, what: str, total: int, *more: ProgressColumn) -> list[ProgressColumn]:
-        """Returns the columns of a bar, without columns that do not fit the terminal.
+        """Returns the columns of a bar, without columns that do not fit into the terminal.
 
         Args:
             what: The noun before the count.
-            total: The last count.
+            total: The final count.
             *more: Additional columns of this bar.
         """
         # The width of all columns except the bar, with 13 characters for each additional column.
         text = len(what) + 2 * len(str(total)) + TEXT_WIDTH + 13 * len(more)
         left = self._console.width - text
         columns: list[ProgressColumn] = [TextColumn(what), MofNCompleteColumn()]
-        # Fewer than four characters are too few for a bar.
+        # A bar needs at least four characters.
         if left >= 4:
             columns.append(BarColumn(min(left, 40)))
         columns += [*more, TextColumn("{task.fields[speed]} tokens/s")]
-        # Show the elapsed time only if the bar keeps at least 10 columns.
+        # Show the elapsed time only if at least 10 characters remain for the bar.
         if left >= ELAPSED_WIDTH + 10:
             columns[2] = BarColumn(min(left - ELAPSED_WIDTH, 40))
             columns += [TimeElapsedColumn(), TextColumn("elapsed,")]
@@ -126,19 +128,19 @@ class Progress:
         return RichProgress(*columns, console=self._console, refresh_per_second=rate)
 
     def advance(self, step: int, loss: float) -> None:
-        """Shows that `step` is done."""
+        """Shows that `step` is finished."""
         if self._bar is None or self._task is None:
             return
         speed = _speed(self._bar, (step - self._first_step) * self._tokens_per_step)
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
-        # A file or a pipe gets lines in place of the bar.
+        # If the output is a file or a pipe, print lines instead of the bar.
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             total = self._bar.tasks[0].total
             self.log(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
     def evaluated(self, step: int, scores: dict[str, float], metrics: tuple[str, ...]) -> None:
-        """Prints the loss of an evaluation and the scores that `metrics` names."""
+        """Prints the loss of an evaluation, and the scores whose names are in `metrics`."""
         shown = [f"{name} {scores[name]:.4f}" for name in metrics if name in scores]
         self.log(", ".join([f"step {step}: validation loss {scores['loss']:.4f}", *shown]))
 

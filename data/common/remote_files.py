@@ -1,4 +1,4 @@
-"""Files in object stores, named by URLs and read through fsspec without a local copy."""
+"""Reads files in object stores, which have URLs, through fsspec without a local copy."""
 
 import re
 from contextlib import AbstractContextManager
@@ -13,22 +13,22 @@ from .hashing import digest
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-# The fields that may contain the version of a file in an object store.
+# The fields that may indicate the version of a file in an object store.
 _VERSIONS = ("size", "ETag", "Content-MD5", "Digest", "Last-Modified")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def is_url(name: str) -> bool:
-    """Returns whether a name begins with a protocol, as ``gs://bucket/a.txt`` does."""
+    """Returns whether a name begins with a protocol, as in ``gs://bucket/a.txt``."""
     return _URL.match(name) is not None
 
 
 @dataclass(frozen=True, order=True)
 class RemoteFile:
-    """A file of an object store.
+    """A file in an object store.
 
     Attributes:
-      url: The name with its protocol: ``s3://bucket/a.txt.gz``.
+      url: The URL of the file, such as ``s3://bucket/a.txt.gz``.
     """
 
     url: str
@@ -48,19 +48,19 @@ class RemoteFile:
 
     @property
     def version(self) -> str:
-        """A hash of the file's size, and of its time or version if the store states one.
+        """A hash of the file's size and, if the store provides them, its time and version.
 
         Raises:
           DataError: The file cannot be read.
         """
         with _named(self.url):
             system, path = _file_system(self.url)
-            # Over HTTP, `ukey` is a hash of the URL alone.
+            # Over HTTP, `ukey` is a hash of only the URL, so hash more fields.
             facts = cast("dict[str, object]", system.info(path))
             return digest([str(system.ukey(path)), *(str(facts.get(x)) for x in _VERSIONS)])
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """Opens the file, which is read by ranges of bytes.
+        """Opens the file; reading requests only the required byte ranges.
 
         Raises:
           DataError: The file cannot be read, or the package of its protocol is missing.
@@ -71,14 +71,14 @@ class RemoteFile:
 
 
 def matching_urls(pattern: str) -> list[RemoteFile]:
-    """Returns the files that match a URL or a glob, sorted; the list may be empty.
+    """Returns the files that match a URL or a glob, in sorted order; the list may be empty.
 
     Raises:
       DataError: The store cannot be read, or the package of its protocol is missing.
     """
     with _named(pattern):
         system, path = _file_system(pattern)
-        # A file may have [ ] * ? in its name, so look for this exact name before the pattern.
+        # A file name may contain [ ] * ?, so look for a file with this exact name first.
         is_file = cast(bool, system.isfile(path))
         paths = [path] if is_file else cast(list[str], system.glob(path))
         # fsspec returns paths without a protocol, so add it again.
@@ -109,13 +109,13 @@ def _file_system(url: str) -> "tuple[AbstractFileSystem, str]":
         f"file, got {protocol!r}",
         DataError,
     )
-    # The registry has the import path of a class, which begins with its package.
+    # The registry contains the import path of a class, which begins with the package.
     package = known.get(protocol, {"class": protocol})["class"].partition(".")[0]
     with required_package(package, f"reading {url!r}", f"pip install {package}"):
         return fsspec.core.url_to_fs(url)
 
 
 def _named(url: str) -> AbstractContextManager[None]:
-    """Adds the URL to the errors of a store, whose packages raise exceptions of many types."""
+    """Reports any exception as an error with the URL, because stores raise many types."""
     remedy = "check the name, the network and the credentials"
     return reported(f"cannot read {url!r}", remedy, Exception)

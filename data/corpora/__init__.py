@@ -1,1 +1,1 @@
-"""Tokenized text as arrays on disk."""
+"""Stores tokenized text as arrays on disk."""

@@ -1,8 +1,8 @@
-"""Tokenized sentence pairs on disk, as memory-mapped flat arrays.
+"""Stores tokenized sentence pairs on disk, as flat arrays that are memory-mapped.
 
-A pair is stored as its source with the special tokens of ``Tokenizer.source_frame``, followed by
-the tokens of its target and an end token. Pairs whose source or target is empty (only white space)
-are left out. The corpus records the number of these pairs and the index of the first.
+A pair is stored as the source tokens with the special tokens of ``Tokenizer.source_frame``,
+followed by the target tokens and an end token. Pairs with an empty source or target (only white
+space) are left out. The corpus stores the number of these pairs and the index of the first.
 """
 
 from array import array
@@ -27,14 +27,16 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class PairCorpus(CorpusFolder):
-    """The tokenized pairs of one split.
+    """The tokenized sentence pairs of one split.
 
-    ``vocab_size`` is the size of the larger vocabulary of the tokenizer.
+    If the source and the target have different vocabularies, ``vocab_size`` is the larger size.
 
     Attributes:
       num_read: The number of pairs in the text, including pairs with an empty source or target.
-      num_empty: The number of pairs with an empty source or target, which are not in the arrays.
-      first_empty: The index in the text of the first pair with an empty source or target, or None.
+      num_empty: The number of pairs with an empty source or target, which the arrays do not
+        contain.
+      first_empty: The index in the text of the first pair with an empty source or target, or None
+        if there is no such pair.
     """
 
     num_read: int = field(kw_only=True)
@@ -56,13 +58,13 @@ class PairCorpus(CorpusFolder):
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The lengths of sources and of targets, with end tokens, int64 [num_pairs] each."""
+        """The lengths of sources and targets with special tokens, int64 [num_pairs] each."""
         sizes = np.diff(self.starts)
         return sizes[::2], sizes[1::2]
 
     def pair(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of a pair's source and target, each with an end token."""
-        # A source ends where its target starts.
+        """Returns the source tokens and the target tokens of a pair, with special tokens."""
+        # The target starts where the source ends.
         first, middle, last = self.starts[2 * index : 2 * index + 3].tolist()
         return self.tokens[first:middle], self.tokens[middle:last]
 
@@ -70,11 +72,12 @@ class PairCorpus(CorpusFolder):
 def build_pair_corpus(
     text: ParallelText, tokenizer: Tokenizer, folder: str | PathLike[str]
 ) -> PairCorpus:
-    """Tokenizes pairs, or opens the result of an earlier call.
+    """Tokenizes sentence pairs, or opens the result of an earlier call.
 
     Args:
       text: The pairs, which are read once, in chunks.
-      tokenizer: The tokenizer; the cache key is its fingerprint and the fingerprint of the text.
+      tokenizer: The tokenizer. The cache key consists of the fingerprints of the tokenizer and the
+        text.
       folder: The cache; the corpus is a folder inside it.
 
     Returns:
@@ -86,7 +89,7 @@ def build_pair_corpus(
     """
     parts = ["pairs", _FORMAT, text.fingerprint, tokenizer.fingerprint]
     marks = tokenizer.source_frame.single.marks
-    # Sources with a single special token keep the cache key of earlier versions.
+    # If a source has a single special token, keep the cache key of earlier versions.
     if sum(map(len, marks)) != 1:
         parts.append(repr(marks))
     key = corpus_key(*parts)
@@ -95,29 +98,30 @@ def build_pair_corpus(
 
 
 def pair_at(text: ParallelText, index: int) -> SentencePair:
-    """Reads the pair at an index, for the location in a message."""
+    """Reads the pair with a given index, for the location in a message."""
     return next(islice(text, index, None))
 
 
 def _write(text: ParallelText, tokenizer: Tokenizer, key: str, folder: Path) -> None:
     sides = tokenizer, tokenizer.target
-    # The tokens before and after a text, for the source and for the target.
+    # The tokens before and after a source, and before and after a target.
     frames = tokenizer.source_frame.single.marks, ((), (tokenizer.target.end,))
     unknown = [side.special_ids.unk for side in sides]
-    # Sources and targets share one array of tokens, so its type must fit the larger vocabulary.
+    # Sources and targets share one array, so its data type must fit the larger vocabulary.
     vocab_size = max(side.vocab_size for side in sides)
     starts, numbers = array("q"), array("q")
     num_read, num_unknown, first_empty = 0, 0, None
     with TokenWriter(folder, vocab_size) as tokens:
         for chunk in chunks(text, lambda pair: len(pair.source) + len(pair.target)):
             columns = [pair.source for pair in chunk], [pair.target for pair in chunk]
-            # Some tokenizers return tokens for white space, but a blank text must have no tokens
-            # here.
+            # Some tokenizers return tokens for white space, but here a blank text must have no
+            # tokens.
             encoded = [
                 side.encode_batch([text if text.strip() else "" for text in column])
                 for side, column in zip(sides, columns, strict=True)
             ]
-            # Append source and target alternately: `starts` has two entries for each pair.
+            # Append sources and targets alternately, so that `starts` has two entries for each
+            # pair.
             for i, pair in enumerate(zip(*encoded, strict=True)):
                 if all(pair):
                     starts.extend(

@@ -1,8 +1,8 @@
-"""A tokenized split as lists of sentences on disk, as memory-mapped flat arrays.
+"""Stores the tokenized sentences of a split on disk, as flat arrays that are memory-mapped.
 
-Sentence ``s`` is ``tokens[sentence_starts[s] : sentence_starts[s + 1]]``; document ``d`` has the
-sentences from ``document_starts[d]`` to ``document_starts[d + 1]``, exclusive. No special tokens
-are added. Sentences without tokens and documents without sentences are left out.
+Sentence ``s`` is ``tokens[sentence_starts[s] : sentence_starts[s + 1]]``. Document ``d`` consists
+of the sentences from ``document_starts[d]`` to ``document_starts[d + 1]``, excluding the latter. No
+special tokens are added. Sentences without tokens and documents without sentences are left out.
 """
 
 from array import array
@@ -27,7 +27,7 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class SentenceCorpus(CorpusFolder):
-    """The tokens of one split, sentence by sentence."""
+    """The tokens of one split, divided into sentences."""
 
     @cached_property
     def sentence_starts(self) -> np.ndarray:
@@ -51,7 +51,7 @@ class SentenceCorpus(CorpusFolder):
 
     @property
     def num_single(self) -> int:
-        """The number of documents with one sentence, which cannot start a pair of segments."""
+        """The number of documents with only one sentence, which cannot start a segment pair."""
         return int(np.count_nonzero(np.diff(self.document_starts) == 1))
 
     @property
@@ -69,12 +69,12 @@ def build_sentence_corpus(
     """Splits documents into sentences and tokenizes them, or opens the result of an earlier call.
 
     Args:
-      documents: The texts of one split, which are read once, in chunks. Documents whose lines are
-        sentences are split at line breaks, and all other documents by rules.
-      tokenizer: The tokenizer; its fingerprint and the fingerprint of the documents are part of
-        the cache key.
-      folder: The cache; the corpus is a folder inside it.
-      language: The language of text that is split by rules, see ``split_sentences``.
+      documents: The texts of one split, which are read once, in chunks. If the lines of a document
+        are sentences, the document is split at line breaks; otherwise it is split by rules.
+      tokenizer: The tokenizer. The cache key contains the fingerprints of the tokenizer and the
+        documents.
+      folder: The cache folder, in which the corpus is a subfolder.
+      language: The language of texts that are split by rules; see ``split_sentences``.
 
     Returns:
       The corpus.
@@ -82,7 +82,7 @@ def build_sentence_corpus(
     Raises:
       DataError: No document has a token, or the folder cannot be written.
     """
-    # The version of the rules is part of the key only if some document is split by rules.
+    # The key contains the version of the rules only if some document is split by rules.
     by_rules = any(not part.lines_are_sentences for part in documents.parts)
     way = splitter(language) if by_rules else language
     key = corpus_key("sentences", _FORMAT, documents.fingerprint, tokenizer.fingerprint, way)
@@ -91,7 +91,7 @@ def build_sentence_corpus(
 
 
 def sentence_lists(documents: Documents, language: str = "en") -> Iterator[list[str]]:
-    """Yields the sentences of each document. Joined sources may have different splitting rules."""
+    """Yields the sentences of each document. Joined sources may be split in different ways."""
     for part in documents.parts:
         for text in part:
             if part.lines_are_sentences:
@@ -106,7 +106,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
     with TokenWriter(folder, tokenizer.vocab_size, tokenizer.special_ids.unk) as tokens:
         for chunk in chunks(documents, lambda sentences: sum(map(len, sentences))):
             for sentences in _encode(chunk, tokenizer):
-                # Record a document only if at least one of its sentences has a token.
+                # Store a document only if at least one of its sentences has a token.
                 first = len(sentence_starts)
                 sentence_starts.extend(tokens.append(ids) for ids in sentences if ids)
                 if len(sentence_starts) > first:
@@ -116,7 +116,7 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
     require(
         document_starts, f"none of {seen} documents has a token: give a source with text", DataError
     )
-    # Both arrays end with the total, so that every item has a start and an end.
+    # Both arrays end with the total, so that the last item also has an end.
     document_starts.append(len(sentence_starts) - 1)
     metadata = {
         "vocab_size": tokenizer.vocab_size,
@@ -127,15 +127,15 @@ def _write(documents: Iterable[list[str]], tokenizer: Tokenizer, key: str, folde
 
 
 def _encode(chunk: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    """Tokenizes documents in one call, and yields the sentences of each document.
+    """Tokenizes all sentences in one call, and yields the tokenized sentences of each document.
 
-    If the tokens of the vocabulary include spaces, each sentence except the first of a document
-    starts with a space.
+    If the tokens of the vocabulary include spaces, each sentence of a document except the first
+    begins with a space.
     """
-    # WordPiece and word vocabularies ignore spaces.
+    # Tokenizers with WordPiece or word vocabularies ignore spaces.
     space = "" if tokenizer.kind in ("wordpiece", "words") else " "
     texts = [space + text if i else text for sentences in chunk for i, text in enumerate(sentences)]
-    # One call for all sentences of the chunk uses all threads of the tokenizer.
+    # A single call for all sentences of the chunk uses all threads of the tokenizer.
     encoded = iter(tokenizer.encode_batch(texts))
     for sentences in chunk:
         yield [next(encoded) for _ in sentences]

@@ -1,7 +1,7 @@
-"""Sentence splitting: at line breaks, or by rules.
+"""Splits text into sentences, either at line breaks or by rules.
 
-The rules come from ``sentencex`` of the Wikimedia Foundation and cover some 300 languages. The
-rules are fast, need no downloaded model, and handle abbreviations and quotations.
+The rules come from the package ``sentencex`` of the Wikimedia Foundation, and cover about 300
+languages. They are fast, do not require a model, and handle abbreviations and quotations.
 """
 
 import importlib
@@ -13,7 +13,7 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
 def lines_as_sentences(text: str) -> list[str]:
-    """Returns the non-empty lines of a document, stripped of white space."""
+    """Returns the non-empty lines of a document, without surrounding white space."""
     return [line.strip() for line in text.split("\n") if line and not line.isspace()]
 
 
@@ -25,18 +25,18 @@ def splitter(language: str) -> str:
 def split_sentences(text: str, language: str = "en") -> list[str]:
     """Splits running text into sentences.
 
-    A blank line ends a sentence. A line break inside a paragraph does not end a sentence; like all
-    white space, it becomes a single space.
+    A blank line ends a sentence. A line break within a paragraph does not end a sentence. Like all
+    other white space, it is replaced by a single space.
 
     Args:
-      text: One document.
-      language: The code of the language, such as ``en`` or ``de``. A language without rules uses
-        the rules of a related language.
+      text: The text of one document.
+      language: The language code, such as ``en`` or ``de``. For a language without rules, the rules
+        of a related language are used.
 
     Returns:
-      The sentences, stripped of white space; none is empty.
+      The sentences, none of them empty, without surrounding white space.
     """
-    # Import on use, because the library loads 4 MB of rules. The library has no type annotations.
+    # Import only here, because the library loads 4 MB of rules. It has no type annotations.
     segment: Any = importlib.import_module("sentencex").segment
     # Join the lines of a paragraph first, so that a line break does not end a sentence.
     paragraphs = (" ".join(paragraph.split()) for paragraph in _BLANK_LINE.split(text))

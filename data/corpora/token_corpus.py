@@ -1,9 +1,9 @@
-"""A tokenized split on disk, as memory-mapped flat arrays.
+"""Stores the tokenized documents of a split on disk, as flat arrays that are memory-mapped.
 
-A document is stored as ``s = [bos] + tokens + [eos]``; a tokenizer without BOS or EOS omits this
-token. A document has ``len(s) - 1`` **target tokens**: target ``k`` is the label ``s[k + 1]`` of
-the input ``s[k]``. No label comes from another document, and every token, including the first and
-EOS, is predicted exactly once. Packing counts target tokens.
+A document is stored as ``s = [bos] + tokens + [eos]``. If the tokenizer has no BOS or EOS token,
+this token is omitted. A document has ``len(s) - 1`` **target tokens**: target ``k`` is the label
+``s[k + 1]`` of the input ``s[k]``. An input and its label always come from the same document, and
+each token of the text and EOS is predicted exactly once. Packing counts target tokens.
 """
 
 import hashlib
@@ -27,7 +27,8 @@ from ..common.progress import SECONDS_BETWEEN_LINES, Progress
 from ..dataset import PickledByFields
 from ..tokenizers.base import Tokenizer
 
-# Characters per call of the tokenizer. This keeps its threads busy and needs little memory.
+# Number of characters per call of the tokenizer, which keeps its threads busy and uses little
+# memory.
 _CHUNK_CHARACTERS = 1 << 21
 _COUNTED_AT_ONCE = 1 << 22
 _FORMAT = 2
@@ -37,7 +38,7 @@ Item = TypeVar("Item")
 
 
 class Texts(Protocol):
-    """Texts that can be read repeatedly, with a stable hash."""
+    """Texts that can be read repeatedly, and that have a stable hash."""
 
     @property
     def fingerprint(self) -> str:
@@ -51,13 +52,13 @@ class Texts(Protocol):
 
 @dataclass(frozen=True)
 class CorpusFolder(PickledByFields):
-    """The base class of corpora: a folder of arrays, which are memory-mapped on first use.
+    """The base class of corpora. A corpus is a folder of arrays that are memory-mapped when used.
 
     Attributes:
-      folder: The folder of the arrays.
+      folder: The folder that contains the arrays.
       vocab_size: The size of the vocabulary; every token id is smaller.
-      fingerprint: A stable hash of the texts, of the tokenizer, and of the rules that split
-        documents into sentences, if any.
+      fingerprint: A stable hash of the texts, the tokenizer and, if they are used, the rules for
+        splitting documents into sentences.
       num_unknown: The number of unknown tokens.
     """
 
@@ -83,7 +84,7 @@ class CorpusFolder(PickledByFields):
         return cls(folder=folder, **metadata)
 
     def array(self, name: str) -> np.ndarray:
-        """Memory-maps an array. Returns a plain array: slicing a ``memmap`` is slow."""
+        """Memory-maps an array, and returns a plain array, because slicing a ``memmap`` is slow."""
         return np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r"))
 
     @cached_property
@@ -95,7 +96,7 @@ class CorpusFolder(PickledByFields):
     def token_counts(self) -> np.ndarray:
         """The number of occurrences of each token, int64 [V]."""
         counts = np.zeros(self.vocab_size, np.int64)
-        # `bincount` converts to int64, so count part by part instead of loading the whole file.
+        # `bincount` converts its input to int64, so count the tokens in parts, which saves memory.
         for start in range(0, len(self.tokens), _COUNTED_AT_ONCE):
             some = self.tokens[start : start + _COUNTED_AT_ONCE]
             counts += np.bincount(some, minlength=self.vocab_size)
@@ -107,7 +108,7 @@ class TokenCorpus(CorpusFolder):
     """The tokens of one split.
 
     Attributes:
-      num_bytes: The number of UTF-8 bytes of all documents, for bits per byte.
+      num_bytes: The number of UTF-8 bytes in all documents, for computing bits per byte.
     """
 
     num_bytes: int = field(kw_only=True)
@@ -119,8 +120,8 @@ class TokenCorpus(CorpusFolder):
 
     @cached_property
     def target_starts(self) -> np.ndarray:
-        """The first target token of each document, int64 [num_documents]."""
-        # A document of n tokens has n - 1 target tokens.
+        """The index of the first target token of each document, int64 [num_documents]."""
+        # A document with n tokens has n - 1 target tokens.
         return self.document_starts - np.arange(self.num_documents)
 
     @cached_property
@@ -135,7 +136,7 @@ class TokenCorpus(CorpusFolder):
 
     @property
     def num_targets(self) -> int:
-        """The number of target tokens: one per token, minus one per document."""
+        """The total number of target tokens, which is the number of tokens minus the documents."""
         return len(self.tokens) - self.num_documents
 
 
@@ -146,9 +147,9 @@ def build_corpus(
 
     Args:
       documents: The texts of one split, which are read once, in chunks.
-      tokenizer: The tokenizer; the cache key is its fingerprint and the fingerprint of the
+      tokenizer: The tokenizer. The cache key consists of the fingerprints of the tokenizer and the
           documents.
-      folder: The cache; the corpus is a folder inside it.
+      folder: The cache folder, in which the corpus is a subfolder.
 
     Returns:
       The corpus.
@@ -162,7 +163,7 @@ def build_corpus(
 
 
 def open_corpus(folder: str | PathLike[str]) -> TokenCorpus:
-    """Opens a corpus that ``build_corpus`` wrote.
+    """Opens a corpus that ``build_corpus`` has written.
 
     Args:
       folder: The folder of the corpus (``TokenCorpus.folder``).
@@ -183,10 +184,10 @@ def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Pat
         for chunk in chunks(documents, len):
             for ids in tokenizer.encode_batch(chunk):
                 ids = [*special.before, *ids, *special.after]
-                # A single token has no input to predict it from.
+                # A single token cannot be predicted, because there is no input before it.
                 if len(ids) > 1:
                     starts.append(tokens.append(ids))
-            # Count all bytes, because bits per byte refers to the text and not to its tokens.
+            # Count the bytes of all texts, because bits per byte refers to texts, not to tokens.
             num_bytes += sum(len(text.encode()) for text in chunk)
             seen += len(chunk)
     require(starts, f"none of {seen} documents has two tokens: give a source with text", DataError)
@@ -200,12 +201,12 @@ def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Pat
 
 
 def corpus_key(*metadata: object) -> str:
-    """Returns the name of a corpus: a hash of everything that determines its content."""
+    """Returns the folder name of a corpus: a hash of all inputs that determine its content."""
     return hashlib.blake2b(" ".join(map(str, metadata)).encode(), digest_size=16).hexdigest()
 
 
 def save_arrays(folder: Path, metadata: dict[str, object], **arrays: Sequence[int]) -> None:
-    """Writes the arrays of a corpus as int64, and the metadata as the last file."""
+    """Writes the arrays of a corpus as int64, and then the metadata."""
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", np.asarray(values, np.int64))
     (folder / _METADATA).write_text(json.dumps(metadata) + "\n", encoding="utf-8")
@@ -214,12 +215,12 @@ def save_arrays(folder: Path, metadata: dict[str, object], **arrays: Sequence[in
 def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
     """Groups items into chunks for the tokenizer.
 
-    A chunk keeps the tokenizer's threads busy and needs little memory. Prints a progress line once
-    a minute.
+    A chunk is large enough to keep the tokenizer's threads busy, but uses little memory. A progress
+    line is printed once per minute.
 
     Args:
       items: Texts, or lists of texts.
-      size: Returns the number of characters of an item.
+      size: A function that returns the number of characters in an item.
 
     Yields:
       Non-empty lists of items.
@@ -231,7 +232,7 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
         chunk.append(item)
         filled += size(item)
         if filled >= _CHUNK_CHARACTERS:
-            # The caller tokenizes this chunk before it requests the next one.
+            # The caller tokenizes this chunk before requesting the next chunk.
             yield chunk
             characters += filled
             chunk, filled = [], 0
@@ -245,7 +246,7 @@ def chunks(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[
 
 
 class TokenWriter:
-    """Context manager that writes ``tokens.npy`` without knowing its length at the start.
+    """A context manager that writes ``tokens.npy`` when the final length is not known in advance.
 
     Attributes:
       position: The number of tokens written so far.
@@ -258,7 +259,8 @@ class TokenWriter:
         Args:
           folder: The folder of the corpus.
           vocab_size: The size of the vocabulary; every token id is smaller.
-          unknown: The id of the unknown token, which is counted. If None, no token is counted.
+          unknown: The id of the unknown token, whose occurrences are counted. If None, nothing is
+            counted.
         """
         self._raw = folder / "tokens.raw"
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
@@ -271,7 +273,7 @@ class TokenWriter:
         return self
 
     def append(self, ids: Sequence[int]) -> int:
-        """Appends tokens and returns the position of the first token."""
+        """Appends tokens, and returns the position of the first appended token."""
         self._file.write(np.asarray(ids, self._dtype).tobytes())
         self.num_unknown += 0 if self._unknown is None else list(ids).count(self._unknown)
         self.position += len(ids)
@@ -279,17 +281,17 @@ class TokenWriter:
 
     def __exit__(self, *fault: object) -> None:
         self._file.close()
-        # The caller deletes the folder after an error, or if the corpus has no tokens.
+        # If there was an error or there are no tokens, the caller deletes the folder.
         if fault[0] is not None or not self.position:
             return
-        # The header of a .npy file precedes the tokens, and their number is known only now.
+        # In a .npy file, the header precedes the tokens, but their number is known only now.
         header = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
             "shape": (self._raw.stat().st_size // self._dtype.itemsize,),
         }
-        # Copy instead of memory-mapping. On a full disk, a write to mapped memory kills the
-        # process.
+        # Copy the tokens instead of memory-mapping the file, because on a full disk, a write to
+        # mapped memory kills the process.
         with self._raw.open("rb") as tokens, self._raw.with_suffix(".npy").open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             shutil.copyfileobj(tokens, file)

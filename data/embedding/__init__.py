@@ -1,1 +1,1 @@
-"""Data for embedding models and rerankers: anchors, positives, negatives and scores."""
+"""Data for embedding models and rerankers: anchors with positives, negatives and scores."""

@@ -1,6 +1,6 @@
-"""BM25, a lexical search, from the package bm25s.
+"""Lexical search by BM25, with the package bm25s.
 
-BM25 is the baseline for retrieval models, and finds hard negatives for rerankers.
+BM25 is a baseline for retrieval models, and finds hard negatives for training rerankers.
 
 Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond"; Lù 2024,
 "BM25S: Orders of magnitude faster lexical search via eager sparse scoring".
@@ -21,27 +21,28 @@ WORD = re.compile(r"\w+")
 def bm25(
     queries: Sequence[str], documents: Sequence[str], top_k: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the documents with the largest BM25 scores for each query (k1 = 1.5, b = 0.75).
+    """Finds the documents with the highest BM25 scores for each query (k1 = 1.5, b = 0.75).
 
-    Words are lowercased. There are no stop words and no stemming.
+    Words are lowercased. Stop words are not removed, and words are not stemmed.
 
     Args:
       queries: The queries.
       documents: The documents.
-      top_k: The number of documents to find.
+      top_k: The maximum number of documents to find for each query.
 
     Returns:
       The scores float32 `[Q, K]` in descending order, and the indices of the documents int32
-      `[Q, K]`, where K = min(`top_k`, N). Equal scores are ordered by index. A document without any
-      word of the query is not a result. In its place, the score is 0 and the index −1.
+      `[Q, K]`, where K = min(`top_k`, N). Documents with equal scores are ordered by index.
+      Documents that contain no word of the query are not results. If there are fewer than K
+      results, the remaining scores are 0 and the remaining indices are −1.
 
     Raises:
-      UserError: `top_k` is below 1, or no document has a word.
+      UserError: `top_k` is less than 1, or no document contains a word.
     """
     check_value("top_k", top_k, PositiveInt)
     import bm25s
 
-    # On import, the package sets the level of its logger to DEBUG.
+    # When the package is imported, it sets the level of its logger to DEBUG.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     words, of_queries = (
         [WORD.findall(text.lower()) for text in texts] for texts in (documents, queries)

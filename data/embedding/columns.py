@@ -1,8 +1,9 @@
-"""The columns of a record: the anchor, its documents, and their scores; or a text and its label.
+"""Reads examples from the columns of records.
 
-The order of the columns gives their roles, as in sentence-transformers: an anchor (a query), then
-the positive, then any number of negatives, or a score. Columns with one of the names below may be
-in any order.
+A record has an anchor, its documents and their scores, or a text and its label. As in
+sentence-transformers, the order of the columns determines their roles: an anchor (a query), then
+the positive, then any number of negatives, or a score. Columns that have one of the names below may
+be in any order.
 """
 
 import math
@@ -35,16 +36,17 @@ COLUMNS = ColumnRoles(
 
 @dataclass(frozen=True)
 class EmbeddingExample:
-    """An anchor with its documents.
+    """An anchor and its documents.
 
     Attributes:
-      anchor: The text of the first column, such as a query.
-      documents: The positive, then the negatives; or the second text of a scored pair.
-      form: The kind of scores.
-      scores: The score of the pair, or of each document; empty if the record has none.
-      label: The label of the anchor if the example has no documents, or None.
-      data_set: The index of the example's data set, if there are several.
-      location: The location of the example, for messages: `pairs.jsonl line 7`.
+      anchor: The text in the first column, such as a query.
+      documents: The positive, followed by the negatives; for a scored pair, the second text.
+      form: The type of the scores.
+      scores: The score of the pair, or the score of each document; empty if the record has no
+        score.
+      label: The label of the anchor if the example has no documents; otherwise None.
+      data_set: The index of the data set that contains the example; 0 if there is only one.
+      location: The location of the example for messages, such as `pairs.jsonl line 7`.
     """
 
     anchor: str
@@ -62,14 +64,14 @@ class EmbeddingExample:
 
     @property
     def group(self) -> str:
-        """See ``Example``. All anchors of a document are in the same split."""
+        """See ``Example``. All anchors of the same document are in the same split."""
         return (*self.documents, *self.texts)[0]
 
 
 def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
-    """Returns the fields to read in order: the anchor, the positive, negatives, a score.
+    """Returns the fields to read, in order: the anchor, the positive, then negatives and a score.
 
-    The fields of labeled texts are the text and the label.
+    For labeled texts, the fields are the text and the label.
 
     Args:
       names: The names of all columns.
@@ -82,7 +84,7 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
         [name for name in names if name.casefold() in customary]
         for customary in (ANCHORS, POSITIVES, SCORES, TEXTS, LABELS)
     )
-    # Without a positive, a text and a label are labeled texts.
+    # If there is no positive, a text and a label form a labeled text.
     if not positives and len(texts) == len(labels) == 1:
         return (*texts, *labels)
     require(
@@ -92,7 +94,7 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
         "and its label, as #text,label",
         error=DataError,
     )
-    # Sort negative_2 before negative_10, the order of a list of scores.
+    # Sort negative_2 before negative_10, which is the order of the scores in a list.
     negative_names = [name for name in names if NEGATIVES.fullmatch(name.casefold())]
     negatives = sorted(negative_names, key=lambda name: (len(name), name))
     return (*anchors, *positives, *negatives, *scores)
@@ -103,18 +105,19 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
 
     Args:
       records: The values of the fields in order.
-      fields: The names of the fields. The last of three or more fields is a score if it has the
-        name of a score, or if most of its values are numbers. The last of two fields is a label if
-        it has the name of a label.
+      fields: The names of the fields. If there are three or more fields, the last field is a score
+        if its name says so or if most of its values are numbers. If there are two fields, the last
+        field is a label if its name says so.
 
     Raises:
-      DataError: A record lacks a text or a score, or has different numbers of documents and scores.
+      DataError: A record lacks a text or a score, or the number of its scores differs from the
+        number of its documents.
     """
     last = fields[-1].casefold()
     if len(fields) == 2 and last in LABELS:
         return list(map(_labelled, records))
-    # A last column with an unknown name is a score if most of its values are numbers. A missing
-    # score must not turn the other scores into documents.
+    # If the name of the last column is unknown, the column is a score if most of its values are
+    # numbers. A few missing scores must not turn all scores into documents.
     num_scores = 0 if NEGATIVES.fullmatch(last) else sum(_is_score(r.values[-1]) for r in records)
     scored = len(fields) > 2 and (last in SCORES or 2 * num_scores > len(records))
     return [_example(record, scored) for record in records]
@@ -122,7 +125,7 @@ def examples_of(records: Sequence[Record], fields: Sequence[str]) -> list[Embedd
 
 def _example(record: Record, scored: bool) -> EmbeddingExample:
     location = record.location
-    # A column may have a list of documents, so the positive may be several texts.
+    # A column may contain lists of documents, so there may be several positives.
     anchor, positive, *negatives = record.values[:-1] if scored else record.values
     positives = _texts(positive)
     documents = [*positives, *(text for value in negatives for text in _texts(value))]
@@ -134,8 +137,8 @@ def _example(record: Record, scored: bool) -> EmbeddingExample:
         error=DataError,
     )
     form, scores = _scores(record.values[-1], location) if scored else ("none", ())
-    # A list of documents needs a list of scores that ranks it. Without scores, the second document
-    # would be a negative.
+    # A list of documents requires a list of scores that ranks them. Without scores, the second
+    # document would be treated as a negative.
     require(
         len(positives) == 1 or form == "documents",
         f"{location} has {len(positives)} positives: give a score for each document, or one "
@@ -163,7 +166,7 @@ def _labelled(record: Record) -> EmbeddingExample:
 
 
 def _texts(value: Any) -> list[Any]:
-    """Returns the texts of a column, without blank texts and None."""
+    """Returns the texts in a column, excluding blank texts and None."""
     values = value if isinstance(value, list) else [value]
     return [x for x in values if (x.strip() if isinstance(x, str) else x is not None)]
 
@@ -171,7 +174,7 @@ def _texts(value: Any) -> list[Any]:
 def _is_score(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(map(_is_score, value))
-    # Numbers in CSV and TSV files are texts.
+    # In CSV and TSV files, numbers are texts.
     try:
         return math.isfinite(float(value))
     except (TypeError, ValueError):
@@ -190,7 +193,7 @@ def _scores(value: Any, location: str) -> tuple[ScoreForm, tuple[float, ...]]:
 
 
 def examples_of_collection(collection: RetrievalData, source: str) -> list[EmbeddingExample]:
-    """Makes an example for each query and each of its relevant documents.
+    """Makes an example from each query and each of its relevant documents.
 
     Args:
       collection: The collection.
@@ -200,12 +203,12 @@ def examples_of_collection(collection: RetrievalData, source: str) -> list[Embed
     return [
         EmbeddingExample(text, (documents[id],), "none", (), f"{source} query {query}")
         for query, text in collection.queries.items()
-        # A relevance judgment may refer to a document that the collection does not contain.
+        # Relevance judgments may refer to documents that are not in the collection.
         for id in filter(documents.__contains__, collection.relevant[query])
     ]
 
 
 def limited(example: EmbeddingExample, num_documents: int) -> EmbeddingExample:
-    """Returns the example with at most `num_documents` documents."""
+    """Returns an example with only its first `num_documents` documents."""
     scores = example.scores[:num_documents]
     return replace(example, documents=example.documents[:num_documents], scores=scores)

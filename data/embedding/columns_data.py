@@ -1,4 +1,4 @@
-"""The base class of data in columns: anchors, positives, negatives and scores."""
+"""The base class of data with columns for anchors, positives, negatives and scores."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -28,9 +28,9 @@ from .paragraphs import paragraph_records
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnsData(RecordData[EmbeddingExample]):
-    """Anchors with their positives, negatives and scores, from the columns of records."""
+    """Anchors with positives, negatives and scores, which are columns of records."""
 
-    # If the source has no list of fields, the names of the columns determine their roles.
+    # If the source does not list fields, the names of the columns determine their roles.
     forms: ClassVar[dict[str, str]] = {
         **forms_of_rows(""),
         **dict.fromkeys(("csv", "tsv", "memory", "beir", "squad"), ""),
@@ -40,17 +40,16 @@ class ColumnsData(RecordData[EmbeddingExample]):
     columns: ClassVar[ColumnRoles] = COLUMNS
 
     source: SourceField
-    """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB, tfds:NAME or hf:NAME, with the columns
-    anchor and positive, then negative, negative_1 … or negatives (a list), or score; or text and
-    label. #question,paragraph selects other columns, in this order. builtin:python-docs has the
-    first sentence and the rest of each paragraph; builtin:numbers-en-fr has numbers in two
-    languages; beir:FOLDER#train and squad:GLOB have queries and their documents. To train an
-    embedding model, several named data sets are also accepted: sets:A=SOURCE | B=SOURCE. In Python,
-    a list of examples is also accepted.
+    """jsonl:GLOB, csv:GLOB, tsv:GLOB, parquet:GLOB, tfds:NAME or hf:NAME, with the columns anchor
+    and positive, followed by negative, negative_1 … or negatives (a list), or score; or with the
+    columns text and label. #question,paragraph selects other columns, in this order.
+    builtin:python-docs contains the first sentence and the rest of each paragraph;
+    builtin:numbers-en-fr contains numbers in two languages; beir:FOLDER#train and squad:GLOB
+    contain queries and their documents. To train an embedding model, several named data sets are
+    also accepted: sets:A=SOURCE | B=SOURCE. In Python, a list of examples is also accepted.
     """
     num_negatives: NonNegativeInt | None = None
-    """Maximum number of negatives of an example. Defaults to the largest number in the data.
-    """
+    """Maximum number of negatives in an example. Defaults to the largest number in the data. """
 
     def builtin_records(self, source: LabelledSource, split: Split) -> list[Record]:
         """See ``RecordData``."""
@@ -67,22 +66,22 @@ class ColumnsData(RecordData[EmbeddingExample]):
             collection = read_retrieval(source.name)
             examples = examples_of_collection(collection, source.name)
             return ExampleSet(tuple(examples), lines=(collection.summary, *collection.notes))
-        # The user lists the columns after a #, or the names of the columns determine their roles.
+        # Either the user lists the columns after a #, or their names determine their roles.
         names = known = source.fields
         if not names:
             known = records.field_names
             names = find_fields(known, source.name)
         problem = f"{source.name!r} names one column: name the column of the positive as well"
         require(len(names) > 1, problem, DataError)
-        # A record may lack a negative.
+        # Negatives may be missing in a record.
         fields = tuple(name + "?" * self._is_optional(name, source) for name in names)
         records = replace(records, source=replace(source, fields=fields, named=True))
         read_records, lines = self._records(records, split)
         examples = examples_of(read_records, names)
         if self.num_negatives is not None:
-            # The documents are the positive and the negatives.
+            # The documents are one positive and the negatives.
             examples = [limited(example, 1 + self.num_negatives) for example in examples]
-        # The log lists the columns that are not read, so that the user notices an unknown name.
+        # Log the columns that are not read, so that the user notices unknown names.
         unread = [name for name in known if name not in names]
         columns = f"columns: {', '.join(names)}"
         columns += " (scores)" * any(example.scores for example in examples)
@@ -90,19 +89,19 @@ class ColumnsData(RecordData[EmbeddingExample]):
         return ExampleSet(tuple(examples), lines=(columns, *lines))
 
     def train_examples(self) -> tuple[EmbeddingExample, ...]:
-        """Reads and returns the training examples."""
+        """Reads the training examples, and returns them."""
         return tuple(self._part("train").examples)
 
     def require_scores(
         self, low: float, high: float, learner: str, *, remedy: str = "scale them"
     ) -> None:
-        """Checks that the scores of the training examples are in a range.
+        """Checks that all scores of the training examples are within a range.
 
         Args:
-          low: The lowest score that is allowed.
-          high: The highest score that is allowed.
+          low: The lowest allowed score.
+          high: The highest allowed score.
           learner: The loss or model that uses the scores, for messages.
-          remedy: The remedy, for messages.
+          remedy: The remedy that the message gives.
 
         Raises:
           DataError: A score is outside the range.
@@ -117,7 +116,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
                 )
 
     def require_one_negative(self, learner: str) -> None:
-        """Checks that each training example with a single score has one negative.
+        """Checks that each training example with a single score has exactly one negative.
 
         The score is then the margin between the positive and this negative.
 
@@ -125,7 +124,7 @@ class ColumnsData(RecordData[EmbeddingExample]):
           learner: The loss that uses the margins, for messages.
 
         Raises:
-          DataError: An example does not have exactly one negative.
+          DataError: The number of negatives in such an example is not one.
         """
         for example in self.train_examples():
             require(
@@ -137,6 +136,6 @@ class ColumnsData(RecordData[EmbeddingExample]):
             )
 
     def _is_optional(self, name: str, source: LabelledSource) -> bool:
-        # A JSON object may lack a field. A row of a table has every column.
+        # A JSON object may lack a field, but a row of a table has all columns.
         of_objects = source.kind in ("jsonl", "memory") and not source.fields
         return of_objects and NEGATIVES.fullmatch(name.casefold()) is not None

@@ -1,18 +1,18 @@
-"""Anchors with their positives, negatives and scores, for models that compute sentence vectors.
+"""Data for training embedding models: anchors with positives, negatives and scores.
 
-The arrays of a batch are int32: ``anchor_ids`` and ``anchor_mask`` [B, Q] of the first column, and
-``input_ids`` and ``attention_mask`` [B, C, T] of the other columns, the positive first. If an
-example has fewer texts than others, the rows of the missing texts are all zeros. Q and T are the
-lengths of the longest texts, rounded up to a multiple of 8, but at most `query_length` and
-`length`. ``scores`` are float32 [B] for scored pairs, and [B, C] if each document has a score.
-Labeled texts have only the first column, and ``labels`` int32 [B]. With several data sets,
-``data_set`` int32 [B] has the index of the data set that each example is from. A training batch has
-examples of one data set.
+The arrays of a batch are int32: ``anchor_ids`` and ``anchor_mask`` [B, Q] contain the first column,
+and ``input_ids`` and ``attention_mask`` [B, C, T] contain the other columns, with the positive
+first. If an example has fewer texts than other examples, the rows of the missing texts are all
+zeros. Q and T are the lengths of the longest texts, rounded up to a multiple of 8, but at most
+`query_length` and `length`. ``scores`` is float32 [B] for scored pairs, and [B, C] if each document
+has a score. Labeled texts have only the first column and ``labels``, int32 [B]. If there are
+several data sets, ``data_set``, int32 [B], contains the index of each example's data set. All
+examples of a training batch come from the same data set.
 
-With ``row_length`` L, the arrays of a training batch of R rows are ``input_ids`` and
-``segment_ids`` [R, L], and ``text_mask`` [R, S, 1 + C]: a row has up to S whole examples. Text c of
-example s of a row, where the anchor is text 0, is segment s · (1 + C) + c + 1 if its mask is 1.
-``scores`` are [R, S] or [R, S, C].
+If ``row_length`` is L, a training batch of R packed rows contains the arrays ``input_ids`` and
+``segment_ids`` [R, L], and ``text_mask`` [R, S, 1 + C], because a row contains up to S complete
+examples. Text c of example s in a row has the segment id s · (1 + C) + c + 1 if its mask is 1; text
+0 is the anchor. ``scores`` has the shape [R, S] or [R, S, C].
 """
 
 from collections import Counter
@@ -43,30 +43,33 @@ from .text_table import NumberedTexts, TextTable
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingData(ColumnsData):
-    """Pairs of similar texts, with negatives or with scores, or texts with labels."""
+    """Pairs of similar texts, possibly with negatives or scores, or labeled texts."""
 
     kind: ClassVar[str] = "embedding"
 
     length: LabelledLength = 128
-    """Maximum number of tokens of a document, T. Longer texts are truncated. With `init_from`,
-    `flaxzoo train` defaults to the length in the model's folder, at most 512."""
+    """Maximum number of tokens in a document, T. Longer texts are truncated. With `init_from`,
+    `flaxzoo train` defaults to the length in the model's folder, but at most 512.
+    """
     query_length: LabelledLength | None = None
-    """Maximum number of tokens of an anchor, Q, at most `length`. Defaults to `length`."""
+    """Maximum number of tokens in an anchor, Q, at most `length`. Defaults to `length`."""
     query_prompt: str | None = None
-    """The text that precedes each anchor. Defaults to the prompt of `init_from` for queries."""
+    """The text before each anchor. Defaults to the query prompt of `init_from`."""
     document_prompt: str | None = None
-    """The text that precedes each document. Defaults to the prompt of `init_from` for documents."""
+    """The text before each document. Defaults to the document prompt of `init_from`."""
     lowercase: bool | None = None
     """Whether texts are lowercased before tokenization. Defaults to the setting of `init_from`."""
     row_length: PositiveInt | None = None
-    """Number of tokens of a packed row, which contains the texts of several whole examples without
-    padding between them. At most the longest input of the model. The batch size then counts rows.
-    If None, each text has a padded row. Texts with labels and several data sets are not
-    supported."""
+    """Number of tokens in a packed row, at most the maximum input length of the model. A packed row
+    contains all texts of several examples without padding between them, and the batch size then
+    counts rows. If None, each text is in a separate padded row. Packed rows are not supported for
+    labeled texts or several data sets.
+    """
     mixing: Mixing = "proportional"
-    """The batches of several data sets (sets:A=SOURCE | B=SOURCE). proportional: all batches, in a
-    random order. round_robin: one batch of each data set in turn, until the smallest data set
-    ends."""
+    """How to order the batches of several data sets (sets:A=SOURCE | B=SOURCE). proportional: use
+    all batches in a random order. round_robin: use one batch of each data set in turn until the
+    smallest data set is used up.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,13 +90,13 @@ class EmbeddingData(ColumnsData):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The largest number of tokens of a row: of a text, or of a packed row."""
+        """The maximum number of tokens in a text or, if rows are packed, in a row."""
         longest = self.row_length or self.length
         return longest, longest
 
     @cached_property
     def sets(self) -> dict[str, "EmbeddingData"]:
-        """The settings of each data set by its name; empty for a single source."""
+        """The settings of each data set, by its name; empty if there is only one source."""
         sources, validation = sources_of(self.source_name), self._sources_of_sets(self.validation)
         return {
             name: replace(self, source=source, validation=validation.get(name))
@@ -101,7 +104,7 @@ class EmbeddingData(ColumnsData):
         }
 
     def _sources_of_sets(self, source: SourceLike | None) -> dict[str, str]:
-        """Returns the sources of an evaluation by name, with the names of the training data."""
+        """Returns the sources for evaluation by the names of the training data sets."""
         if source is None:
             return {}
         names, sources = sources_of(self.source_name), sources_of(as_source(source))
@@ -122,7 +125,7 @@ class EmbeddingData(ColumnsData):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """See ``DataConfig``. Several data sets need the names of the training data sets."""
+        """See ``DataConfig``. Several data sets must have the names of the training data sets."""
         if not self.sets:
             return super().whole_source(source, tokenizer, labels)
         sources = self._sources_of_sets(source)
@@ -133,7 +136,7 @@ class EmbeddingData(ColumnsData):
         return self._split(_joined(parts), tokenizer, labels)
 
     def score_form(self) -> ScoreForm:
-        """Reads the training examples, and returns the kind of their scores."""
+        """Reads the training examples, and returns the type of their scores."""
         return self._part("train").examples[0].form
 
     def labels_in(self, example: EmbeddingExample) -> tuple[str, ...]:
@@ -141,11 +144,11 @@ class EmbeddingData(ColumnsData):
         return () if example.label is None else (example.label,)
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig`` and the module docstring. The arrays of scores are not included."""
+        """See ``DataConfig`` and the module docstring. Excludes the scores."""
         del num_labels, num_choices
         num_documents = 1 + (self.num_negatives or 0)
         if self.row_length is not None:
-            # Assume that texts have half of their maximum length on average.
+            # Assume that the average length of a text is half of the maximum.
             most = self.anchor_length + num_documents * self.length
             slots = max(1, 2 * self.row_length // most)
             return {
@@ -169,7 +172,7 @@ class EmbeddingData(ColumnsData):
         *,
         training: bool = False,
     ) -> EmbeddingExamples | PackedExamples:
-        """See ``RecordData``. Each text is tokenized once. Only training examples are packed."""
+        """See ``RecordData``. Tokenizes each text only once, and packs only training examples."""
         del labels
         texts = NumberedTexts.of(examples)
         rows, num_documents = texts.rows, texts.rows.shape[1] - 1
@@ -179,14 +182,14 @@ class EmbeddingData(ColumnsData):
         documents_in, cut_documents = self._encoded(
             texts.documents, tokenizer, self.document_prompt, self.length, field="length"
         )
-        # Arrays for the loss: scores, labels and data sets.
+        # The arrays for the loss: scores, labels and the indices of data sets.
         targets = without_none(
             {"scores": _scores(examples, num_documents), "labels": _classes(examples)}
         )
         sets = np.array([example.data_set for example in examples], np.int32)
         order = np.arange(len(rows))
-        # An evaluation reads one data set after another, and spreads equal documents within each
-        # data set.
+        # Sort the examples for evaluation by data set, and spread equal documents within each data
+        # set.
         if not training:
             order = _spread(rows[:, min(num_documents, 1)])
             order = order[np.argsort(sets[order], kind="stable")]
@@ -227,7 +230,7 @@ class EmbeddingData(ColumnsData):
         *,
         field: str,
     ) -> tuple[BertInputs, tuple[str, ...]]:
-        """Tokenizes texts, and counts truncated texts. The setting `field` limits their length."""
+        """Tokenizes texts and counts the truncated ones. The setting `field` limits the length."""
         prompted = [(self._lowered(f"{prompt or ''}{text}"),) for text in texts.numbers]
         template = Template.of(tokenizer, length)
         tokens, num_truncated = encode_texts(prompted, tokenizer, template, texts.locations)
@@ -236,13 +239,13 @@ class EmbeddingData(ColumnsData):
         return tokens.fitted(), cut
 
     def _lowered(self, text: str) -> str:
-        # Lowercase character by character, as the tokenizers library does: a final Σ becomes σ, not
-        # ς.
+        # Lowercase each character separately, as the tokenizers library does, so that a final Σ
+        # becomes σ and not ς.
         return "".join(map(str.lower, text)) if self.lowercase else text
 
 
 def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
-    """Returns the index of each example's label, int32 [n], or None if the texts have no labels."""
+    """Returns the label index of each example, int32 [n], or None if there are no labels."""
     labels = [example.label or "" for example in examples]
     if not any(labels):
         return None
@@ -250,7 +253,7 @@ def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
 
 
 def _joined(parts: dict[str, ExampleSet[EmbeddingExample]]) -> ExampleSet[EmbeddingExample]:
-    """Joins data sets, and assigns each data set an index, in order."""
+    """Joins data sets, and numbers them in order."""
     examples = (
         replace(example, data_set=i)
         for i, part in enumerate(parts.values())
@@ -262,25 +265,26 @@ def _joined(parts: dict[str, ExampleSet[EmbeddingExample]]) -> ExampleSet[Embedd
 
 
 def _spread(documents: np.ndarray) -> np.ndarray:
-    """Returns an order of the examples in which every document occurs once before any occurs twice.
+    """Returns an order in which all documents occur once before any document occurs twice.
 
-    The batches of an evaluation follow this order, so that equal documents are far apart.
+    The batches for evaluation follow this order, so that equal documents are far apart.
     """
     by_document = np.argsort(documents, kind="stable")
     _, counts = np.unique(documents, return_counts=True)
-    # The first example of a document has turn 0, the second has turn 1, and so on.
+    # The turn of an example is the number of earlier examples with the same document.
     turns = np.concatenate(list(map(np.arange, counts)))
-    # Sort by turn, then by the original index. `turns` is in the order of `by_document`.
+    # Sort by turn, and then by the original index. `turns` has the order of `by_document`.
     return by_document[np.lexsort((by_document, turns))]
 
 
 def _scores(examples: Sequence[EmbeddingExample], num_documents: int) -> np.ndarray | None:
-    """Returns the scores of pairs [n], or of documents [n, C] with 0 for absent documents.
+    """Returns the scores of pairs, [n], or of documents, [n, C], with 0 for absent documents.
 
-    If data sets of both kinds are mixed, the score of a pair is in the first of the C columns.
+    If some data sets have scores of pairs and others have scores of documents, the score of a pair
+    is in the first of the C columns.
     """
-    # For each data set, count the examples with lists of scores and with single scores. A data set
-    # must not have both.
+    # For each data set, count the examples with a list of scores and the examples with a single
+    # score. A data set must not contain both.
     forms = Counter((x.data_set, x.form == "documents") for x in examples if x.scores)
     for data_set, _ in forms:
         lists, singles = forms[data_set, True], forms[data_set, False]
@@ -292,7 +296,7 @@ def _scores(examples: Sequence[EmbeddingExample], num_documents: int) -> np.ndar
         )
     if not forms:
         return None
-    # Pad every row with zeros to C scores if some data set has scores of documents.
+    # If some data set has scores of documents, pad all rows with zeros to C scores.
     has_lists = any(is_list for _, is_list in forms)
     scores = np.zeros((len(examples), num_documents if has_lists else 1), np.float32)
     for row, example in zip(scores, examples, strict=True):

@@ -1,4 +1,4 @@
-"""Anchors with their documents, with several whole examples in each row."""
+"""Packed rows that contain several complete examples, each with an anchor and its documents."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ from .embedding_examples import EmbeddingExamples
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackedExamples(PickledByFields):
-    """Rows of several examples. See ``dataset.OrderedExamples`` and ``embedding_data``.
+    """Rows with several examples. See ``dataset.OrderedExamples`` and ``embedding_data``.
 
     Attributes:
-      examples: The examples, from a single data set, without labels.
-      members: The examples of each row, or ``ABSENT``, int32 [rows, S].
-      length: The number of tokens of a row, L.
+      examples: The examples, which come from a single data set and have no labels.
+      members: The indices of the examples in each row, or ``ABSENT``, int32 [rows, S].
+      length: The number of tokens in a row, L.
       notes: Notes for the log.
     """
 
@@ -30,10 +30,10 @@ class PackedExamples(PickledByFields):
 
     @classmethod
     def of(cls, examples: EmbeddingExamples, length: int) -> "PackedExamples":
-        """Assigns the examples to rows. No text occurs twice in a row.
+        """Assigns examples to rows so that no text occurs twice in a row.
 
-        The rows are the same in every epoch. For losses on scores, equal texts may be in the same
-        row.
+        The rows are the same in every epoch. If there are scores, equal texts may be in the same
+        row, because the loss allows them.
 
         Raises:
           DataError: An example is longer than a row.
@@ -47,7 +47,7 @@ class PackedExamples(PickledByFields):
             DataError,
         )
         rows = _rows(sizes, _keys(examples), length)
-        # [rows, S], where S is the largest number of examples in a row.
+        # The shape is [rows, S], where S is the largest number of examples in a row.
         members = np.full((len(rows), max(map(len, rows))), ABSENT, np.int32)
         for row, members_of_row in zip(members, rows, strict=True):
             row[: len(members_of_row)] = members_of_row
@@ -64,11 +64,11 @@ class PackedExamples(PickledByFields):
         return len(self.members)
 
     def batches(self, batch_size: int, seed: int, epoch: int) -> np.ndarray | None:
-        """See ``dataset.OrderedExamples``. The rows of a batch have no text in common."""
+        """See ``dataset.OrderedExamples``. Without scores, the rows of a batch share no text."""
         if "scores" in self.examples.targets:
             return None
         keys = self.examples.text_keys
-        # [rows, S, 1 + C] to [rows, S · (1 + C)].
+        # Reshape [rows, S, 1 + C] to [rows, S · (1 + C)].
         absent = self.members[:, :, None] == ABSENT
         return distinct_order(
             np.where(absent, ABSENT, keys[self.members]).reshape(len(self.members), -1),
@@ -87,7 +87,7 @@ class PackedExamples(PickledByFields):
         input_ids = np.full(self.length, pad, np.int32)
         segment_ids = np.zeros(self.length, np.int32)
         end = 0
-        # The segment of a text is its index in the flattened `texts`, from 1.
+        # The segment id of a text is its index in the flattened `texts`, counted from 1.
         for segment, text in enumerate(texts.ravel().tolist(), start=1):
             if text == ABSENT:
                 continue
@@ -97,7 +97,7 @@ class PackedExamples(PickledByFields):
             input_ids[start:end], segment_ids[start:end] = ids, segment
         targets = {}
         for name, values in examples.targets.items():
-            # Targets [S] or [S, C], with 0 for absent examples.
+            # Each target has the shape [S] or [S, C], with 0 for absent examples.
             shape = (-1, *[1] * (values.ndim - 1))
             targets[name] = np.where(members.reshape(shape) == ABSENT, 0, values[members])
         return {
@@ -109,21 +109,21 @@ class PackedExamples(PickledByFields):
 
 
 def _sizes(examples: EmbeddingExamples) -> np.ndarray:
-    """Returns the number of tokens of each example with all of its texts, int64 [n]."""
+    """Returns the total number of tokens in all texts of each example, int64 [n]."""
     anchors, documents = np.split(examples.rows, [1], axis=1)
     queries, others = (np.diff(x.starts) for x in (examples.queries, examples.documents))
     return queries[anchors[:, 0]] + np.where(documents == ABSENT, 0, others[documents]).sum(axis=1)
 
 
 def _keys(examples: EmbeddingExamples) -> list[set[int]]:
-    """Returns the keys of the texts of each example that no other example of its row may have."""
+    """Returns, for each example, the keys of the texts that must not occur again in its row."""
     if "scores" in examples.targets:
         return [set()] * len(examples.rows)
     return [{*row} - {ABSENT} for row in examples.text_keys.tolist()]
 
 
 def _rows(sizes: np.ndarray, keys: list[set[int]], length: int) -> list[list[int]]:
-    """Assigns examples to rows of at most `length` tokens, without a common text in a row."""
+    """Assigns examples to rows of at most `length` tokens; examples in a row share no text."""
     rows: list[list[int]] = []
     left = np.arange(len(sizes))
     while len(left):

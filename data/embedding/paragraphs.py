@@ -1,8 +1,8 @@
-"""Pairs made from plain text: the first sentence of a paragraph, and the rest of the paragraph.
+"""Makes pairs from plain text: the first sentence and the rest of each paragraph.
 
-Lee et al. 2019, "Latent retrieval for weakly supervised open domain question answering", section
-3.1: such pairs train a retrieval model without labeled data. The paper uses a random sentence of
-the paragraph instead of the first.
+Such pairs train a retrieval model without labeled data, as in Lee et al. 2019, "Latent retrieval
+for weakly supervised open domain question answering", section 3.1. The paper uses a random sentence
+of the paragraph instead of the first sentence.
 """
 
 import re
@@ -17,14 +17,14 @@ from ..sources.load_documents import load_documents
 
 BUILTIN = "builtin:python-docs"
 HELD_OUT = 0.1
-"""The fraction of the documents to validate on."""
+"""The fraction of the documents used for validation."""
 _FEWEST = 5
-"""Minimum number of words of each text of a pair."""
+"""Minimum number of words in each text of a pair."""
 _BLANK_LINE = re.compile(r"\n\s*\n")
 
 
 def paragraph_records(source: LabelledSource, split: Split) -> list[Record]:
-    """Returns the pairs of a split of the built-in text.
+    """Returns the pairs in a split of the built-in text.
 
     Raises:
       DataError: The name is unknown.
@@ -38,7 +38,7 @@ def paragraph_records(source: LabelledSource, split: Split) -> list[Record]:
 
 def _pairs(document: str) -> Iterator[tuple[str, str]]:
     for paragraph in _BLANK_LINE.split(document):
-        # Paragraphs of prose begin with a capital; tables, grammars and programs do not.
+        # Paragraphs of prose begin with a capital letter, unlike tables, grammars and programs.
         if not re.match(r"\s*[A-Z]", paragraph):
             continue
         first, *rest = split_sentences(paragraph)

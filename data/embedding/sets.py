@@ -1,4 +1,4 @@
-"""The names of several data sets: ``sets:qa=jsonl:pairs.jsonl | sts=csv:sts.csv``."""
+"""Parses names of several data sets, as in ``sets:qa=jsonl:pairs.jsonl | sts=csv:sts.csv``."""
 
 from ..common.errors import DataError
 from ..common.fields import require
@@ -8,10 +8,10 @@ KIND = "sets:"
 
 
 def sources_of(name: str) -> dict[str, str]:
-    """Returns the source of each of several data sets by its name, or {} for a single source.
+    """Returns the sources of several data sets by their names, or {} for a single source.
 
     Raises:
-      DataError: Fewer than two data sets are named, or two have the same name.
+      DataError: Fewer than two data sets are named, or two data sets have the same name.
     """
     if not name.startswith(KIND):
         return {}

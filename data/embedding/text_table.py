@@ -1,4 +1,4 @@
-"""The different texts of examples. Each text is stored and tokenized once."""
+"""Tables of the distinct texts of examples, so that each text is tokenized only once."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from .columns import EmbeddingExample
 
 
 class TextTable:
-    """A set of different texts. Each new text gets the next index."""
+    """A set of distinct texts. Each new text gets the next index."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.locations: list[str] = []
 
     def add(self, text: str, location: str) -> int:
-        """Returns the index of a text; stores a new text with its location for messages."""
+        """Returns the index of a text. A new text is stored with its location, for messages."""
         index = self.numbers.setdefault(text, len(self.numbers))
         if index == len(self.locations):
             self.locations.append(location)
@@ -28,14 +28,14 @@ class TextTable:
 
 @dataclass(frozen=True)
 class NumberedTexts:
-    """The texts of examples.
+    """The distinct texts of examples, with an index for each text.
 
     Attributes:
-      queries: The different anchors.
-      documents: The different documents.
-      rows: For each example, the index of its anchor in `queries`, then the index of each document
-        in `documents` or ``ABSENT``, int32 [n, 1 + C].
-      keys: Like ``rows``, but equal texts have the same index, even in different columns.
+      queries: The distinct anchors.
+      documents: The distinct documents.
+      rows: For each example, the index of its anchor in `queries`, followed by the index of each
+        document in `documents` or ``ABSENT``, int32 [n, 1 + C].
+      keys: Like ``rows``, but an anchor and a document with the same text have the same index.
     """
 
     queries: TextTable
@@ -45,9 +45,10 @@ class NumberedTexts:
 
     @classmethod
     def of(cls, examples: Sequence[EmbeddingExample]) -> "NumberedTexts":
-        """Assigns an index to each different text of the examples."""
+        """Assigns an index to each distinct text of the examples."""
         most = max(len(example.documents) for example in examples)
-        # `rows` has separate indices for anchors and documents. `keys` has one index for all texts.
+        # In `rows`, anchors and documents are numbered separately. In `keys`, they are numbered
+        # together.
         queries, documents, texts = TextTable(), TextTable(), TextTable()
         rows, keys = np.full((2, len(examples), 1 + most), ABSENT, np.int32)
         for i, example in enumerate(examples):
@@ -61,7 +62,7 @@ class NumberedTexts:
 
 @dataclass(frozen=True, eq=False)
 class TokenRows:
-    """Tokens of many texts, without special tokens. Flat arrays pickle fast.
+    """The tokens of many texts without special tokens, as flat arrays, which are quick to pickle.
 
     Attributes:
       ids: The tokens of all texts, int32.
