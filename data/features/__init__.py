@@ -1,1 +1,1 @@
-"""Turns text into model inputs, and model outputs into text."""
+"""Converts text to model inputs, and model outputs to text."""

@@ -1,14 +1,15 @@
-"""Extraction of answers from passages, from the logits of their starts and ends.
+"""Extracts answers from passages, based on the logits of their starts and ends.
 
-The rules follow google-research/bert ``run_squad.py``: an answer may start at a token only in the
-window where the token has the most context, its length is limited, and "no answer" has the score of
-``[CLS]`` in the window where that score is lowest. In contrast to the original, all spans compete,
-not only spans between the tokens with the largest start and end logits.
+The rules follow google-research/bert ``run_squad.py``. An answer may start at a token only in the
+window in which the token has the most context, and the length of an answer is limited. The score of
+"no answer" is the lowest score of ``[CLS]`` in any window. In contrast to the original, all spans
+are candidates, not only spans between the tokens with the largest start and end logits.
 
 The probability of an answer is P(start) · P(end), where each P is a softmax over ``[CLS]`` and the
-passage tokens of the answer's window (Devlin et al. 2018, section 4.2; question tokens, separators
-and padding cannot be answers). Windows of a passage compete by the sums of logits and not by these
-probabilities, because the probabilities of every window sum to one, even without the answer.
+passage tokens of the window that contains the answer (Devlin et al. 2018, section 4.2). Question
+tokens, separators and padding cannot be answers. Answers from different windows are ranked by their
+sums of logits instead of these probabilities, because the probabilities of each window sum to one,
+even if the window does not contain the answer.
 """
 
 from collections.abc import Sequence
@@ -25,14 +26,15 @@ from .sliding_windows import most_context
 
 @dataclass(frozen=True, eq=False)
 class SpanDecoding:
-    """Which question each of R windows belongs to, and which tokens of the passage it contains.
+    """The questions of R windows, and the passage tokens that each window contains.
 
     Attributes:
-      ranges: The passage tokens of each window, half-open, int32 [R, 2].
-      first_rows: The index of each question's first window, then R, int64 [num_questions + 1].
-      offsets: For each passage, the character ranges of its tokens, half-open, int32
-        [num_tokens, 2].
-      max_answer_length: The largest number of tokens in an answer.
+      ranges: The half-open range of passage tokens in each window, int32 [R, 2].
+      first_rows: The index of the first window of each question, followed by R, int64
+        [num_questions + 1].
+      offsets: For each passage, the half-open character ranges of its tokens, int32 [num_tokens,
+        2].
+      max_answer_length: The maximum number of tokens in an answer.
       unanswerable: Whether "no answer" may be predicted.
     """
 
@@ -49,20 +51,20 @@ class SpanDecoding:
         examples: Sequence[SpanExample],
         n_best: int,
     ) -> list[Prediction]:
-        """Finds the best answers to each question over all of its windows.
+        """Finds the best answers to each question in all windows of its passage.
 
         Args:
           predictions: ``start_logits`` and ``end_logits``, float [R, T].
-          tokens: The windows with special tokens.
+          tokens: The windows, including special tokens.
           examples: The questions.
           n_best: The number of answers to return for each question, at least 1.
 
         Returns:
-          For each question ``{"id", "answer", "score", "probability", "start", "end",
-          "n_best"}``: ``score`` is the sum of the two logits and ranks the answers;
-          ``probability`` is P(start) · P(end) in the window; ``start`` and ``end`` are the
-          half-open range of characters in the passage, and ``n_best`` has the best answers in
-          the same form, best first. "No answer" is ``""`` with None as start and end.
+          For each question ``{"id", "answer", "score", "probability", "start", "end", "n_best"}``.
+          The ``score`` is the sum of the two logits and ranks the answers. The ``probability`` is
+          P(start) · P(end) in the window. ``start`` and ``end`` are the half-open character range
+          in the passage. ``n_best`` contains the best answers in the same form, in descending
+          order. "No answer" is ``""`` with None as start and end.
         """
         starts = output(predictions, "start_logits", len(tokens))  # [R, T]
         ends = output(predictions, "end_logits", len(tokens))  # [R, T]
@@ -72,8 +74,8 @@ class SpanDecoding:
             spans = self._best_spans(rows, starts, ends, tokens=tokens, n_best=n_best)
             found = _as_text(spans, example.passage, self.offsets[example.passage], n_best)
             if self.unanswerable or not found:
-                # Position 0 ([CLS] in BERT) precedes the passage. The window with the lowest score
-                # of "no answer" decides, because other windows may lack the answer.
+                # The score of "no answer" is at position 0 ([CLS] in BERT). Use the window with the
+                # lowest score, because other windows may not contain the answer.
                 nothing, row = min(
                     (float(starts[row, 0]) + float(ends[row, 0]), row) for row in rows
                 )
@@ -83,7 +85,7 @@ class SpanDecoding:
                 found.sort(key=lambda answer: -answer["score"])
                 found = found[:n_best]
             for answer in found:
-                # Normalize over the positions of the same window that can be part of an answer.
+                # Normalize over the positions in the same window that can be part of an answer.
                 row = answer.pop("row")
                 seen = self._answerable(row, tokens)
                 total = _log_sum(starts[row, seen]) + _log_sum(ends[row, seen])
@@ -92,19 +94,20 @@ class SpanDecoding:
         return decoded
 
     def _answerable(self, row: int, tokens: BertInputs) -> np.ndarray:
-        """Returns the positions in a window of its first token and of its passage tokens."""
+        """Returns the positions of the first token and of the passage tokens in a window."""
         first, last = self.ranges[row]
         return np.r_[0, tokens.second[row] : tokens.second[row] + last - first]
 
     def _best_spans(
         self, rows: range, starts: np.ndarray, ends: np.ndarray, *, tokens: BertInputs, n_best: int
     ) -> list[tuple[float, int, int, int]]:
-        """Returns the best spans of passage tokens (score, first, last, window), best first.
+        """Returns the best spans of passage tokens as (score, first, last, window), best first.
 
-        Returns up to ``4 * n_best`` spans per window, because several spans may have the same text.
+        There are up to ``4 * n_best`` spans per window, because several spans may have the same
+        text.
         """
         ranges = self.ranges[rows.start : rows.stop]  # [num_windows, 2]
-        # A passage without tokens has a single, empty window.
+        # A passage without tokens has a single window, which is empty.
         if not ranges[0, 1]:
             return []
         # The window with the most context for each passage token, [num_tokens].
@@ -113,9 +116,9 @@ class SpanDecoding:
         for number, (row, (first, last)) in enumerate(zip(rows, ranges.tolist(), strict=True)):
             # The positions of the passage in the row; W = last - first tokens.
             passage = slice(tokens.second[row], tokens.second[row] + last - first)
-            # An answer may start only at tokens that have the most context in this window, [W].
+            # An answer may start only at tokens for which this window has the most context, [W].
             start = np.where(chosen[first:last] == number, starts[row, passage], -np.inf)
-            # Pad with -inf, so that every start has `max_answer_length` ends.
+            # Pad with -inf, so that every start has `max_answer_length` possible ends.
             end = np.pad(
                 ends[row, passage], (0, self.max_answer_length - 1), constant_values=-np.inf
             )
@@ -130,15 +133,15 @@ class SpanDecoding:
 
 
 def _log_sum(logits: np.ndarray) -> float:
-    """Returns the logarithm of the sum of the exponentials."""
+    """Returns the logarithm of the sum of the exponentials of logits."""
     return float(np.logaddexp.reduce(logits.astype(np.float64)))
 
 
 def _largest(scores: np.ndarray, number: int) -> list[int]:
-    """Returns the flat indices of the largest scores, best first."""
+    """Returns the flat indices of the largest scores, in descending order of the scores."""
     flat = scores.ravel()
     number = min(number, len(flat))
-    # Select first and sort only the selection, because most spans are never used.
+    # Sort only the largest scores, because most spans are never used.
     indices = np.argpartition(-flat, number - 1)[:number]
     return indices[np.argsort(-flat[indices], kind="stable")].tolist()
 
@@ -146,7 +149,7 @@ def _largest(scores: np.ndarray, number: int) -> list[int]:
 def _as_text(
     spans: Sequence[tuple[float, int, int, int]], passage: str, offsets: np.ndarray, n_best: int
 ) -> list[Prediction]:
-    """Extracts spans from a passage, each distinct text once."""
+    """Extracts the texts of spans from a passage, each distinct text only once."""
     found: dict[str, Prediction] = {}
     for score, first, last, row in spans:
         start, end = int(offsets[first, 0]), int(offsets[last, 1])

@@ -1,4 +1,4 @@
-"""Rows of one or two texts with the special tokens and token types of the tokenizer's frame.
+"""Makes rows of one or two texts with the special tokens and token types of the tokenizer.
 
 In BERT, a row is ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]`` (Devlin et al. 2018, section 3 and
 figure 2).
@@ -17,17 +17,17 @@ from ..tokenizers.base import Tokenizer
 from ..tokenizers.frame import Frame
 
 _MULTIPLE = 8
-"""Fitted lengths are multiples of this number, so that a mesh can shard them."""
+"""Fitted lengths are multiples of this number, so that they can be sharded over a mesh."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """The special tokens around texts, and the length of an example.
+    """The special tokens around texts and the padded length of an example.
 
     Attributes:
       frame: The special tokens.
-      pad: The id of padding.
-      length: The example's length T.
+      pad: The id of the padding token.
+      length: The length of an example, T.
     """
 
     frame: Frame
@@ -36,32 +36,34 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, length: int) -> "Template":
-        """Makes the template of a tokenizer."""
+        """Creates the template for a tokenizer."""
         return cls(tokenizer.frame, tokenizer.special_ids.pad or 0, length)
 
     def room(self, num_texts: int) -> int:
-        """Returns the number of tokens that one or two texts may have; see ``Layout.room``."""
+        """Returns the maximum total number of tokens in one or two texts; see ``Layout.room``."""
         return self.frame.layout(num_texts).room(self.length)
 
     def fitted(self, longest: int) -> "Template":
-        """Returns a template whose length is a multiple of 8, and at most the current length.
+        """Returns a template with a length that is just sufficient for the longest example.
 
         Args:
-          longest: The number of tokens of the longest example, with special tokens.
+          longest: The number of tokens in the longest example, including special tokens. The new
+            length is this number, rounded up to a multiple of 8, but at most the current length.
         """
         return replace(self, length=min(self.length, -(-longest // _MULTIPLE) * _MULTIPLE))
 
 
 @dataclass(frozen=True, eq=False)
 class BertInputs:
-    """Many examples with special tokens in flat arrays, which are small and pickle fast.
+    """Examples with special tokens, stored in flat arrays, which are small and quick to pickle.
 
     Attributes:
-      template: The special tokens and the length T.
-      ids: All tokens with special tokens, int32.
-      types: The token types of all tokens, uint8.
-      starts: The start of each example in ``ids``, then the end, int64 [n + 1].
-      second: The start of the second text in its example, or T without a second text, int32 [n].
+      template: The special tokens and the padded length, T.
+      ids: The tokens of all examples, including special tokens, int32.
+      types: The token type of each token in ``ids``, uint8.
+      starts: The start of each example in ``ids``, followed by the end, int64 [n + 1].
+      second: The start of the second text within each example, or T if there is only one text,
+        int32 [n].
     """
 
     template: Template
@@ -72,13 +74,13 @@ class BertInputs:
 
     @classmethod
     def of(cls, template: Template, examples: Iterable[Sequence[Sequence[int]]]) -> "BertInputs":
-        """Adds special tokens to texts that fit.
+        """Adds special tokens to texts that are short enough for the template.
 
         Args:
           template: The special tokens and the length.
-          examples: The ids of the one or two texts of each example.
+          examples: The token ids of the one or two texts in each example.
         """
-        # Use typed arrays, which grow without an object per token.
+        # Use typed arrays, which do not need a Python object for each token.
         ids, types, starts, second = array("i"), array("B"), array("q", [0]), array("i")
         for texts in examples:
             framed = template.frame.join(*texts)
@@ -99,7 +101,7 @@ class BertInputs:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of each example, with special tokens."""
+        """The number of tokens in each example, including special tokens."""
         return np.diff(self.starts).tolist()
 
     def tokens(self, index: int) -> np.ndarray:
@@ -107,7 +109,7 @@ class BertInputs:
         return self.ids[self.starts[index] : self.starts[index + 1]]
 
     def fitted(self) -> "BertInputs":
-        """Returns examples of single texts, padded only to the length of the longest example."""
+        """Returns inputs that are padded only to the longest example; requires single texts."""
         return replace(self, template=self.template.fitted(max(self.lengths, default=1)))
 
     def example(self, index: int) -> dict[str, np.ndarray]:
@@ -123,7 +125,7 @@ class BertInputs:
 
 
 def token_specs(*shape: int) -> BatchSpec:
-    """Describes the arrays that ``BertInputs.example`` makes, each with this shape."""
+    """Returns the specifications of the arrays of ``BertInputs.example`` with a given shape."""
     return {
         "input_ids": ArraySpec(shape, Values.SOURCE_TOKEN),
         "attention_mask": ArraySpec(shape, Values.MASK),
@@ -140,7 +142,7 @@ def encode_texts(
     """Tokenizes single texts and pairs, truncates them, and adds special tokens.
 
     Args:
-      texts: The one or two texts of each example.
+      texts: The one or two texts in each example.
       tokenizer: The tokenizer.
       template: The special tokens and the length.
       locations: The location of each example, for messages.
@@ -149,19 +151,20 @@ def encode_texts(
       The inputs, and the number of truncated examples.
 
     Raises:
-      DataError: An example has no token, because its texts and the frame are empty.
+      DataError: An example has no tokens, because its texts are empty and the tokenizer adds no
+        special tokens.
     """
     # Tokenize all texts in one call, which uses all threads of the tokenizer.
     encoded = iter(tokenizer.encode_batch([text for pair in texts for text in pair]))
     kept: list[list[list[int]]] = []
     num_truncated = 0
     for example, location in zip(texts, locations, strict=True):
-        # Results come in the order of the flattened texts.
+        # The results are in the order of the flattened texts.
         rows = [next(encoded) for _ in example]
         sizes = truncate_longest_first(*map(len, rows), room=template.room(len(rows)))
         num_truncated += sum(sizes) < sum(map(len, rows))
         rows = [tokenizer.truncated(row, size) for row, size in zip(rows, sizes, strict=True)]
-        # A row without any token would have nothing to attend to.
+        # A row without tokens would leave nothing to attend to.
         require(
             any((*rows, template.frame.layout(len(rows)).num_added)),
             f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special token "
@@ -175,23 +178,24 @@ def encode_texts(
 def truncate_longest_first(*sizes: int, room: int) -> tuple[int, ...]:
     """Truncates one or two texts by removing tokens from the end of the longer text.
 
-    Follows the tokenizers library. If both texts must be cut and the number of free tokens is odd,
-    the longer text gets the extra token. If both texts are equally long, the second text gets the
-    extra token. (google-research/bert ``run_classifier.py`` always gives the extra token to the
-    first text.)
+    Follows the tokenizers library. If both texts must be truncated and the room is an odd number of
+    tokens, the longer text keeps one token more. If both texts are equally long, the second text
+    keeps one token more. (In google-research/bert ``run_classifier.py``, the first text always
+    keeps one token more.)
 
     Args:
-      sizes: The numbers of tokens of the texts.
-      room: The maximum number of tokens of all texts together.
+      sizes: The number of tokens in each text.
+      room: The maximum total number of tokens.
 
     Returns:
-      The number of tokens to keep of each text.
+      The number of tokens to keep from each text.
     """
     if sum(sizes) <= room:
         return sizes
     if len(sizes) == 1:
         return (room,)
-    # A text shorter than half of the room is kept complete; the other text gets the remaining room.
+    # If a text is shorter than half of the room, keep all of it, and give the other text the
+    # remaining room.
     one, other = sizes
     shorter = min(one, other, room // 2)
     return (room - shorter, shorter) if one > other else (shorter, room - shorter)

@@ -1,14 +1,15 @@
-"""Masked language modeling (Devlin et al. 2019, section 3.1 and appendix A.1).
+"""Masks tokens for masked language modeling (Devlin et al. 2019, section 3.1 and appendix A.1).
 
-By default 15 % of the tokens of an example are predicted: 80 % of them become ``[MASK]``, 10 % a
-random token, and 10 % stay unchanged. As in google-research/bert ``create_pretraining_data.py``,
-the 15 % are a fraction of all tokens, including special tokens, although special tokens are never
-chosen.
+By default, 15 % of the tokens in an example are predicted: 80 % of these tokens are replaced by
+``[MASK]``, 10 % are replaced by a random token, and 10 % stay unchanged. As in google-research/bert
+``create_pretraining_data.py``, the 15 % refer to the number of all tokens, including special
+tokens, although special tokens are never chosen.
 
-Deliberate differences: every epoch draws new masks (RoBERTa, Liu et al. 2019, section 4.1), while
-the original writes ten copies of its data; a random token is never a special one; and ``[UNK]`` is
-not predicted. ``ngrams`` masks up to that number of consecutive words together (Lan et al. 2020,
-"ALBERT", section 3.1): the probability of n words is proportional to 1 / n.
+There are three deliberate differences. Every epoch draws new masks (RoBERTa, Liu et al. 2019,
+section 4.1), while the original code writes ten copies of its data. A random token is never a
+special token. ``[UNK]`` is not predicted. The option ``ngrams`` masks up to this number of
+consecutive words together (Lan et al. 2020, "ALBERT", section 3.1), and the probability of masking
+n words is proportional to 1 / n.
 """
 
 import math
@@ -23,24 +24,25 @@ from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, PickledByFields, Values
 from ..tokenizers.base import Tokenizer
 
-# A token becomes [MASK] if its random number is below `_MASKED`, and random if below `_RANDOM`.
+# A token is replaced by [MASK] if its random number is below `_MASKED`, and by a random token if
+# the number is below `_RANDOM`.
 _MASKED, _RANDOM = 0.8, 0.9
 
 
 @dataclass(frozen=True, eq=False)
 class WordBoundaries:
-    """Which tokens belong to one word, bool [vocab_size] each.
+    """Flags that determine which tokens belong to the same word, bool [vocab_size] each.
 
     Attributes:
-      continues: True for ids that continue the word of the previous token.
-      breaks: True for ids after which a word begins in any case, such as a line break.
+      continues: True for tokens that continue the word of the previous token.
+      breaks: True for tokens after which a new word always begins, such as a line break.
     """
 
     continues: np.ndarray
     breaks: np.ndarray
 
     def joined(self, ids: np.ndarray) -> np.ndarray:
-        """Returns whether each token continues the word of the token before it, bool [n]."""
+        """Returns whether each token continues the word of the previous token, bool [n]."""
         joined = self.continues[ids]
         joined[1:] &= ~self.breaks[ids[:-1]]
         return joined
@@ -48,18 +50,19 @@ class WordBoundaries:
 
 @dataclass(frozen=True, eq=False)
 class Masking(PickledByFields):
-    """The rule that masks the tokens of an example.
+    """The rule for masking the tokens of an example.
 
     Attributes:
       mask: The id of ``[MASK]``.
       specials: The ids of all special tokens.
-      vocab_size: Random tokens are drawn from ``[0, vocab_size)`` without ``specials`` and
-        ``missing``.
-      max_predictions: The length M of the arrays of predictions.
+      vocab_size: The size of the vocabulary. Random tokens are drawn from ``[0, vocab_size)``,
+        excluding ``specials`` and ``missing``.
+      max_predictions: The length of the prediction arrays, M.
       rate: The fraction of predicted tokens, in (0, 1).
-      words: For whole-word masking, the boundaries of words. If None, mask single tokens.
-      missing: Ids below ``vocab_size`` that the vocabulary does not use.
-      ngrams: The largest number of consecutive words, or tokens, that are masked together.
+      words: The word boundaries for whole-word masking. If None, single tokens are masked.
+      missing: The ids below ``vocab_size`` that the vocabulary does not use.
+      ngrams: The maximum number of consecutive words (or tokens, if ``words`` is None) that are
+        masked together.
     """
 
     mask: int
@@ -82,15 +85,15 @@ class Masking(PickledByFields):
         whole_word: bool = False,
         ngrams: int = 1,
     ) -> "Masking":
-        """Makes the rule for a tokenizer.
+        """Creates the rule for a tokenizer.
 
         Args:
           tokenizer: A tokenizer with a mask token.
-          length: The example's length T.
+          length: The length of an example, T.
           rate: The fraction of predicted tokens; see the class.
           max_predictions: See the class. Defaults to ``rate * length``, rounded up.
           whole_word: Whether all tokens of a word are masked together.
-          ngrams: The largest number of words to mask together; see the class.
+          ngrams: The maximum number of words to mask together; see the class.
 
         Raises:
           DataError: The tokenizer has no mask token, or does not mark words.
@@ -111,7 +114,7 @@ class Masking(PickledByFields):
 
     @cached_property
     def _ordinary(self) -> np.ndarray:
-        """True for ids that are not special, bool [vocab_size]."""
+        """True for tokens that are not special, bool [vocab_size]."""
         ordinary = np.ones(self.vocab_size, bool)
         ordinary[list(self.specials)] = False
         return ordinary
@@ -133,7 +136,8 @@ class Masking(PickledByFields):
           ``masked_positions`` (ascending), ``masked_labels`` and ``masked_weights``, int32
           [max_predictions]; unused entries are 0 in all three arrays.
         """
-        # As in the original, the number includes special tokens, although they are not candidates.
+        # As in the original code, the number of tokens includes special tokens, although they are
+        # not candidates.
         budget = min(self.max_predictions, max(1, round(len(ids) * self.rate)))
         candidates = np.flatnonzero(self._ordinary[ids])
         chosen = (
@@ -146,7 +150,8 @@ class Masking(PickledByFields):
         row["masked_positions"][:count] = chosen
         row["masked_labels"][:count] = ids[chosen]
         row["masked_weights"][:count] = 1
-        # 80 % [MASK], 10 % a random token, 10 % unchanged. Both arrays are drawn for all positions.
+        # Use [MASK] for 80 %, a random token for 10 %, and the original token for 10 %. Both random
+        # arrays are drawn for all positions.
         draws = rng.random(count)
         random = rng.integers(0, len(self._replacements), count)
         replaced = np.where(draws < _RANDOM, self._replacements[random], ids[chosen])
@@ -156,13 +161,14 @@ class Masking(PickledByFields):
     def _spans(
         self, ids: np.ndarray, candidates: np.ndarray, budget: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Chooses spans of words in random order, skipping words longer than the remaining budget.
+        """Chooses spans of words in random order, and skips words longer than the remaining budget.
 
         A span ends before a special token, before a word of another span, and before a word that is
-        longer than the remaining budget. If every word is longer than the budget, the shortest word
-        is chosen so that there is a prediction, unless it is longer than ``max_predictions``.
+        longer than the remaining budget. If all words are longer than the budget, the shortest word
+        is chosen, so that there is at least one prediction, unless it is longer than
+        ``max_predictions``.
         """
-        # Without `words`, every token is a word. Arrays are bool [num_candidates].
+        # If `words` is None, every token is a word. The arrays are bool [num_candidates].
         is_continuation = np.zeros(len(candidates), bool)
         if self.words is not None:
             is_continuation = self.words.joined(ids[candidates])
@@ -196,11 +202,11 @@ class Masking(PickledByFields):
 
 
 PREDICTIONS = ("masked_positions", "masked_labels", "masked_weights")
-"""The arrays of an example's predictions, int32 [M] each."""
+"""The names of the prediction arrays of an example, int32 [M] each."""
 
 
 def prediction_specs(max_predictions: int) -> BatchSpec:
-    """Describes the arrays that ``Masking.mask_row`` makes."""
+    """Returns the specifications of the arrays that ``Masking.mask_row`` returns."""
     values = (Values.INDEX, Values.TARGET_TOKEN, Values.MASK)
     return {
         name: ArraySpec((max_predictions,), value)
@@ -209,22 +215,22 @@ def prediction_specs(max_predictions: int) -> BatchSpec:
 
 
 def usual_predictions(rate: float, length: int) -> int:
-    """Returns how many of ``length`` tokens are predicted at this rate, rounded up."""
+    """Returns the number of predictions for ``length`` tokens at a given rate, rounded up."""
     return math.ceil(round(rate * length, 6))
 
 
 def word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
-    """Finds the boundaries of words from the spelling of the pieces.
+    """Derives the word boundaries from the spelling of the pieces in a vocabulary.
 
     In WordPiece, pieces that continue a word begin with ``##``. In vocabularies that encode spaces,
-    a word begins with a piece that begins with white space, or after a piece that ends with a line
-    break or with other white space that is not the space before a word.
+    a piece that begins with white space starts a word. A word also starts after a piece that ends
+    with a line break or any other white space except a space.
 
     Args:
       tokenizer: A tokenizer of any kind except characters.
 
     Raises:
-      DataError: The vocabulary marks neither words nor their continuations.
+      DataError: The vocabulary does not mark where words begin or continue.
     """
     ids = range(tokenizer.vocab_size)
     pieces = [_piece(tokenizer, id) or "" for id in ids]
@@ -233,17 +239,18 @@ def word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
         return WordBoundaries(continues, np.zeros_like(continues))
     if tokenizer.kind == "words":
         return WordBoundaries(*np.zeros((2, tokenizer.vocab_size), bool))
-    # Byte-level BPE writes a space as Ġ, SentencePiece as ▁.
+    # Byte-level BPE writes a space as Ġ, and SentencePiece writes it as ▁.
     spaces = _flags(pieces, lambda piece: piece.startswith(("Ġ", "▁")))
     require(
         spaces.any(),
         f"this {tokenizer.kind} tokenizer does not mark where words begin: leave whole_word out",
         DataError,
     )
-    # The decoded text shows line breaks, which vocabularies write in several ways.
+    # Use the decoded text to find line breaks, because vocabularies write them in different ways.
     texts = [tokenizer.decode([id], skip_special_tokens=False) if pieces[id] else "" for id in ids]
     begins = _flags(texts, lambda text: text[:1].isspace())
-    # A space may be a piece without the word that it begins.
+    # A piece that ends with a space is not a break, because it may be the space that belongs to the
+    # next word.
     breaks = _flags(texts, lambda text: text[-1:].isspace() and not text.endswith(" "))
     return WordBoundaries(~(spaces | begins), breaks)
 
@@ -265,5 +272,5 @@ def _some(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.nd
     """Chooses ``count`` candidates at random, in ascending order."""
     if count >= len(candidates):
         return candidates
-    # The positions of the smallest random numbers are a sample without replacement.
+    # The positions of the smallest random numbers form a sample without replacement.
     return np.sort(candidates[np.argpartition(rng.random(len(candidates)), count)[:count]])

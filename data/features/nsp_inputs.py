@@ -1,4 +1,4 @@
-"""Pairs of texts to predict whether the second text continues the first."""
+"""Makes inputs from pairs of texts, to predict whether the second text continues the first."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ from .predictions import Prediction, output, softmax
 
 @dataclass(frozen=True, eq=False)
 class SentencePairExamples:
-    """Pairs of texts as examples whose tokens are not masked; see ``dataset.ExampleSource``.
+    """Pairs of texts as examples without masked tokens; see ``dataset.ExampleSource``.
 
     Attributes:
-      tokens: The pairs as tokens with special tokens.
-      texts: The pairs as text.
-      max_predictions: The length M of the arrays of masked positions.
+      tokens: The tokens of the pairs, including special tokens.
+      texts: The texts of the pairs.
+      max_predictions: The length of the array of masked positions, M.
     """
 
     tokens: BertInputs
@@ -32,7 +32,7 @@ class SentencePairExamples:
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Makes one example, which is the same in every epoch."""
-        # The model requires masked positions; their predictions are not used.
+        # The model requires masked positions, but their predictions are not used.
         nothing = np.zeros(self.max_predictions, np.int32)
         return {**self.tokens.example(index), "masked_positions": nothing}
 
@@ -40,7 +40,8 @@ class SentencePairExamples:
         """Returns ``{"text", "text_b", "is_next", "probability"}`` for each pair.
 
         Args:
-          predictions: ``seq_relationship_logits`` float [n, 2]; index 0 means "continues".
+          predictions: ``seq_relationship_logits``, float [n, 2]. Index 0 means that the second text
+            continues the first.
         """
         logits = output(predictions, "seq_relationship_logits", len(self.tokens))
         return [
@@ -50,13 +51,13 @@ class SentencePairExamples:
 
 
 def read_pairs(path: str) -> dict[str, tuple[str, str]]:
-    """Reads two texts separated by a tab on each line of files, or of standard input for ``-``.
+    """Reads lines of two texts separated by a tab from files, or from standard input for ``-``.
 
     Returns:
       The pairs, keyed by their locations, such as ``a.tsv line 7``.
 
     Raises:
-      DataError: A line does not have two texts, or the file is empty.
+      DataError: A line does not contain two texts, or the file is empty.
     """
     pairs = {}
     for file, number, line in input_lines(path):

@@ -1,4 +1,4 @@
-"""Labels and probabilities from model outputs, for all kinds of labeled data."""
+"""Computes labels and probabilities from model outputs, for all types of labeled data."""
 
 from typing import Any, cast
 
@@ -8,14 +8,14 @@ from ..common.errors import DataError
 from ..common.fields import require
 
 Prediction = dict[str, Any]
-"""The prediction for one labeled example, serializable as JSON."""
+"""The prediction for one labeled example, which can be written as JSON."""
 
 
 def label_id(label: str, ids: dict[str, int], location: str) -> int:
-    """Returns the id of a label of the training data.
+    """Returns the id of a label from the training data.
 
     Raises:
-      DataError: The training data do not have the label; the message lists known labels.
+      DataError: The label does not occur in the training data. The message lists known labels.
     """
     if label not in ids:
         known = list(ids)
@@ -29,7 +29,7 @@ def label_id(label: str, ids: dict[str, int], location: str) -> int:
 
 
 def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarray:
-    """Returns one model output after checking that it has one item per row."""
+    """Checks that a model output has one item per row, and returns the output."""
     values = np.asarray(predictions[name])
     problem = f"{name} has {len(values)} rows, but there are {rows}: pass all outputs"
     require(len(values) == rows, problem)
@@ -37,14 +37,14 @@ def output(predictions: dict[str, np.ndarray], name: str, rows: int) -> np.ndarr
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns probabilities over the last axis, float64."""
+    """Returns the probabilities over the last axis, float64."""
     logits = np.asarray(logits, np.float64)
-    # Subtract the maximum, so that no exponential overflows.
+    # Subtract the maximum, so that the exponentials do not overflow.
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
     """Returns the independent probability of each item, float64."""
-    # This form cannot overflow, in contrast to 1 / (1 + exp(-x)).
+    # In contrast to 1 / (1 + exp(-x)), this formula cannot overflow.
     return 0.5 * (1 + np.tanh(0.5 * np.asarray(logits, np.float64)))

@@ -1,23 +1,24 @@
-"""Pairs of segments for next-sentence prediction (Devlin et al. 2019, section 3.1, A.2).
+"""Makes segment pairs for next-sentence prediction (Devlin et al. 2019, sections 3.1, A.2).
 
 As in google-research/bert ``create_pretraining_data.py``, consecutive sentences of a document are
-collected until a target length is reached, and split in two at a random sentence. For half of the
-examples the second segment is then replaced by sentences from a random position in another
-document. A tenth of the examples has a random shorter target. Pairs that are too long lose random
-tokens from either end of the longer segment.
+collected until a target length is reached, and divided into two segments at a random sentence. In
+half of the examples, the second segment is then replaced by sentences from a random position in
+another document. A tenth of the examples have a random shorter target length. If a pair is too
+long, tokens are removed from randomly chosen ends of the longer segment.
 
-There are deliberate differences, so that every example can be made independently:
+There are deliberate differences from the original, which make it possible to make each example
+independently:
 
 - The number of examples is fixed: a document of ``n`` tokens has ``ceil(n / target)`` examples. The
-  starts of examples differ between epochs. Example ``k`` begins with the first sentence that starts
-  at or after token ``k * target - shift`` of its document. In each epoch, a random ``shift`` is
-  drawn for each document, up to the number of tokens that the last example leaves free. The
-  examples of a document therefore still cover the document: each sentence is offered to one
+  starts of the examples differ between epochs. Example ``k`` begins with the first sentence that
+  starts at or after token ``k * target - shift`` of its document. In each epoch, a random ``shift``
+  is drawn for each document. It is at most the number of tokens that are missing to fill the last
+  example, so the examples still cover the whole document: each sentence is available to one
   example, and no sentence is favored.
 - An example has at least two sentences, so the second segment continues the first in half of the
-  examples (in the original: in fewer).
-- Sentences that a random second segment displaces wait for another epoch; the original starts its
-  next example with such sentences.
+  examples. In the original, this proportion is smaller.
+- If a random second segment replaces sentences, these sentences are not used until another epoch.
+  In the original, the next example starts with these sentences.
 """
 
 from dataclasses import dataclass
@@ -32,20 +33,22 @@ from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..tokenizers.frame import Frame, Layout
 
-# The last word of the seed that draws the shifts. Seeds for the random numbers of an example end in
-# other words.
+# The last word of the seeds for the shifts. The seeds for the random numbers of examples have other
+# last words.
 _SHIFTS = 1
 
 
 class Example(NamedTuple):
-    """An example before masking.
+    """An example before its tokens are masked.
 
     Attributes:
-      input_ids: A, and B in a pair, with the special tokens of a frame, int32 [n].
-      token_type_ids: The token types of the frame, int32 [n].
-      label: 0 if B continues A, 1 if it is from another document or before A, None without B.
-      segment_ids: In a row of several texts, which text each token belongs to, counted from 1,
-        int32 [n]; None in other rows.
+      input_ids: The tokens of segment A, and of segment B if the example is a pair, with special
+        tokens, int32 [n].
+      token_type_ids: The token type of each token, int32 [n].
+      label: 0 if B continues A, 1 if B comes from another document or from before A, None if there
+        is no B.
+      segment_ids: In a row of several texts, the number of the text that contains each token,
+        counted from 1, int32 [n]; None in other rows.
     """
 
     input_ids: np.ndarray
@@ -55,14 +58,14 @@ class Example(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The sentences of an example, by their indices in the corpus.
+    """The sentences of an example, as indices in the corpus.
 
     Attributes:
-      document: The document of A.
+      document: The document that contains segment A.
       first: The first sentence of A.
-      middle: The first sentence after A.
-      other: The first sentence of B; None without B.
-      end: The first sentence after B, or after A without B.
+      middle: The first sentence that follows A.
+      other: The first sentence of B; None if there is no B.
+      end: The first sentence that follows B; if there is no B, the first sentence that follows A.
       short: Whether the example has a random shorter target length.
     """
 
@@ -79,14 +82,14 @@ class Segments(PickledByFields):
     """The examples of all epochs, with random access.
 
     Attributes:
-      corpus: The sentences.
+      corpus: The tokenized sentences.
       length: The maximum number of tokens in an example, T.
-      frame: The special tokens of one text and of two texts.
-      seed: The seed of the start positions of examples.
-      next_sentence: Whether examples are pairs; otherwise they are single texts.
-      short_fraction: The fraction of examples with a random shorter target.
+      frame: The special tokens around one text and around two texts.
+      seed: The seed for the start positions of examples.
+      next_sentence: Whether examples are pairs instead of single texts.
+      short_fraction: The fraction of examples with a random shorter target length.
       jitter: Whether the start positions of examples differ between epochs.
-      swap: Whether half of the pairs are in reverse order, instead of from two documents
+      swap: Whether half of the pairs are in reverse order, instead of coming from two documents
         (Lan et al. 2020, "ALBERT", section 3.1).
     """
 
@@ -123,7 +126,7 @@ class Segments(PickledByFields):
 
     @property
     def target(self) -> int:
-        """The number of non-special tokens of a full example."""
+        """The number of tokens in a full example, excluding special tokens."""
         return self.length - self._layout.num_added
 
     @property
@@ -132,20 +135,20 @@ class Segments(PickledByFields):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples of an epoch."""
+        """The number of examples in an epoch."""
         return int(self._example_ends[-1])
 
     @cached_property
     def _token_starts(self) -> np.ndarray:
-        """The start of each document in the tokens, then the end, int64 [num_documents + 1]."""
+        """The token index where each document starts, then the end, int64 [num_documents + 1]."""
         return self.corpus.sentence_starts[self.corpus.document_starts]
 
     @cached_property
     def _example_ends(self) -> np.ndarray:
-        """The cumulative number of examples up to each document, int64 [num_documents]."""
+        """The number of examples in each document and all earlier ones, int64 [num_documents]."""
         counts = -(-np.diff(self._token_starts) // self.target)
         if self.next_sentence:
-            # A pair needs two sentences of one document.
+            # A pair requires two sentences of the same document.
             counts[np.diff(self.corpus.document_starts) < 2] = 0
         return np.cumsum(counts)
 
@@ -153,12 +156,12 @@ class Segments(PickledByFields):
         """Makes one example.
 
         Args:
-          epoch: From 0.
-          index: In ``[0, num_examples)``.
-          rng: The source of randomness, except for the start of the example.
+          epoch: The epoch, counted from 0.
+          index: The index of the example, in ``[0, num_examples)``.
+          rng: The source of all randomness except for the start of the example.
 
         Returns:
-          At most ``length`` tokens.
+          An example with at most ``length`` tokens.
         """
         chosen = self.select(epoch, index, rng)
         a = self._tokens(chosen.first, chosen.middle)
@@ -174,10 +177,10 @@ class Segments(PickledByFields):
 
     def select(self, epoch: int, index: int, rng: np.random.Generator) -> Selection:
         """Chooses the sentences of an example; see ``example``."""
-        # The document that contains the example, and the end of its sentences.
+        # Find the document that contains the example, and the end of its sentences.
         document = int(np.searchsorted(self._example_ends, index, "right"))
         last = int(self.corpus.document_starts[document + 1])
-        # The sentences from `first` to `end` make an example of about `target` tokens.
+        # The sentences from `first` to `end` form an example of about `target` tokens.
         first = self._begin(epoch, index, document)
         short = bool(rng.random() < self.short_fraction)
         target = int(rng.integers(2, self.target, endpoint=True)) if short else self.target
@@ -189,36 +192,36 @@ class Segments(PickledByFields):
         middle = int(rng.integers(first + 1, end))
         if self.swap or rng.random() < 0.5:
             return Selection(document, first, middle, middle, end, short)
-        # Otherwise B starts at a random sentence of another document. Skipping the index of this
-        # document keeps all other documents equally likely.
+        # Otherwise, B starts at a random sentence of another document. Skip the index of this
+        # document, so that all other documents are equally likely.
         other = int(rng.integers(self.corpus.num_documents - 1))
         other += other >= document
         begin, last = self.corpus.document_starts[other : other + 2].tolist()
         start = int(rng.integers(begin, last))
         starts = self.corpus.sentence_starts
-        # B fills the room that A leaves.
+        # B fills the room that remains after A.
         end = self._fill(start, last, target - int(starts[middle] - starts[first]))
         return Selection(document, first, middle, start, end, short)
 
     def _begin(self, epoch: int, index: int, document: int) -> int:
-        """Returns the first sentence of an example."""
+        """Returns the index of the first sentence of an example."""
         before = int(self._example_ends[document - 1]) if document else 0
         count = int(self._example_ends[document]) - before
         start, end = self._token_starts[document : document + 2].tolist()
         token = start + (index - before) * self.target
         if self.jitter:
-            # Shift all starts of the document by at most the tokens that its last example leaves
-            # free, so that the examples still cover the document.
+            # Shift all starts in the document by at most the number of tokens that are missing to
+            # fill its last example, so that the examples still cover the document.
             free = count * self.target - (end - start)
             words = [self.seed % 2**64, epoch, document, _SHIFTS]
             token -= int(np.random.default_rng(words).integers(0, free, endpoint=True))
         return self._sentence_from(max(token, start), document)
 
     def _sentence_from(self, token: int, document: int) -> int:
-        """Returns the first sentence that starts at or after a given token.
+        """Returns the index of the first sentence that starts at or after a given token.
 
-        If that sentence is a full target away or in another document, returns the previous
-        sentence.
+        If this sentence starts at least `target` tokens later or is in another document, returns
+        the previous sentence.
         """
         starts = self.corpus.sentence_starts
         sentence = int(np.searchsorted(starts, token, "left"))
@@ -228,7 +231,9 @@ class Segments(PickledByFields):
         return sentence
 
     def _fill(self, first: int, last: int, target: int) -> int:
-        """Returns the end of the fewest sentences from ``first`` that reach ``target`` tokens."""
+        """Returns the first end at which the sentences from ``first`` on reach ``target``
+        tokens.
+        """
         starts = self.corpus.sentence_starts
         end = int(np.searchsorted(starts, int(starts[first]) + target, "left"))
         return min(max(end, first + 1), last)
@@ -239,33 +244,33 @@ class Segments(PickledByFields):
 
 
 def framed_example(frame: Frame, *segments: np.ndarray, label: int | None) -> Example:
-    """Adds the special tokens of a frame to one segment or two."""
+    """Adds the special tokens of a frame to one or two segments."""
     framed = frame.join(*(segment.tolist() for segment in segments))
     return Example(np.array(framed.ids, np.int32), np.array(framed.types, np.int32), label)
 
 
 def sizes_of_pair(one: int, other: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens of each of two segments are kept, so that both fit together.
+    """Returns how many tokens to keep from each of two segments so that both fit together.
 
-    The result equals removing one token at a time from the longer segment, or from the second if
-    both are equally long, as the original code does.
+    The result is the same as in the original code, which removes one token at a time from the
+    longer segment, or from the second segment if both are equally long.
     """
     other = min(other, max(room // 2, room - one))
     return min(one, room - other), other
 
 
 def _truncate(tokens: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Truncates to ``size`` tokens; each removed token is the first or last with equal chance."""
+    """Removes tokens until ``size`` remain, each from the start or the end at random."""
     excess = len(tokens) - size
     if excess <= 0:
         return tokens
-    # One binomial draw equals a coin toss for each removed token.
+    # A single binomial draw is equivalent to a coin toss for each removed token.
     front = int(rng.binomial(excess, 0.5))
     return tokens[front : front + size]
 
 
 def _at_least_two(first: int, end: int, last: int) -> tuple[int, int]:
-    """Extends a single sentence by the next one; the last sentence, by the one before it."""
+    """Extends a single sentence by the next sentence; if there is none, by the previous one."""
     if end - first > 1:
         return first, end
     return (first, end + 1) if end < last else (first - 1, end)

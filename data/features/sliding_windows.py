@@ -1,7 +1,7 @@
-"""Windows over a passage that is longer than an example.
+"""Divides a passage that is longer than an example into overlapping windows.
 
 As in google-research/bert ``run_squad.py`` (Devlin et al. 2018), a window starts every ``stride``
-tokens. The prediction for a token comes from the window that has the most context around it.
+tokens. The prediction for a token comes from the window in which the token has the most context.
 """
 
 import numpy as np
@@ -11,13 +11,14 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Covers a passage with windows.
 
     Args:
-      total: The number of tokens of the passage.
+      total: The number of tokens in the passage.
       room: The number of tokens in a window, at least 1.
-      stride: Tokens between the starts of consecutive windows, at least 1. The stride is capped at
-        half a window, so that every span of at most half a window is complete in some window.
+      stride: The number of tokens between the starts of consecutive windows, at least 1. The stride
+        is limited to half a window, so that each span of at most half a window is completely
+        contained in some window.
 
     Returns:
-      At least one half-open range; together the ranges contain every token.
+      At least one half-open range. Together, the ranges contain every token.
     """
     step = max(1, min(stride, room // 2))
     found = [(0, min(total, room))]
@@ -28,14 +29,14 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(ranges: np.ndarray) -> np.ndarray:
-    """Returns the window with the most context for each token.
+    """Returns the window in which each token has the most context.
 
-    The context of a token is the number of tokens before it or after it, whichever is smaller. One
-    hundredth of the window's length is added, to prefer longer windows. If contexts are equal, the
-    first window is returned.
+    The context of a token in a window is the number of tokens before it or after it, whichever is
+    smaller, plus one hundredth of the window's length, which favors longer windows. If several
+    windows have equal context, the first of them is returned.
 
     Args:
-      ranges: The windows of a passage, half-open, int [num_windows, 2].
+      ranges: The half-open ranges of a passage's windows, int [num_windows, 2].
 
     Returns:
       The index of a window for each token, int [num_tokens].
@@ -43,5 +44,5 @@ def most_context(ranges: np.ndarray) -> np.ndarray:
     token = np.arange(ranges[:, 1].max())  # [num_tokens]
     start, end = ranges[:, :1], ranges[:, 1:]  # [num_windows, 1]
     context = np.minimum(token - start, end - 1 - token) + 0.01 * (end - start)
-    # The context is -inf in a window that does not contain the token, [num_windows, num_tokens].
+    # If a window does not contain the token, the context is -inf, [num_windows, num_tokens].
     return np.where((token >= start) & (token < end), context, -np.inf).argmax(0)

@@ -1,9 +1,10 @@
-"""Sequences of fixed length from random positions of a text, ignoring sentence boundaries.
+"""Takes sequences of fixed length from random positions of a text, even within sentences.
 
-This is a simplified form of BERT's pretraining: a sequence is either T consecutive tokens, split
-in the middle, or two halves from different parts of the text, and the model predicts which of the
-two it is (MLVU lecture 10, slides 39 and 40). Without next sentences a sequence is a random window.
-The original form, with whole sentences as segments, is in ``segment_pairs``.
+This is a simplified form of BERT's pretraining. A sequence is either T consecutive tokens that are
+divided in the middle, or two halves from different parts of the text, and the model predicts which
+of these is the case (MLVU lecture 10, slides 39 and 40). Without next-sentence prediction, a
+sequence is a random window. The original form, in which segments consist of complete sentences, is
+in ``segment_pairs``.
 """
 
 from dataclasses import dataclass
@@ -21,16 +22,16 @@ from .segment_pairs import Example, framed_example
 class Windows:
     """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
 
-    Every example has exactly T tokens. The first half of a pair, A with the special tokens before
-    B, has T // 2 tokens; the second half has the remaining tokens. The number of examples of an
-    epoch is the number of sequences that the text fills. The positions of examples are drawn from
-    the whole text in every epoch, so an epoch may read some tokens twice and skip others.
+    Every example has exactly T tokens. The first half of a pair consists of A and the special
+    tokens before B, and has T // 2 tokens. The second half has the remaining tokens. An epoch has
+    as many examples as the text would fill sequences. In every epoch, the positions of examples are
+    drawn from the whole text, so an epoch may use some tokens twice and skip others.
 
     Attributes:
-      corpus: The text as tokens; windows cross the ends of sentences and documents.
-      length: The number of tokens of an example, T.
-      frame: The special tokens of one text and of two texts.
-      next_sentence: Whether examples are pairs; otherwise they are single windows.
+      corpus: The tokenized text. Windows may extend over the ends of sentences and documents.
+      length: The number of tokens in an example, T.
+      frame: The special tokens around one text and around two texts.
+      next_sentence: Whether examples are pairs instead of single windows.
     """
 
     corpus: SentenceCorpus
@@ -42,10 +43,10 @@ class Windows:
         first, second = self.sizes
         fewest = 2 * self.frame.pair.num_added
         problem = f"length {self.length} leaves no room for tokens: choose at least {fewest}"
-        # The second half of a pair is not shorter than the first.
+        # The second half of a pair is at least as long as the first, so check only the first.
         require(first >= 1, problem, DataError)
-        # In a shorter text, an A from the middle would leave no room for a B that does not overlap
-        # A.
+        # In a shorter text, if A came from the middle, there would be no room for a B that does not
+        # overlap A.
         needed = first + 2 * second
         require(
             len(self.corpus.tokens) >= needed,
@@ -58,7 +59,7 @@ class Windows:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The numbers of tokens of A and B without special tokens; B is 0 without pairs."""
+        """The number of tokens in A and in B (0 without pairs), excluding special tokens."""
         if not self.next_sentence:
             return self.length - self.frame.single.num_added, 0
         half, after = self.length // 2, len(self.frame.pair.marks[2])
@@ -67,20 +68,21 @@ class Windows:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples of an epoch."""
+        """The number of examples in an epoch."""
         return max(1, len(self.corpus.tokens) // sum(self.sizes))
 
     def example(self, epoch: int, index: int, rng: np.random.Generator) -> Example:
         """Makes one example.
 
         Args:
-          epoch: From 0. Epoch and index are unused, because they determine the state of ``rng``.
-          index: In ``[0, num_examples)``.
+          epoch: The epoch, counted from 0. The epoch and the index are not used directly, because
+            they determine the state of ``rng``.
+          index: The index of the example, in ``[0, num_examples)``.
           rng: The source of randomness.
 
         Returns:
-          ``length`` tokens. With next sentences the label is 1 in half of the examples; in these
-          examples, B neither continues nor overlaps A.
+          An example with ``length`` tokens. If examples are pairs, the label is 1 in half of them,
+          and then B neither continues nor overlaps A.
         """
         del epoch, index
         first, second = self.sizes
@@ -93,8 +95,8 @@ class Windows:
             return framed_example(self.frame, one, label=None)
         other = start + first
         if is_random:
-            # B ends before A, or starts at least one token after the end of A. Count both kinds of
-            # start positions, and draw one of them.
+            # B either ends before A, or starts at least one token after the end of A. Count the
+            # possible start positions in both cases, and draw one of all positions.
             before = max(0, start - second + 1)
             behind = max(0, total - second - (start + first))
             other = int(rng.integers(before + behind))

@@ -1,1 +1,1 @@
-"""Selects the records of a source that are used: conditions on fields, and stored selections."""
+"""Selects which records of a source are used, by conditions on fields or by a classifier."""

@@ -1,9 +1,9 @@
-"""Conditions on the fields of a source, which select its records: ``jsonl:GLOB#text?score>=3``.
+"""Selects records by conditions on their fields, as in ``jsonl:GLOB#text?score>=3``.
 
-Conditions follow the fields after the ``#`` and are joined by ``&``. Two numbers are
-compared as numbers; JSON numbers, and table cells and strings that contain a number, are numbers.
-All other text is compared as text, so dates such as ``2019-01-31`` are ordered. ``true``, ``false``
-and ``null`` are the JSON values.
+Conditions come after the fields that follow the ``#``, and are joined by ``&``. JSON numbers count
+as numbers, and so do table cells and strings that contain only a number. Two numbers are compared
+as numbers. All other values are compared as text, so dates such as ``2019-01-31`` are ordered
+correctly. ``true``, ``false`` and ``null`` are the JSON values.
 """
 
 import json
@@ -25,7 +25,7 @@ _COMPARE: dict[str, Callable[..., bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-# Conditions start at a ``?`` after the last ``#``; they contain a comparison sign and no ``#``.
+# Conditions start at a ``?`` after the last ``#``. They contain a comparison sign and no ``#``.
 _PART = re.compile(r"(?P<before>.*)#(?P<part>[^#?]*)\?(?P<conditions>[^#]*?[=!<>][^#]*)", re.DOTALL)
 _CONDITION = re.compile(r"(?P<field>[^=!<>]+?)\s*(?P<sign>==|!=|<=|>=|<|>)\s*(?P<value>[^=].*|)")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
@@ -33,7 +33,7 @@ _COMPOUND: dict[type, str] = {list: "list", dict: "JSON object"}
 _EXAMPLE = "write FIELD>=VALUE, with one of " + ", ".join(_COMPARE)
 
 LeftOut = Counter[str]
-"""The number of records left out for each reason, such as ``the filter score>=3``."""
+"""The number of records that are left out for each reason, such as ``the filter score>=3``."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,10 @@ class Condition:
     """A comparison that a record must satisfy.
 
     Attributes:
-      field: The name of the field, or for a table also the number of a column, from 1.
+      field: The name of the field. For a table, the number of the column, counted from 1, is also
+        accepted.
       sign: One of ``== != < <= > >=``.
-      value: The text to compare the field with.
+      value: The text with which the field is compared.
     """
 
     field: str
@@ -54,15 +55,15 @@ class Condition:
         return f"{self.field}{self.sign}{self.value}"
 
     def holds(self, value: object, location: str) -> bool:
-        """Returns whether a field's value satisfies the condition.
+        """Returns whether the value of a field satisfies the condition.
 
         Args:
-          value: The field's value: text, a number, a boolean or None.
+          value: The value of the field: a text, a number, a Boolean or None.
           location: The file and line of the record, for messages.
 
         Raises:
-          DataError: The values cannot be ordered: one is a number and the other is not, or the
-            field is a list, an object, or null.
+          DataError: The values cannot be ordered, because only one of them is a number, or because
+            the field is a list, an object or null.
         """
         require(
             type(value) not in _COMPOUND,
@@ -70,12 +71,12 @@ class Condition:
             f"number: filter on another field than {str(self)!r}",
             error=DataError,
         )
-        # Spell None and booleans as in JSON: ``null``, ``true``, ``false``.
+        # Write None and Booleans as in JSON: ``null``, ``true``, ``false``.
         text = json.dumps(value) if isinstance(value, bool | None) else str(value)
         one, other = _number(text), _number(self.value)
         if None not in (one, other):
             return _COMPARE[self.sign](one, other)
-        # Two texts are ordered; a text and a number are not.
+        # Two texts can be ordered, but not a text and a number.
         is_text = one is other is None and isinstance(value, str)
         if is_text or self.sign in ("==", "!="):
             return _COMPARE[self.sign](text, self.value)
@@ -95,15 +96,15 @@ def split_conditions(location: str, name: str) -> tuple[str, tuple[Condition, ..
     """Separates the conditions of a source from its location and fields.
 
     Args:
-      location: The part of the name after the kind: ``GLOB#text?score>=3``. A ``?`` before the
-        ``#`` belongs to the glob.
-      name: The whole name, for messages.
+      location: The part of the source name after the prefix, such as ``GLOB#text?score>=3``. A
+        ``?`` before the ``#`` belongs to the glob.
+      name: The whole source name, for messages.
 
     Returns:
-      ``GLOB#text``, or ``GLOB`` if no field is named; and the conditions.
+      The text ``GLOB#text`` (or ``GLOB`` if no field is named), and the conditions.
 
     Raises:
-      DataError: A part of the text after the ``?`` is not a comparison.
+      DataError: A part after the ``?`` is not a comparison.
     """
     match = _PART.fullmatch(location)
     if match is None:
@@ -119,7 +120,7 @@ def _condition(text: str, name: str) -> Condition:
 
 
 def written(conditions: Sequence[Condition]) -> str:
-    """Formats conditions as in a source name, after the ``?``."""
+    """Formats conditions as they follow the ``?`` in a source name."""
     return "&".join(map(str, conditions))
 
 
@@ -132,36 +133,36 @@ def keeps(
     """Returns whether a record satisfies all conditions.
 
     Args:
-      conditions: The conditions, tested in order until one fails.
+      conditions: The conditions, which are tested in order until one fails.
       row: The fields of the record.
       location: The file and line of the record, for messages.
-      left_out: Counts the record if a condition fails.
+      left_out: The counts to increase if a condition fails.
 
     Raises:
-      DataError: The record lacks a field, or its value cannot be compared.
+      DataError: The record lacks a field, or the value of a field cannot be compared.
     """
     for condition in conditions:
         if not condition.holds(pick(row, condition.field, location), location):
             if left_out is not None:
-                # Count by the whole filter, so that the log has one line per source and not per
-                # condition.
+                # Count for the whole filter, so that the log has one line per source instead of one
+                # line per condition.
                 left_out[f"the filter {written(conditions)}"] += 1
             return False
     return True
 
 
 def left_out_notes(left_out: LeftOut, noun: str) -> tuple[str, ...]:
-    """Returns `left_out_note`, or nothing if nothing was left out."""
+    """Returns `left_out_note` as a tuple, which is empty if nothing was left out."""
     return tuple(filter(None, [left_out_note(left_out, noun)]))
 
 
 def empty_reason(left_out: LeftOut) -> str:
-    """Returns why a source has no text: its filters, or that it has none."""
+    """Explains why a source has no text: either filters left it out, or the source is empty."""
     return left_out_note(left_out) or "it is empty or only white space"
 
 
 def left_out_note(left_out: LeftOut, noun: str = "document") -> str:
-    """Returns a log line with the counts, or an empty string if nothing was left out."""
+    """Returns a log line with the number left out for each reason, or "" if there are none."""
     return "; ".join(
         f"{counted(count, noun)} left out by {reason}" for reason, count in left_out.items()
     )

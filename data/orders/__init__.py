@@ -1,1 +1,1 @@
-"""Orders of examples, which determine the batches."""
+"""Orders examples, which determines the examples of each batch."""

@@ -1,6 +1,6 @@
-"""An order of labeled examples. A batch has at least two examples of each of its labels.
+"""Orders labeled examples so that each label in a batch has at least two examples.
 
-Losses that compare the texts of a batch by their labels need both equal and different labels. The
+Losses that compare the labels of the texts in a batch require both equal and different labels. The
 order of an epoch depends only on the seed, the epoch and the batch size.
 """
 
@@ -15,12 +15,12 @@ from .distinct import shuffled
 
 
 def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
-    """Divides the examples of an epoch into batches by label.
+    """Divides the examples of an epoch into batches, based on their labels.
 
-    Each round selects two examples of each label, in a random order of the labels. The rounds end
-    when fewer than two labels have two examples left. The other examples are left out of this
-    epoch. The last batch is filled with repeated examples. GroupByLabelBatchSampler of
-    sentence-transformers has the same rounds.
+    Each round selects two examples of each label, with the labels in a random order. The rounds end
+    when fewer than two labels have at least two remaining examples. The remaining examples are not
+    used in this epoch. The last batch is filled with repeated examples. GroupByLabelBatchSampler of
+    sentence-transformers uses the same rounds.
 
     Args:
       labels: The label of each example, int [n].
@@ -29,10 +29,11 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
       epoch: The epoch.
 
     Returns:
-      The indices of the examples, int64 [N, B]; N is the same in every epoch.
+      The indices of the examples in each batch, int64 [N, B]. N is the same in every epoch.
 
     Raises:
-      DataError: Fewer than two labels have two examples, or B is odd, below 4 or too large.
+      DataError: Fewer than two labels have at least two examples, or B is odd, less than 4 or too
+        large.
     """
     require(
         batch_size >= 4 and batch_size % 2 == 0,
@@ -40,12 +41,13 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
         "label of a batch has two texts: change batch_size",
         error=DataError,
     )
-    # Group the shuffled examples by label, so that each label has its examples in a random order.
+    # Shuffle the examples before grouping them by label, so that the examples of each label are in
+    # a random order.
     order = shuffled(len(labels), seed, epoch, 0)
     by_label = defaultdict[int, list[int]](list)
     for index in order:
         by_label[int(labels[index])].append(index)
-    # A label with a single example gives no pair.
+    # A label with only one example cannot form a pair.
     left = {label: examples for label, examples in by_label.items() if len(examples) > 1}
     require(
         len(left) > 1,
@@ -55,8 +57,8 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
     )
     pairs = _rounds(left, seed, epoch)
     count = batch_size // 2
-    # Fill the last batch with the epoch's first pairs that are not yet in the batch. Prefer pairs
-    # of labels that are not in the batch, because losses by label need different labels in a batch.
+    # Fill the last batch with the first pairs of the epoch that are not in this batch. Prefer
+    # labels that are not in this batch, because the losses require different labels in a batch.
     last = pairs[len(pairs) // count * count :]
     used = set(chain.from_iterable(last))
     present = set(labels[sorted(used)].tolist())
@@ -69,18 +71,18 @@ def label_order(labels: np.ndarray, batch_size: int, seed: int, epoch: int) -> n
         f"{len(pairs)}: lower batch_size to at most {2 * len(pairs)}, or give more texts",
         error=DataError,
     )
-    # [pairs, 2] to [N, B]: a batch has B / 2 pairs.
+    # Reshape [pairs, 2] to [N, B], since a batch contains B / 2 pairs.
     return np.array(pairs, np.int64).reshape(-1, batch_size)
 
 
 def _rounds(left: dict[int, list[int]], seed: int, epoch: int) -> list[tuple[int, int]]:
-    """Returns pairs of examples with the same label, alternating between labels."""
-    # Turn 0 shuffles the examples. Each round shuffles the labels with a later turn.
+    """Returns pairs of examples with the same label, in rounds over all labels."""
+    # Turn 0 shuffles the examples, and each round shuffles the labels with another turn.
     pairs, turn, last = list[tuple[int, int]](), 1, None
     while len(left) > 1:
         names = sorted(left)
         names = [names[i] for i in shuffled(len(names), seed, epoch, turn)]
-        # Neighboring pairs must have different labels, so that each batch has several labels.
+        # Consecutive pairs must have different labels, so that each batch has several labels.
         if names[0] == last:
             names[:2] = names[1::-1]
         pairs += [(left[name].pop(), left[name].pop()) for name in names]

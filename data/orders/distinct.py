@@ -1,7 +1,7 @@
-"""An order of examples in which no text occurs twice in a batch.
+"""Orders examples so that no text occurs twice in a batch.
 
-With in-batch negatives, a second example with the same text would be a false negative. The order of
-an epoch depends only on the seed, the epoch and the batch size.
+If the other texts in a batch are used as negatives, a second example with the same text would be a
+false negative. The order of an epoch depends only on the seed, the epoch and the batch size.
 """
 
 import itertools
@@ -12,36 +12,38 @@ from ..common.errors import DataError
 from ..common.fields import require
 
 ABSENT = -1
-"""The value in place of the index of a text that an example lacks."""
+"""The value that replaces the index of a missing text."""
 
 
 def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> np.ndarray:
     """Divides the examples of an epoch into batches without equal texts.
 
-    Examples are shuffled. Each example is added to the first batch that has room and follows all
-    batches that contain one of its texts. The last batches are filled with the remaining examples,
-    and then with repeated examples.
+    The examples are shuffled. Each example is then added to the first batch that has room and comes
+    after all batches that contain one of its texts. The last batches are filled with the remaining
+    examples and then with repeated examples.
 
     Args:
-      keys: For each example, the indices of its texts, or -1 for a missing text, int [n, K]. Equal
+      keys: The indices of the texts in each example, or -1 for a missing text, int [n, K]. Equal
         texts have the same index.
       batch_size: The size of a batch, B.
       seed: The seed of the order, any integer.
       epoch: The epoch.
 
     Returns:
-      The indices of the examples, int64 [n / B rounded up, B].
+      The indices of the examples in each batch, int64 [ceil(n / B), B].
 
     Raises:
-      DataError: Too few examples have different texts.
+      DataError: There are too few examples without common texts to fill the batches.
     """
     texts = [tuple({*row} - {ABSENT}) for row in keys.tolist()]
     num_batches = -(-len(texts) // batch_size)
     batches: list[list[int]] = [[] for _ in range(num_batches)]
-    # For each text, the first batch that may contain it. For each batch, the next batch with room.
+    # `earliest` maps each text to the first batch that may contain it. `following` maps each batch
+    # to the next batch with room.
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(num_batches + 1))
-    # Add each example to the earliest possible batch. `late` collects examples without a batch.
+    # Add each example to the earliest possible batch. `late` collects the examples for which there
+    # is no such batch.
     order, next_order = (shuffled(len(texts), seed, epoch, turn) for turn in range(2))
     late = []
     for index in order:
@@ -50,20 +52,20 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
             late.append(index)
             continue
         batches[batch].append(index)
-        # Later examples with one of these texts must go to later batches.
+        # Later examples with one of these texts must be added to later batches.
         for text in texts[index]:
             earliest[text] = batch + 1
         if len(batches[batch]) == batch_size:
             following[batch] = batch + 1
-    # Prefer examples that are not in any batch to examples that are already in one.
+    # Prefer examples that are not yet in any batch.
     _fill(batches, texts, [*late, *next_order], batch_size)
     return np.array(batches, np.int64)
 
 
 def _with_room(following: list[int], batch: int) -> int:
-    """Returns the first batch with room from `batch` on, or the number of batches if none has."""
+    """Returns the first batch from `batch` on that has room, or the number of batches if full."""
     while following[batch] != batch:
-        # Path halving: skip one entry of the path, so that later calls are faster.
+        # Path halving: skip one entry of the path to make later calls faster.
         following[batch] = following[following[batch]]
         batch = following[batch]
     return batch
@@ -72,15 +74,15 @@ def _with_room(following: list[int], batch: int) -> int:
 def _fill(
     batches: list[list[int]], texts: list[tuple[int, ...]], spare: list[int], batch_size: int
 ) -> None:
-    """Fills each batch with the next spare examples whose texts are not in the batch yet."""
-    # All batches draw from the same cycle, so that each batch continues where the previous batch
+    """Fills each batch with the next spare examples that share no text with the batch."""
+    # All batches draw from the same cycle, so each batch continues where the previous batch
     # stopped.
     candidates = itertools.cycle(spare)
     for batch in batches:
         present = set(itertools.chain.from_iterable(texts[index] for index in batch))
-        # An example without texts shares no text with itself, so remember the examples as well.
+        # Also remember the examples, because an example without texts shares no text with itself.
         used = set(batch)
-        # Try each spare example once.
+        # Try each spare example only once.
         for index in itertools.islice(candidates, len(spare)):
             if len(batch) == batch_size:
                 break
@@ -97,7 +99,7 @@ def _fill(
 
 
 def shuffled(number: int, seed: int, epoch: int, turn: int) -> list[int]:
-    """Returns a random permutation of `range(number)`, different for each turn of an epoch."""
-    # Seed sequences give the same random numbers in every version of NumPy.
+    """Returns a random permutation of `range(number)` that differs for each turn of an epoch."""
+    # Seed sequences produce the same random numbers in every version of NumPy.
     sequence = np.random.SeedSequence([seed % 2**64, epoch, turn])
     return np.argsort(sequence.generate_state(number, np.uint64), kind="stable").tolist()
