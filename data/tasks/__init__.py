@@ -1,1 +1,1 @@
-"""The kinds of data, with one file for each."""
+"""Defines the kinds of data, each in a separate file."""

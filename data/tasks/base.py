@@ -1,8 +1,8 @@
-"""The interface of a kind of data, and the settings that all kinds share.
+"""Defines the interface of a kind of data, and the settings that all kinds share.
 
 Each kind of data is a subclass in a separate file (`causal_lm.CausalLMData`,
-`bert_pretraining.PretrainingData` …). Its fields are command-line options; its methods make
-examples from a source.
+`bert_pretraining.PretrainingData` …). The fields of the subclass are command-line options, and its
+methods make examples from a source.
 """
 
 from abc import ABC, abstractmethod
@@ -24,29 +24,28 @@ from ..tokenizers.load import load_tokenizer
 from ..tokenizers.training import TokenizerConfig, train_tokenizer
 
 # A configuration accepts examples in place of a source name, and stores a string in both cases.
-# At run time the type is `str`, because the parser of options reads only strings.
+# At run time the type is `str`, because the option parser can read only strings.
 if TYPE_CHECKING:
     SourceField = SourceLike
 else:
     SourceField = str
 
 EVALUATION_SEED = 0x5EED
-"""The fixed seed of evaluations, so that every run is evaluated on the same examples."""
+"""The seed of evaluations. It is fixed, so that every run is evaluated on the same examples."""
 Target = Literal["single_label", "binary", "multi_label", "regression"]
-"""The type of the labels of texts."""
+"""The types of labels that texts can have."""
 D = TypeVar("D", bound="DataConfig")
 S = TypeVar("S", bound=Sized)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Checked, ABC):
-    """The source of a run's examples, and how they become arrays."""
+    """The source of a run's examples, and how the examples are converted to arrays."""
 
     kind: ClassVar[str]
-    """The name of the kind of data in config.json."""
+    """The name that config.json uses for this kind of data."""
     imported_length: ClassVar[int | None] = None
-    """The maximum length of a sequence for an imported model. Defaults to the length of the
-    recipe."""
+    """The maximum sequence length for an imported model. Defaults to the length in the recipe."""
 
     source: SourceField
     """builtin:python-docs, text:GLOB[#line|#block|#sentences], jsonl:GLOB#field,
@@ -54,20 +53,20 @@ class DataConfig(Checked, ABC):
     of them, joined by " + ". A GLOB may be a URL, such as `gs://bucket/*.jsonl`. `0.7*SOURCE +
     0.3*SOURCE` mixes sources of documents or conversations. Next-token prediction also reads
     prepared:FOLDER, the output of `flaxzoo prepare`, and builtin:patterns, endless random tasks.
-    Labeled examples are in tsv:GLOB, conll:GLOB, squad:GLOB, or the kinds with fields. In Python, a
-    list of examples is also accepted."""
+    Labeled examples can be read from tsv:GLOB, conll:GLOB, squad:GLOB, or any kind of source with
+    fields. In Python, a list of examples is also accepted."""
     validation: SourceField | None = None
-    """A source to validate on. By default, part of `source` is held out."""
+    """A source to validate on. By default, a part of `source` is held out for validation."""
     validation_fraction: Rate = 0.05
-    """The held-out fraction if `validation` is not given."""
+    """The fraction of `source` that is held out if `validation` is not given."""
     length: PositiveInt
-    """Tokens in a sequence, T."""
+    """The number of tokens in a sequence, T."""
     tokenizer: TokenizerConfig
     num_workers: NonNegativeInt = 0
-    """Processes that prepare batches; 0 prepares them in a thread."""
+    """The number of processes that prepare batches. If 0, a thread prepares them."""
 
     def __post_init__(self) -> None:
-        # The class is frozen. Convert lists of examples to `Examples`, which are strings.
+        # Convert lists of examples to `Examples`, which are strings. The class is frozen.
         object.__setattr__(self, "source", as_source(self.source))
         if self.validation is not None:
             object.__setattr__(self, "validation", as_source(self.validation))
@@ -75,7 +74,7 @@ class DataConfig(Checked, ABC):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The maximum numbers of tokens that a model reads and writes per sequence."""
+        """The maximum number of tokens that a model reads, and that it writes, per sequence."""
         return self.length, self.length
 
     @property
@@ -85,27 +84,27 @@ class DataConfig(Checked, ABC):
 
     @property
     def held_out_fraction(self) -> float:
-        """The fraction of the source to hold out: 0 if `validation` names other data."""
+        """The fraction of the source to hold out, which is 0 if `validation` names other data."""
         return self.validation_fraction if self.validation is None else 0.0
 
     @property
     def source_name(self) -> str:
-        """The name of the source; for examples in memory, their number and hash."""
+        """The name of the source, or the number and hash of examples in memory."""
         return as_source(self.source)
 
     @abstractmethod
     def texts(self) -> Texts:
-        """Returns the training texts, for training a vocabulary."""
+        """Returns the training texts, on which a vocabulary can be trained."""
 
     def make_tokenizer(self) -> Tokenizer:
         """Loads the tokenizer of a new run, or trains a tokenizer on the training texts."""
-        # A tokenizer on disk takes precedence over training a new tokenizer.
+        # If the configuration names a tokenizer on disk, do not train a new tokenizer.
         if self.tokenizer.path is not None:
             return load_tokenizer(self.tokenizer.path)
         return train_tokenizer(self.texts(), self.tokenizer)
 
     def with_chat_template(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Returns the tokenizer with the chat template of the data, if the data have a template."""
+        """Returns the tokenizer, with the chat template of the data if the data have one."""
         return tokenizer
 
     def labels(self) -> tuple[str, ...]:
@@ -113,25 +112,25 @@ class DataConfig(Checked, ABC):
         return ()
 
     def assumed_labels(self) -> tuple[str, ...]:
-        """Returns placeholder names of labels, for a plan that is made before any data are read."""
+        """Returns placeholders for label names, for a plan that is made before data are read."""
         return ()
 
     @property
     def label_target(self) -> Target | None:
-        """The type of the labels of texts, or None for data of another kind."""
+        """The type of the texts' labels, or None if this kind of data does not label texts."""
         return None
 
     @property
     def classifies_single_texts(self) -> bool:
-        """Whether a prediction gives the probabilities of the labels of a single text."""
+        """Whether a prediction consists of label probabilities for a single text."""
         return False
 
     def of_imported_model(self: D, target: Target, max_length: int) -> D:
-        """Returns the configuration of the data of an imported model, whose source is unknown.
+        """Returns the data configuration for an imported model, whose training data are unknown.
 
         Args:
-          target: The type of its labels, for a classifier of texts.
-          max_length: The number of tokens that the model reads.
+          target: The type of the model's labels, if it is a text classifier.
+          max_length: The maximum number of tokens that the model reads.
         """
         del target
         return replace(self, length=min(self.imported_length or self.length, max_length))
@@ -141,16 +140,16 @@ class DataConfig(Checked, ABC):
         """Describes the arrays of a batch before any data are read.
 
         Args:
-          num_labels: The number of labels, L, which only the data determine.
-          num_choices: The number of choices of a question, C, which only the data determine.
+          num_labels: The number of labels, L, which depends on the data.
+          num_choices: The number of choices per question, C, which depends on the data.
 
         Returns:
-          The shape of each array without the batch axis, its type and the range of its values.
+          For each array, its shape without the batch axis, its type and the range of its values.
         """
 
     @abstractmethod
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the training examples: all examples of the source that are not held out."""
+        """Returns the training examples, which are all examples that are not held out."""
 
     @abstractmethod
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
@@ -160,18 +159,19 @@ class DataConfig(Checked, ABC):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all examples of another source, for evaluation.
+        """Returns all examples of a different source, for evaluation.
 
-        For a published data set, these are the examples of its validation split.
+        If the source is a published data set, only the examples of its validation split are
+        returned.
         """
 
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns the unlabeled examples of a file for prediction (`-` is standard input).
+        """Returns unlabeled examples for prediction.
 
         Args:
-          path: The file, or a list of examples.
+          path: The name of a file, `-` for standard input, or a list of examples.
           tokenizer: The tokenizer of the model.
           labels: The names of the model's labels.
 
@@ -185,7 +185,7 @@ class DataConfig(Checked, ABC):
 
 
 def unknown_tokens(corpus: CorpusFolder) -> str:
-    """Returns the last words of a summary, which count unknown tokens; empty if there are none."""
+    """Returns the end of a summary, which states the number of unknown tokens unless it is 0."""
     if not corpus.num_unknown:
         return ""
     found = f"{corpus.num_unknown:,} of {len(corpus.tokens):,}"
@@ -194,25 +194,25 @@ def unknown_tokens(corpus: CorpusFolder) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MixableData(DataConfig):
-    """Data whose source may be a mixture, as `0.7*SOURCE + 0.3*SOURCE`."""
+    """Data whose source may be a mixture, such as `0.7*SOURCE + 0.3*SOURCE`."""
 
     mix_by: MixtureUnit = "tokens"
-    """The unit of the weights of a mixture: tokens or documents."""
+    """The unit of a mixture's weights: tokens or documents."""
 
     @property
     def mixture(self) -> tuple[Term, ...]:
-        """The weights and sources of a mixture; empty for any other source."""
+        """The weights and sources of a mixture; empty if the source is not a mixture."""
         return split_mixture(self.source_name)
 
     def mixed(self, contents: Sequence[S], encode: Callable[[S], DataSplit]) -> DataSplit:
-        """Mixes the training examples of the sources of `mixture`.
+        """Mixes the training examples of the sources in `mixture`.
 
         Args:
-          contents: The training documents or records of each source, in this order.
-          encode: Makes the examples of a source.
+          contents: The training documents or records of each source, in the order of `mixture`.
+          encode: A function that makes examples from the content of one source.
 
         Raises:
-          DataError: A source has nothing to train on.
+          DataError: A source has no training examples.
         """
         parts: dict[str, tuple[float, DataSplit]] = {}
         for term, content in zip(self.mixture, contents, strict=True):
@@ -231,13 +231,13 @@ class DocumentsData(MixableData):
     def examples_of(
         self, documents: Documents, tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """Makes the examples of documents.
+        """Makes examples from documents.
 
         Args:
           documents: The documents.
           tokenizer: The tokenizer of the model.
           seed: The seed of random choices, which differ between epochs. If None, the examples are
-            for an evaluation and always the same.
+            for evaluation and are always the same.
         """
 
     def texts(self) -> Documents:
@@ -245,7 +245,7 @@ class DocumentsData(MixableData):
         return load_documents(self.source, "train", validation_fraction=self.held_out_fraction)
 
     def validation_documents(self) -> Documents:
-        """Returns the documents of the source `validation`; without one, the held-out documents."""
+        """Returns the documents of `validation`, or the held-out documents if it is not given."""
         if self.validation is not None:
             require_unmixed(as_source(self.validation), "a validation")
             return load_whole(self.validation)
@@ -253,20 +253,20 @@ class DocumentsData(MixableData):
         return load_documents(self.source, "validation", validation_fraction=fraction)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the examples of the documents that are not held out."""
+        """Returns examples made from the documents that are not held out."""
         texts = self.texts()
         if not self.mixture:
             return self._noted(texts, tokenizer, seed)
         return self.mixed(texts.parts, lambda part: self._noted(part, tokenizer, seed))
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the examples of the validation documents, which are the same each time."""
+        """Returns examples made from the validation documents; they are always the same."""
         return self._noted(self.validation_documents(), tokenizer, None)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns the examples of all documents of another source, always the same examples."""
+        """Returns examples made from all documents of a source; they are always the same."""
         return self._noted(load_whole(source), tokenizer, None)
 
     def _noted(self, documents: Documents, tokenizer: Tokenizer, seed: int | None) -> DataSplit:

@@ -1,9 +1,9 @@
-"""Pretraining an encoder with masked tokens and, optionally, next sentences.
+"""Pretrains an encoder to predict masked tokens and, optionally, the next-sentence label.
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T];
-``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and with next sentences
-``next_sentence_label`` [B], 0 if the second segment continues the first. Packed rows also have
-``segment_ids`` [B, T], the index, from 1, of each token's text in the row.
+``masked_positions``, ``masked_labels``, ``masked_weights`` [B, M]; and, with the next-sentence
+objective, ``next_sentence_label`` [B], which is 0 if the second segment continues the first. Packed
+rows also have ``segment_ids`` [B, T], the index, from 1, of the text that each token belongs to.
 """
 
 import itertools
@@ -32,11 +32,11 @@ from .labelled_examples import encoded_texts
 
 @dataclass(frozen=True)
 class PretrainingExamples:
-    """The examples of pretraining epochs; see ``dataset.ExampleSource``.
+    """The examples of each pretraining epoch; see ``dataset.ExampleSource``.
 
     Attributes:
-      segments: Chooses the tokens of an example.
-      masking: Chooses the tokens to predict.
+      segments: Selects the tokens of an example.
+      masking: Selects the tokens to predict.
       pad: The id of ``[PAD]``.
       seed: The seed of all random choices in an example.
     """
@@ -52,21 +52,21 @@ class PretrainingExamples:
         return self.segments.num_examples
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example: a pure function of the seed and its arguments.
+        """Makes one example, which depends only on the seed and the arguments.
 
         Args:
-          epoch: From 0.
-          index: In ``[0, num_examples)``.
+          epoch: The number of the epoch, from 0.
+          index: The index of the example, in ``[0, num_examples)``.
 
         Returns:
           ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T];
-          ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and with
-          next sentences ``next_sentence_label``, int32 [].
+          ``masked_positions``, ``masked_labels``, ``masked_weights``, int32 [M]; and, with the
+          next-sentence objective, ``next_sentence_label``, int32 [].
         """
         # All random choices of the example come from this generator, in a fixed order.
         rng = np.random.default_rng([self.seed % 2**64, epoch, index])
         example = self.segments.example(epoch, index, rng)
-        # Mask in place before padding, so that the budget counts real tokens.
+        # Mask in place before padding, so that the number of predictions depends on real tokens.
         predictions = self.masking.mask_row(example.input_ids, rng)
         length, size = self.segments.length, len(example.input_ids)
         row = zeros(token_specs(length))
@@ -85,35 +85,37 @@ class PretrainingExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData(DocumentsData):
-    """Documents of sentences with masked tokens and, optionally, pairs of segments."""
+    """Documents from which segments, or pairs of segments, with masked tokens are made."""
 
     kind: ClassVar[str] = "pretraining"
 
     next_sentence: bool = True
-    """Train on segment pairs with the next-sentence objective (BERT), or without it (RoBERTa)."""
+    """Whether to train on segment pairs with the next-sentence objective (BERT) or without the
+    objective (RoBERTa)."""
     pair_label: Literal["next", "order"] = "next"
-    """The label that next_sentence predicts. next: whether the second segment continues the first
-    (BERT).
+    """What next_sentence predicts. next: whether the second segment continues the first (BERT).
     order: which of two consecutive segments comes first (ALBERT)."""
     segments: Literal["sentences", "halves", "packed"] = "sentences"
     """sentences: segments are whole sentences, as in the original code. halves: `length` tokens
     from a random position, or two halves from two parts of the text, with [SEP] halfway; without
-    next_sentence, windows from random positions. packed: rows of several documents, each with its
-    special tokens, without padding (ModernBERT); requires next_sentence False."""
+    next_sentence, windows from random positions. packed: rows without padding that contain several
+    documents, each with its special tokens (ModernBERT); requires next_sentence False."""
     masking_rate: Annotated[float, Range(above=0, below=1)] = 0.15
-    """The fraction of predicted tokens."""
+    """The fraction of tokens that are predicted."""
     whole_word: bool = False
-    """Mask all tokens of a word together."""
+    """Whether to mask all tokens of a word together."""
     ngrams: PositiveInt = 1
-    """Mask up to this number of consecutive words (tokens without whole_word) together; n words
-    have a probability proportional to 1 / n (ALBERT: up to 3).
+    """The maximum number of consecutive words (or tokens, if whole_word is False) that are masked
+    together. The probability of n words is proportional to 1 / n (ALBERT: up to 3).
     """
     max_predictions: PositiveInt | None = None
-    """Maximum number of predictions per sequence. Defaults to masking_rate * length, rounded up."""
+    """The maximum number of predictions per sequence. Defaults to masking_rate * length, rounded
+    up."""
     short_fraction: Fraction = 0.1
-    """The fraction of examples of sentences that are deliberately shorter than a sequence."""
+    """The fraction of examples that are deliberately shorter than a sequence, if segments are whole
+    sentences."""
     language: str = "en"
-    """Language of text that is split into sentences."""
+    """The language of the text, which determines how it is split into sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,10 +143,11 @@ class PretrainingData(DocumentsData):
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Reads two tab-separated texts per line, to predict if text 2 continues text 1.
+        """Reads two texts per line, separated by a tab, to predict whether the second comes next.
 
         Raises:
-          DataError: The run did not learn next sentences, or a line is not a pair.
+          DataError: The run was not trained with the next-sentence objective, or a line does not
+            contain two texts.
         """
         if not self.next_sentence:
             return super().input_split(path, tokenizer, labels)
@@ -162,14 +165,14 @@ class PretrainingData(DocumentsData):
     def examples_of(
         self, documents: Documents, tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """See ``DocumentsData``; in training, offsets, pairs and masks differ between epochs."""
+        """See ``DocumentsData``; for training, offsets, pairs and masks differ between epochs."""
         pad = _checked(tokenizer)
         jitter, seed = seed is not None, EVALUATION_SEED if seed is None else seed
         corpus = build_sentence_corpus(
             documents, tokenizer, default_cache_dir() / "sentences", self.language
         )
-        # The segments are either whole sentences as in the original code, or windows of a fixed
-        # length.
+        # Segments are whole sentences as in the original code, windows of a fixed length, or packed
+        # texts.
         segments: Segments | Windows | PackedTexts
         if self.segments == "packed":
             segments = PackedTexts(corpus, self.length, tokenizer.frame)
@@ -188,7 +191,7 @@ class PretrainingData(DocumentsData):
                 jitter=jitter,
                 swap=self.pair_label == "order",
             )
-        # Segments choose the tokens of an example, and masking chooses which of them are predicted.
+        # The segments determine the tokens of an example, and the masking which of them to predict.
         masking = Masking.of(
             tokenizer,
             self.length,
@@ -204,8 +207,8 @@ class PretrainingData(DocumentsData):
 
 
 def _checked(tokenizer: Tokenizer) -> int:
-    """Returns the id of padding after checking that all special tokens exist."""
-    # Padding, the ends of texts and masking each need a special token.
+    """Returns the id of the padding token, after checking that all special tokens exist."""
+    # Padding, masking, and the start and the end of texts each need a special token.
     ids = tokenizer.special_ids.present
     missing = list(itertools.filterfalse(ids.__contains__, ("cls", "sep", "mask", "pad")))
     require(

@@ -1,7 +1,7 @@
-"""Causal language modeling: packed documents with the next token as label.
+"""Prepares data for causal language modeling: packed documents, in which labels are next tokens.
 
-The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, int32
-[B, T]; see ``packed_sequences.packed_arrays``.
+The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, each
+int32 [B, T]; see ``packed_sequences.packed_arrays``.
 """
 
 import hashlib
@@ -37,22 +37,22 @@ from .base import DocumentsData, unknown_tokens
 
 EPISODES_PER_EPOCH = 1 << 16
 """The number of examples in an epoch of ``builtin:patterns``; every epoch has new examples."""
-# Episodes that are drawn and tokenized to measure padding and to count tokens.
+# The number of episodes that are tokenized to measure the padding and to count tokens.
 _SAMPLED_EPISODES = 1000
 
 
 @dataclass(frozen=True)
 class CausalLMExamples(PickledByFields):
-    """The examples of training epochs; see ``dataset.ExampleSource``.
+    """The examples of each training epoch; see ``dataset.ExampleSource``.
 
-    With ``concat`` every epoch is split at a different offset; with ``first-fit`` all epochs have
-    the same examples.
+    With ``concat``, the splitting starts at a different offset in every epoch. With ``first-fit``,
+    all epochs have the same examples.
 
     Attributes:
-      corpus: The tokens.
-      length: The example's length T.
+      corpus: The tokens of the documents.
+      length: The length T of an example.
       packing: ``concat`` or ``first-fit``.
-      seed: The seed of the offsets for ``concat``.
+      seed: The seed that determines the offsets for ``concat``.
     """
 
     corpus: TokenCorpus
@@ -71,11 +71,11 @@ class CausalLMExamples(PickledByFields):
         return len(self._plan[1]) - 1
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example: a pure function of its arguments.
+        """Makes one example, which depends only on the attributes and the arguments.
 
         Args:
-          epoch: From 0.
-          index: In ``[0, num_examples)``.
+          epoch: The number of the epoch, from 0.
+          index: The index of the example, in ``[0, num_examples)``.
 
         Returns:
           See ``packed_arrays``.
@@ -98,10 +98,10 @@ class CausalLMExamples(PickledByFields):
 
 @dataclass(frozen=True)
 class CausalLMEvaluationExamples:
-    """Each target token of a corpus exactly once, in order; the last example is padded.
+    """Examples that contain each target token of a corpus once, in order; the last is padded.
 
     Attributes:
-      corpus: The tokens.
+      corpus: The tokens of the documents.
       length: The length of a sequence, T.
     """
 
@@ -110,7 +110,7 @@ class CausalLMEvaluationExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples that cover all target tokens."""
+        """The number of examples that are necessary to contain all target tokens."""
         return -(-self.corpus.num_targets // self.length)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -121,13 +121,13 @@ class CausalLMEvaluationExamples:
 
 @dataclass(frozen=True)
 class PatternExamples:
-    """Examples of small random tasks, newly drawn in each epoch.
+    """Examples of small random tasks, which are different in each epoch.
 
     Attributes:
-      patterns: The tasks.
+      patterns: The source of the tasks.
       tokenizer: The tokenizer of the model.
-      length: The example's length T.
-      seed: The seed of the tasks, any integer.
+      length: The length T of an example.
+      seed: The seed that determines the tasks, any integer.
     """
 
     patterns: Patterns
@@ -137,39 +137,40 @@ class PatternExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples is a constant, because the source is endless."""
+        """The number of examples in an epoch, a constant because the source is endless."""
         return EPISODES_PER_EPOCH
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example, a whole episode: a pure function of the seed and its arguments.
+        """Makes one example from an episode; it depends only on the seed and the arguments.
 
         Returns:
           See ``packed_arrays``.
         """
-        # An example has at least one token, so `length` examples are enough to fill a sequence.
+        # Each example of an episode has at least one token, so `length` of them fill a sequence.
         episode = self.patterns.training_episode(self.seed, epoch, index, self.length)
         tokens = np.asarray(episode_tokens(self.tokenizer, episode, self.length))
         return packed_arrays(PackedTokens(tokens, np.asarray([len(tokens) - 1])), self.length)
 
 
 def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[int]:
-    """Returns the tokens of as many examples of an episode as fit, with BOS and EOS.
+    """Returns the tokens of an episode, truncated after the last example that fits.
 
     Args:
       tokenizer: A tokenizer with BOS and EOS.
       episode: The episode.
-      length: The number of target tokens of a sequence; returns at most one token more.
+      length: The number of target tokens in a sequence. The result, including BOS and EOS, has at
+        most one token more.
 
     Raises:
-      DataError: Not even two examples fit.
+      DataError: Fewer than two examples fit.
     """
     special, lines = tokenizer.special_ids, episode.lines
     sizes = list(map(len, tokenizer.encode_batch(lines)))
-    # Estimate how many lines fit from the number of tokens of each line, with room for EOS as the
+    # From the number of tokens in each line, estimate how many lines fit together with EOS, the
     # last target. Then remove lines until the joined lines fit.
     kept = int(np.searchsorted(np.cumsum(sizes), length, "left"))
     while kept > 1:
-        # Subword vocabularies may tokenize joined lines differently than single lines.
+        # A subword vocabulary may tokenize joined lines differently from single lines.
         tokens = tokenizer.encode("".join(lines[:kept]), add_special_tokens=False)
         if len(tokens) < length:
             return [*special.before, *tokens, *special.after]
@@ -181,7 +182,7 @@ def episode_tokens(tokenizer: Tokenizer, episode: Episode, length: int) -> list[
 
 
 def _offset(seed: int, epoch: int, total: int) -> int:
-    """Returns the pseudorandom start of an epoch's first sequence, equal on all processes."""
+    """Returns the pseudorandom start of an epoch's first sequence; all processes get the same."""
     digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % total
 
@@ -193,24 +194,24 @@ class CausalLMData(DocumentsData):
     kind: ClassVar[str] = "causal_lm"
 
     packing: Packing = "concat"
-    """concat: fill every sequence and split documents. first-fit: keep documents whole and pad the
-    sequences.
+    """concat: fill every sequence, which splits documents. first-fit: keep documents whole where
+    possible, and pad the sequences.
     """
 
     def make_tokenizer(self) -> Tokenizer:
-        """See ``DataConfig``; a prepared source provides its tokenizer."""
+        """See ``DataConfig``; for a prepared source, loads the tokenizer of its folder."""
         if is_prepared(self.source_name) and self.tokenizer.path is None:
             return prepared_tokenizer(self.source_name)
         return super().make_tokenizer()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
-        """See ``DataConfig``; int32 [T] each, see ``packed_arrays``."""
+        """See ``DataConfig``; each array is int32 [T], see ``packed_arrays``."""
         return packed_specs(self.length)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns packed examples; `concat` splits differently in every epoch unless prepared."""
+        """Returns packed examples; epochs of `concat` differ, unless the source is prepared."""
         if is_prepared(self.source_name):
-            # The settings of the folder must match, because its sequences cannot be packed again.
+            # The settings of the folder must be the same, because its sequences are already packed.
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
             splits = SPLITS if self.validation else SPLITS[:1]
             read = partial(prepared_split, splits=splits, tokenizer=tokenizer, requested=requested)
@@ -223,7 +224,7 @@ class CausalLMData(DocumentsData):
         return super().train_split(tokenizer, labels, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns sequences that have every validation token once."""
+        """Returns sequences that contain every validation token exactly once."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         if is_prepared(self.source_name):
@@ -237,7 +238,7 @@ class CausalLMData(DocumentsData):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns sequences that have every token of a source once."""
+        """Returns sequences that contain every token of a source exactly once."""
         name = as_source(source)
         if is_prepared(name):
             return prepared_split(name, SPLITS, tokenizer, {"length": self.length})
@@ -249,12 +250,12 @@ class CausalLMData(DocumentsData):
     def examples_of(
         self, documents: Documents, tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """See ``DocumentsData``; an evaluation has every token once."""
+        """See ``DocumentsData``; for evaluation, the examples contain every token exactly once."""
         corpus = _corpus(documents, tokenizer)
         if seed is None:
             return _split(CausalLMEvaluationExamples(corpus, self.length), corpus)
         examples = CausalLMExamples(corpus, self.length, self.packing, seed)
-        # Plan the sequences of first-fit now instead of in the first batch.
+        # Access the property to plan the sequences of first-fit now and not with the first batch.
         _ = examples.num_examples
         return _split(examples, corpus)
 
@@ -278,18 +279,18 @@ class CausalLMData(DocumentsData):
         return DataSplit(examples, sample, sample.fingerprint, summary)
 
     def _held_out_episodes(self, patterns: Patterns, tokenizer: Tokenizer) -> DataSplit:
-        """Returns episodes of held-out tasks, each complete in one sequence."""
+        """Returns episodes of held-out tasks. No episode is split between sequences."""
         require_bos_eos(tokenizer)
         corpus = self._corpus_of(
             [patterns.held_out_episode(index, self.length) for index in range(NUM_HELD_OUT)],
             tokenizer,
         )
-        # first-fit never splits these episodes, because each fits a sequence.
+        # first-fit never splits these episodes, because each fits into a sequence.
         split = _split(CausalLMExamples(corpus, self.length, "first-fit"), corpus)
         return replace(split, notes=("the tasks of these documents are held out from training",))
 
     def _corpus_of(self, episodes: list[Episode], tokenizer: Tokenizer) -> TokenCorpus:
-        # Decode the tokens that fit, so that the texts of the documents match the examples exactly.
+        # Decode the tokens that fit, so that each document has exactly the text of its example.
         texts = [
             tokenizer.decode(episode_tokens(tokenizer, episode, self.length))
             for episode in episodes
@@ -297,7 +298,7 @@ class CausalLMData(DocumentsData):
         return _corpus(Documents.of(texts), tokenizer)
 
     def _held_out(self) -> dict[str, float]:
-        """Returns the held-out fraction that a prepared source must have to validate on it."""
+        """Returns the held-out fraction that a prepared source must have for validation."""
         return {} if self.validation else {"validation_fraction": self.validation_fraction}
 
 

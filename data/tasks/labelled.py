@@ -1,9 +1,9 @@
-"""The base classes of data from records: from a source to the examples and arrays of a split.
+"""Defines the base classes of data that are made from records with fields.
 
-``RecordData`` reads and divides any records; ``LabelledData`` adds labels and predictions. A
-subclass (``SequenceClassificationData`` …) declares which sources and fields it reads, and defines
-how a record becomes an example, and how examples become arrays. The code that reads and divides the
-records is in this file.
+``RecordData`` reads any records and divides them into splits; ``LabelledData`` adds labels and
+predictions. A subclass (``SequenceClassificationData`` …) declares which sources and fields it
+reads, and defines how a record is converted to an example, and how examples are converted to
+arrays.
 """
 
 from abc import abstractmethod
@@ -40,30 +40,30 @@ from ..tokenizers.base import Tokenizer
 from .base import DataConfig
 from .labelled_examples import E, EncodedExamples, ExampleSet, ExampleTexts, divide
 
-# These settings are not part of the fingerprint. They only determine the examples and the
-# tokenizer, which are part of it.
+# These settings are not part of the fingerprint, because they affect only the examples and the
+# tokenizer, which are part of the fingerprint.
 _FOUND_AGAIN = (
     *("source", "validation", "validation_fraction", "tokenizer", "num_workers"),
     "label_names",
 )
 _LABELS_SHOWN = 20
-# With fewer examples, rare labels are normal and cause no warning.
+# If there are fewer examples than this, rare labels are normal and cause no warning.
 _FEW_EXAMPLES = 8
 LabelledLength = Annotated[int, Range(least=8)]
-"""A length that leaves room for two texts and their special tokens."""
+"""A sequence length that leaves room for two texts and their special tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordData(DataConfig, Generic[E]):
-    """The base class of data whose examples are made from records with fields."""
+    """The base class of all data whose examples are made from records with fields."""
 
     forms: ClassVar[dict[str, str]]
-    """The kinds of source that can be read, with the default fields of each."""
+    """The kinds of source that can be read, each with its default fields."""
     published_fields: ClassVar[dict[str, str]] = {}
     """The fields of well-known published data sets, by the name of the data set."""
     noun: ClassVar[str] = "examples"
     columns: ClassVar[ColumnRoles] = LABELED_TEXTS
-    """The roles of the columns of a table, and the names that identify its header."""
+    """The roles of the columns in a table, and the names that identify a header."""
 
     @abstractmethod
     def read(self, records: OpenedRecords, split: Split) -> ExampleSet[E]:
@@ -71,7 +71,8 @@ class RecordData(DataConfig, Generic[E]):
 
         Args:
           records: The opened source.
-          split: The split of a published or built-in source; other sources are read whole.
+          split: The split to read, if the source is published or built in. All other sources are
+            read completely.
 
         Raises:
           DataError: The source cannot be read, has too few or too many fields, or an example is not
@@ -83,14 +84,14 @@ class RecordData(DataConfig, Generic[E]):
         return review_records(source, split)
 
     def labels_in(self, example: E) -> tuple[str, ...]:
-        """Returns the labels of an example to count for the log."""
+        """Returns the labels of an example that are counted for the log."""
         return ()
 
     def _records(
         self, records: OpenedRecords, split: Split
     ) -> tuple[list[Record], tuple[str, ...]]:
         """Returns the records of a source, and lines for the log."""
-        # Conditions of the source leave out records; the log states how many.
+        # The conditions of the source may leave out records; the log states how many.
         notes, left_out = records.notes, LeftOut()
         read = list(records.read(split, left_out))
         return read, (*notes, *left_out_notes(left_out, "record"))
@@ -104,17 +105,17 @@ class RecordData(DataConfig, Generic[E]):
         *,
         training: bool = False,
     ) -> EncodedExamples:
-        """Makes arrays from examples, which all have labels or all have no labels.
+        """Makes arrays from examples. Either all examples have labels, or none has.
 
         Args:
           examples: The examples.
           tokenizer: The tokenizer.
           labels: The names of the labels.
-          training: Whether the arrays are for training, and not for an evaluation.
+          training: Whether the arrays are for training. If False, they are for evaluation.
         """
 
     def decisive_settings(self) -> dict[str, object]:
-        """Returns the settings that determine the arrays, for the fingerprint."""
+        """Returns the settings that affect the arrays and are part of the fingerprint."""
         names = [field.name for field in fields(self) if field.name not in _FOUND_AGAIN]
         return {name: getattr(self, name) for name in names}
 
@@ -127,27 +128,27 @@ class RecordData(DataConfig, Generic[E]):
         return self._split(self._part("train"), tokenizer, labels, training=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the validation source, else the published split, else the held-out examples."""
+        """Returns the validation examples: a named source, a published split or held-out ones."""
         return self._split(self._part("validation"), tokenizer, labels)
 
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all of another source, or the validation split of a published data set."""
+        """Returns all examples of a source, or the validation split of a published data set."""
         return self._split(self._read(self.open(source), "validation"), tokenizer, labels)
 
     def _own_source(self) -> LabelledSource:
         return parse_labelled(self.source_name, self.forms)
 
     def _part(self, split: Split) -> ExampleSet[E]:
-        # Validation data come from the named source, a published split, or a held-out part.
+        # A source that the configuration names for validation takes precedence.
         if split == "validation" and self.validation is not None:
             return self._read(self.open(self.validation), "validation")
-        # Sources with a validation split are not divided.
+        # If the source itself has a validation split, it is not divided.
         records = self.open(self.source)
         if records.validation is not None:
             return self._read(records, split)
-        # All other sources are one set of examples, which is divided by hash.
+        # Any other source is one set of examples, which is divided by hash.
         whole = self._read(records, "train")
         fraction = self.held_out_fraction
         if fraction == 0 and split == "train":
@@ -160,8 +161,8 @@ class RecordData(DataConfig, Generic[E]):
         """Opens a source of the kinds in ``forms``.
 
         Args:
-          name: The name, or a list of examples.
-          columns: The roles of the columns of a table. Defaults to ``self.columns``.
+          name: The name of the source, or a list of examples.
+          columns: The roles of the columns, if the source is a table. Defaults to ``self.columns``.
 
         Raises:
           DataError: The kind is unknown, or a published data set cannot be opened.
@@ -189,7 +190,7 @@ class RecordData(DataConfig, Generic[E]):
 
     @cached_property
     def _loaded(self) -> dict[tuple[LabelledSource, Split], ExampleSet[E]]:
-        """Cache the examples, because labels, texts and splits need the same examples."""
+        """A cache of the examples, because labels, texts and splits need the same examples."""
         return {}
 
     def _split(
@@ -201,35 +202,35 @@ class RecordData(DataConfig, Generic[E]):
         training: bool = False,
     ) -> DataSplit:
         rows = self.encode(loaded.examples, tokenizer, labels, training=training)
-        # The fingerprint covers everything that determines the arrays: settings, labels, tokenizer
+        # The fingerprint depends on everything that affects the arrays: settings, labels, tokenizer
         # and examples.
         decisive = (self.kind, self.decisive_settings(), labels, training)
         fingerprint = digest([repr(decisive), tokenizer.fingerprint], map(repr, loaded.examples))
-        # `notes` are added to the summary; each of `lines` is a separate line of the log.
+        # The `notes` are added to the summary. Each of the `lines` is a separate line in the log.
         number = counted(len(loaded.examples), self.noun.removesuffix("s"))
         summary = ", ".join([number, *rows.notes, *loaded.notes])
         notes = (*loaded.lines, *_label_note(self._counts(loaded.examples), labels))
         return DataSplit(rows, list(loaded.examples), fingerprint, summary, notes)
 
     def _counts(self, examples: Iterable[E]) -> Counter[str]:
-        """Counts the labels of examples."""
+        """Counts how often each label occurs in the examples."""
         return Counter(name for example in examples for name in self.labels_in(example))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(RecordData[E]):
-    """The base class of labeled data."""
+    """The base class of all labeled data."""
 
     field_names: ClassVar[str]
-    """The fields of a record as written in source names, with optional fields in square brackets.
-    """
+    """The fields of a record as they are written in a source name, with optional fields in square
+    brackets."""
     label_field: ClassVar[int] = 0
-    """The index of the label among the fields."""
+    """The index of the label field among the fields."""
     imported_length: ClassVar[int | None] = 512  # the length of BERT
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Add the field names to examples in memory, so that config.json records them.
+        # Add the field names to the name of examples in memory, so that config.json records them.
         for name in ("source", "validation"):
             if isinstance(given := getattr(self, name), Examples):
                 fields = parse_labelled(given, self.forms, self._own_source()).fields
@@ -238,12 +239,12 @@ class LabelledData(RecordData[E]):
     def read(self, records: OpenedRecords, split: Split) -> ExampleSet[E]:
         """See ``RecordData``."""
         source = records.source
-        # Count the fields of a syntax such as "label,text[,text_b]".
+        # Count the required and the optional fields in a syntax such as "label,text[,text_b]".
         most = self.field_names.count(",") + 1
         fewest, number = most - self.field_names.count("["), len(source.fields)
         problem = f"{source.name!r} names {number} fields: name them as #{self.field_names}"
         require(fewest <= number <= most, problem, DataError)
-        # Published labels are class ids with declared names; local labels are names.
+        # Labels of published data sets are class ids with declared names; local labels are names.
         label = source.fields[self.label_field]
         rows, lines = self._records(records, split)
         rows, names = self.named(rows, records.class_names(label))
@@ -253,11 +254,11 @@ class LabelledData(RecordData[E]):
     def named(
         self, records: list[Record], names: tuple[str, ...] | None
     ) -> tuple[list[Record], tuple[str, ...] | None]:
-        """Returns records and the names of their labels if the labels are numbers.
+        """Returns the records and, if their labels are numbers, the names of the labels.
 
         Args:
           records: The records.
-          names: The names that a published data set declares.
+          names: The label names that a published data set declares.
         """
         return records, names
 
@@ -265,24 +266,24 @@ class LabelledData(RecordData[E]):
     def labelled(
         self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
     ) -> ExampleSet[E]:
-        """Makes examples from records with all fields.
+        """Makes examples from records that have all fields.
 
         Args:
           records: The records.
-          names: The names of the labels if labels are numbers, as in published data sets.
+          names: The names of the labels, if labels are numbers as in published data sets.
           split: The split of the records.
         """
 
     @abstractmethod
     def unlabelled(self, records: Iterable[Record]) -> list[E]:
-        """Makes unlabeled examples from records without the label field."""
+        """Makes unlabeled examples from records that lack the label field."""
 
     @abstractmethod
     def examples_to_predict(self, path: str, unread: set[str]) -> list[E]:
-        """Reads examples without labels from a file, or from standard input for ``-``.
+        """Reads examples without labels from a file or from standard input.
 
         Args:
-          path: The file.
+          path: The name of the file, or ``-`` for standard input.
           unread: Collects the names of fields that are present but not read.
         """
 
@@ -292,16 +293,17 @@ class LabelledData(RecordData[E]):
         Takes the same arguments as ``examples_to_predict``.
 
         Raises:
-          DataError: The source does not name the fields of the model, with or without the label.
+          DataError: The source does not name the fields that the model reads, with or without the
+            label.
         """
         records = self.open(name, self.columns.without(self.label_field))
         given, trained = records.source.fields, self.fields
-        # Drop the label, unless the fields already omit it.
+        # Drop the label, unless the named fields already omit it.
         if len(given) + 1 != len(trained):
             source = replace(records.source, fields=self.without_label(given))
             records = replace(records, source=source)
-            # A model of CoNLL files has at most one field, the tag column, so the source need not
-            # name as many fields.
+            # A model trained on CoNLL files has at most one field, the tag column. In this case the
+            # source may name a different number of fields.
             require(
                 len(trained) <= 1 or len(given) == len(trained),
                 f"{name!r} names {len(given)} fields ({', '.join(given)}) but this model "
@@ -309,16 +311,16 @@ class LabelledData(RecordData[E]):
                 "label",
                 error=DataError,
             )
-        # Predict the validation split of sources that have splits.
+        # If the source has splits, predict its validation split.
         return self.unlabelled(records.read("validation"))
 
     def without_label(self, fields: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the fields other than the label."""
+        """Returns all fields except the label."""
         return fields[: self.label_field] + fields[self.label_field + 1 :]
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that are read from the source: names, or numbers of columns."""
+        """The names of the fields that are read from the source, or the numbers of columns."""
         return with_known_fields(self._own_source(), self.published_fields).fields
 
     def fields_to_predict(self, usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -342,8 +344,9 @@ class LabelledData(RecordData[E]):
         """Returns unlabeled examples for prediction.
 
         Args:
-          path: A file (see ``examples_to_predict``), ``-`` for standard input, a labeled
-            source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read, or a list of examples.
+          path: The name of a file (see ``examples_to_predict``), ``-`` for standard input, a
+            labeled source (``tsv:GLOB#LABEL,TEXT``), whose labels are not read, or a list of
+            examples.
           tokenizer: The tokenizer of the model.
           labels: The names of the model's labels.
 
@@ -365,7 +368,7 @@ class LabelledData(RecordData[E]):
         return self._split(ExampleSet(tuple(examples), notes=notes), tokenizer, labels)
 
     def examples_in_memory(self, name: Examples, unread: set[str]) -> list[E]:
-        """Reads dicts of fields, or texts; takes the same arguments as ``examples_to_predict``."""
+        """Reads dicts of fields or texts; takes the same arguments as ``examples_to_predict``."""
         source = parse_labelled(name, self.forms, self._own_source())
         source = replace(source, fields=self.without_label(source.fields))
         read = single_fields(source.fields)
@@ -373,11 +376,11 @@ class LabelledData(RecordData[E]):
         return self.unlabelled(read_fields(source, self.columns))
 
     def _whole(self) -> ExampleSet[E]:
-        """Reads the training examples and, from a local source, also the held-out examples."""
+        """Reads the training examples and, if the source is local, also the held-out examples."""
         return self._read(self.open(self.source), "train")
 
     def _rare_labels(self) -> tuple[str, ...]:
-        """Returns a warning if a label occurs once in the source, counting held-out examples."""
+        """Returns a warning if a label occurs only once, even including held-out examples."""
         examples = self._whole().examples
         unique = sorted(name for name, count in self._counts(examples).items() if count == 1)
         if not unique or len(examples) < _FEW_EXAMPLES:
@@ -390,7 +393,7 @@ class LabelledData(RecordData[E]):
 
 
 def _label_note(counts: Counter[str], labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a log line with known labels in the order of their ids, then other labels by name."""
+    """Returns a log line with label counts: known labels in id order, then others by name."""
     order = [*filter(counts.__contains__, labels), *sorted(counts.keys() - {*labels})]
     shown = ", ".join(f"{name} ({counts[name]:,})" for name in order[:_LABELS_SHOWN])
     hidden = len(order) - _LABELS_SHOWN

@@ -1,4 +1,4 @@
-"""Labeled examples before and after they become arrays, for all kinds of labeled data."""
+"""Represents labeled examples before and after their conversion to arrays."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,24 +18,24 @@ from ..tokenizers.base import Tokenizer
 
 
 # The fingerprint of a split hashes the repr of each example, which contains the class name and all
-# fields that determine its arrays. Renaming `ClassificationExample`, `SpanExample`,
-# `TaggingExample`, `ChoiceExample` or such a field prevents older runs from being resumed.
+# fields that affect its arrays. If `ClassificationExample`, `SpanExample`, `TaggingExample`,
+# `ChoiceExample` or one of these fields is renamed, older runs can no longer be resumed.
 class Example(Protocol):
     """A labeled example."""
 
     @property
     def location(self) -> str:
-        """The location of the example, for messages: ``train.tsv line 7``."""
+        """The location of the example, for messages, such as ``train.tsv line 7``."""
         ...
 
     @property
     def group(self) -> str:
-        """A key; all examples of a source that share a key are in the same split."""
+        """A key. All examples of a source with the same key are in the same split."""
         ...
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts for training a vocabulary."""
+        """The texts of the example, on which a vocabulary can be trained."""
         ...
 
 
@@ -43,7 +43,7 @@ E = TypeVar("E", bound=Example)
 
 
 class EncodedExamples(ExampleSource, Protocol):
-    """Examples as arrays, with remarks for the log."""
+    """Examples that have been converted to arrays, with remarks for the log."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -53,13 +53,13 @@ class EncodedExamples(ExampleSource, Protocol):
 
 @dataclass(frozen=True)
 class ExampleSet(Generic[E]):
-    """The examples of a source as read.
+    """The examples of a source, before they are converted to arrays.
 
     Attributes:
       examples: The examples, at least one.
-      class_names: The names of the labels if the source declares them.
-      notes: Remarks for the summary: ``IOB1 tags converted to BIO``.
-      lines: Further lines for the log, such as a recognized header.
+      class_names: The names of the labels, if the source declares them.
+      notes: Remarks for the summary, such as ``IOB1 tags converted to BIO``.
+      lines: Additional lines for the log, such as a line about a recognized header.
     """
 
     examples: tuple[E, ...]
@@ -73,9 +73,9 @@ class LabelledExamples(ABC, Generic[E]):
     """The base class of example sources that convert model outputs to predictions.
 
     Attributes:
-      tokens: The texts as tokens with special tokens, R sequences.
-      examples: The n examples that the sequences are made from, for predictions.
-      values: The labels, by default one for each example; None if unknown (prediction).
+      tokens: R sequences of tokens, including special tokens.
+      examples: The n examples from which the sequences are made; predictions need them.
+      values: The labels, by default one for each example; None if unknown (in prediction).
       notes: Remarks for the log, such as the number of truncated examples.
     """
 
@@ -93,26 +93,27 @@ class LabelledExamples(ABC, Generic[E]):
         """Makes one example, which is the same in every epoch.
 
         Returns:
-          ``input_ids``, ``attention_mask``, ``token_type_ids`` int32 [T], and the labels, if known.
+          ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [T], and the labels if they
+          are known.
         """
-        # Examples to predict have no labels, so the batch has no array of labels.
+        # In prediction, labels are unknown, so the batch has no array of labels.
         row = self.row(index)
         return row if self.values is None else {**row, **self.labels_of(index, self.values)}
 
     def row(self, index: int) -> dict[str, np.ndarray]:
-        """Returns the arrays of an example without its labels."""
+        """Returns all arrays of an example except its labels."""
         return self.tokens.example(index)
 
     def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the arrays of the labels of an example, ``labels`` by default."""
+        """Returns the arrays that contain an example's labels; by default this is ``labels``."""
         return {"labels": np.asarray(values[index])}
 
     @abstractmethod
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
-        """Converts the outputs for all sequences to a prediction for each labeled example."""
+        """Converts the model's outputs for all sequences to one prediction for each example."""
 
     def gold(self) -> Sequence[object]:
-        """Returns the reference for each labeled example."""
+        """Returns the correct result for each labeled example."""
         return require_value(self.values, "examples to predict have no labels").tolist()
 
 
@@ -124,7 +125,7 @@ class ExampleTexts:
 
     @property
     def fingerprint(self) -> str:
-        """The hash is equal for equal texts in the same order."""
+        """A hash of all texts in their order."""
         return digest(self)
 
     def __iter__(self) -> Iterator[str]:
@@ -140,17 +141,17 @@ def encoded_texts(
     length: int,
     noun: str,
 ) -> tuple[BertInputs, tuple[str, ...]]:
-    """Tokenizes single texts and pairs; see ``encode_texts``.
+    """Tokenizes single texts or pairs of texts; see ``encode_texts``.
 
     Args:
       texts: The one or two texts of each example.
       locations: The location of each text or pair, for messages.
       tokenizer: The tokenizer.
       length: The length of a sequence, T.
-      noun: The singular name of a text or pair.
+      noun: The singular noun that messages use for a text or pair.
 
     Returns:
-      The tokens, and a note if some texts were truncated.
+      The tokens, and a note for the log if some texts were truncated.
     """
     template = Template.of(tokenizer, length)
     tokens, num_truncated = encode_texts(texts, tokenizer, template, locations)
@@ -159,7 +160,7 @@ def encoded_texts(
 
 
 def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, ExampleSet[E]]:
-    """Divides examples by the hash of their groups, so that a group is never in both splits.
+    """Divides examples into splits by the hash of their groups, so a group is never divided.
 
     Args:
       whole: All examples.
@@ -169,7 +170,7 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     Raises:
       DataError: All examples are in one group.
     """
-    # Examples of a group have the same digest, so they are in the same split.
+    # All examples of a group have the same digest, so they are in the same split.
     digests = [text_digest(example.group) for example in whole.examples]
     require(
         len(set(digests)) > 1,
@@ -181,7 +182,7 @@ def divide(whole: ExampleSet[E], fraction: float, name: str) -> dict[Split, Exam
     parts: dict[Split, list[E]] = {"train": [], "validation": []}
     for example, key in zip(whole.examples, digests, strict=True):
         parts[division.split(key)].append(example)
-    # Only the training examples have the note on how the file was read, so that it is logged once.
+    # Only the training examples get the lines about how the file was read, which are logged once.
     return {
         split: replace(
             whole, examples=tuple(examples), lines=whole.lines if split == "train" else ()

@@ -1,8 +1,8 @@
-"""Multiple choice: a context, an optional question, and several choices with one correct choice.
+"""Prepares data for multiple choice: a context, optionally a question, and one correct choice.
 
-Devlin et al. 2018, section 4.4 (SWAG): each choice is a separate sequence, a pair of the context
-and the choice with the special tokens of the tokenizer's frame, and the sequences of an example
-compete. A question is prepended to each choice (RACE, CosmosQA).
+As in Devlin et al. 2018, section 4.4 (SWAG), each choice is a separate sequence: a pair of the
+context and the choice, with the special tokens of the tokenizer's frame. The sequences of an
+example compete. If there is a question, it is prepended to each choice (RACE, CosmosQA).
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, C, T] and
 ``labels`` [B], the index of the correct choice.
@@ -32,14 +32,14 @@ from .labelled_examples import ExampleSet, LabelledExamples, encoded_texts
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """A context with choices.
+    """A context with several choices.
 
     Attributes:
       context: The text before the choices.
-      question: The question, or None.
+      question: The question, or None if there is none.
       choices: The choices, at least two.
-      label: The index of the correct choice, or None if unknown (prediction).
-      location: The location of the example, for messages: `train.tsv line 7`.
+      label: The index of the correct choice, or None if unknown (in prediction).
+      location: The location of the example, for messages, such as `train.tsv line 7`.
     """
 
     context: str
@@ -50,25 +50,25 @@ class ChoiceExample:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The context, the question if present, and the choices."""
+        """The context, the question if there is one, and the choices."""
         question = () if self.question is None else (self.question,)
         return (self.context, *question, *self.choices)
 
     @property
     def group(self) -> str:
-        """See ``Example``; all questions about a context are in the same split."""
+        """See ``Example``; all examples with the same context are in the same split."""
         return self.context
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The two texts of each choice's sequence."""
+        """The two texts that form the sequence of each choice."""
         before = "" if self.question is None else f"{self.question} "
         return [(self.context, before + choice) for choice in self.choices]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceData(LabelledData[ChoiceExample]):
-    """Contexts with several choices each and one correct choice."""
+    """Contexts with several choices, of which one is correct."""
 
     kind: ClassVar[str] = "multiple_choice"
     forms: ClassVar[dict[str, str]] = {
@@ -90,12 +90,12 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
     """jsonl:GLOB#label,context[,question],choices (or choice1+choice2),
     parquet:GLOB, tfds:hellaswag or hf:NAME."""
     length: LabelledLength = 128
-    """Tokens in the sequence of a choice, T."""
+    """The number of tokens in the sequence of a choice, T."""
 
     def labelled(
         self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
     ) -> ExampleSet[ChoiceExample]:
-        """See ``LabelledData``; choices are one list, or several fields joined by plus signs."""
+        """See ``LabelledData``; choices are one list, or several fields joined with plus signs."""
         return ExampleSet(_equally_many(list(map(_from_record, records))))
 
     def labels_in(self, example: ChoiceExample) -> tuple[str, ...]:
@@ -108,10 +108,10 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         return list(_equally_many(unknown))
 
     def examples_to_predict(self, path: str, unread: set[str]) -> list[ChoiceExample]:
-        """Reads JSON lines with the fields of the source except the label.
+        """Reads JSON lines that have all fields of the source except the label.
 
-        If the source has numbered columns, the lines are ``{"context": …, "choices": [...]}``, with
-        ``"question"`` if the source has questions.
+        If the fields of the source are column numbers, the lines must have the form
+        ``{"context": …, "choices": [...]}``, with a ``"question"`` if the source has questions.
         """
         question = ("question",) if len(self.fields) == 4 else ()
         fields = self.fields_to_predict(("context", *question, "choices"))
@@ -131,7 +131,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         training: bool = False,
     ) -> "MultipleChoiceExamples":
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
-        # Flatten the choices of all examples; all examples have the same number of choices.
+        # Put the choices of all examples into one list. Each example has the same number of them.
         pairs = [(pair, example.location) for example in examples for pair in example.pairs]
         texts, locations = zip(*pairs, strict=True)
         tokens, cut = encoded_texts(texts, locations, tokenizer, length=self.length, noun="choice")
@@ -139,7 +139,7 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
         return MultipleChoiceExamples(
             tokens=tokens,
             examples=tuple(examples),
-            # Examples for prediction have no labels at all.
+            # In prediction, no example has a label.
             values=None if None in correct else np.array(correct, np.int32),
             notes=(f"{len(examples[0].choices)} choices each", *cut),
         )
@@ -147,10 +147,10 @@ class MultipleChoiceData(LabelledData[ChoiceExample]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
-    """The C sequences of each of n examples; see ``dataset.ExampleSource``.
+    """n examples with C sequences each; see ``dataset.ExampleSource``.
 
     The values are the indices of the correct choices, int32 [n]. The sequences of an example are
-    consecutive, so the arrays of an example are int32 [C, T].
+    consecutive, so each array of an example is int32 [C, T].
     """
 
     @property
@@ -159,20 +159,21 @@ class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
         return len(self.examples)
 
     def row(self, index: int) -> dict[str, np.ndarray]:
-        """Returns the arrays of the choices of an example."""
+        """Returns the arrays that contain the choices of an example."""
         number = len(self.examples[index].choices)
         rows = [self.tokens.example(index * number + choice) for choice in range(number)]
         return stacked(rows)
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
-        """Chooses the most probable choice of each example.
+        """Selects the most probable choice of each example.
 
         Args:
-          predictions: ``logits`` float [n, C].
+          predictions: ``logits``, float [n, C].
 
         Returns:
-          For each example a dictionary of its context, the index of the choice ("choice"), its
-          "text" and the "probabilities" of all choices, with the "question" if there is one.
+          For each example, a dictionary with its "context", the index of the selected choice
+          ("choice"), the "text" of that choice, the "probabilities" of all choices, and the
+          "question" if there is one.
         """
         # The choices of an example compete, so their probabilities sum to one.
         table = softmax(output(predictions, "logits", self.num_examples))  # [n, C]
@@ -190,7 +191,7 @@ class MultipleChoiceExamples(LabelledExamples[ChoiceExample]):
 def _from_record(record: Record, labelled: bool = True) -> ChoiceExample:
     label, context, *question, choices = record.values
     location = record.location
-    # If the choices are not a list, None makes the next check fail.
+    # If the choices are not a list, use None, which makes the next check fail.
     texts = (context, *question, *(choices if isinstance(choices, list) else (None,)))
     require(
         all(isinstance(text, str) for text in texts),
@@ -200,7 +201,7 @@ def _from_record(record: Record, labelled: bool = True) -> ChoiceExample:
     )
     number = len(choices)
     require(number > 1, f"{location} has {number} choices: give at least two", error=DataError)
-    # Accept a number, or its digits as text.
+    # Accept an integer, or a text that consists of digits.
     index = int(str(label)) if str(label).isdecimal() else -1
     require(
         not labelled or 0 <= index < number,

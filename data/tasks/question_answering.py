@@ -1,9 +1,9 @@
-"""Question answering: questions whose answer is a span of a passage.
+"""Prepares data for question answering, where an answer is a span of a passage.
 
-Devlin et al. 2018, sections 4.2 and 4.3: a pair of the question and the passage, with the special
-tokens of the tokenizer's frame. The model predicts the start and the end of the answer; for "no
-answer" both are the first token of the row (``[CLS]``). A long passage is divided into overlapping
-windows, and each window is an example.
+As in Devlin et al. 2018, sections 4.2 and 4.3, the input is a pair of the question and the passage,
+with the special tokens of the tokenizer's frame. The model predicts the start and the end of the
+answer; for "no answer" both are the first token of the row (``[CLS]``). A long passage is divided
+into overlapping windows, and each window is an example.
 
 The arrays of a batch are int32: ``input_ids``, ``attention_mask``, ``token_type_ids`` [B, T], and
 ``start_positions``, ``end_positions`` [B], the first and the last token of the answer.
@@ -41,10 +41,10 @@ from .labelled import LabelledData, LabelledLength
 from .labelled_examples import ExampleSet, LabelledExamples
 
 NO_ANSWER = "no answer"
-"""The only label, present if some training questions have no answer."""
+"""The only label. It exists if some training questions have no answer."""
 _UNSURE = "no answer whose location is certain"
 _SPLIT = "an answer that does not fit in any window"
-# The span of an answer whose location is unknown, in arrays.
+# In arrays, this span means that the location of the answer is unknown.
 _UNKNOWN = (-2, -2)
 # The maximum number of question ids that a summary lists.
 _NUM_NAMED = 3
@@ -68,17 +68,18 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     source: SourceField
     """squad:GLOB, tfds:squad/v1.1 or hf:rajpurkar/squad."""
     length: LabelledLength = 384
-    """Tokens in a sequence, T."""
+    """The number of tokens in a sequence, T."""
     stride: PositiveInt = 128
-    """Tokens between the starts of two windows of a passage; capped at half a window."""
+    """The number of tokens between the starts of consecutive windows of a passage. It is limited to
+    half a window."""
     max_question_length: PositiveInt = 64
-    """Maximum question length in tokens, capped at half a sequence. Longer questions are
-    truncated."""
+    """The maximum length of a question in tokens. It is limited to half a sequence. Longer
+    questions are truncated."""
     max_answer_length: PositiveInt = 30
-    """Maximum length of a predicted answer, in tokens."""
+    """The maximum length of a predicted answer, in tokens."""
 
     def read(self, records: OpenedRecords, split: Split) -> ExampleSet[SpanExample]:
-        """See ``LabelledData``; ``squad:GLOB`` has no fields to name."""
+        """See ``LabelledData``; the name of a source ``squad:GLOB`` specifies no fields."""
         source = records.source
         if source.kind == "squad":
             loaded = ExampleSet(in_groups(list(read_questions(source))))
@@ -88,7 +89,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         _check_ids(examples)
         problem = f"no question of {source.name!r} has an answer: give a labeled source"
         require(not examples or any(example.answers for example in examples), problem, DataError)
-        # Log answers that are not at their stated positions; training leaves them out.
+        # Log the answers that are not at their stated positions, because training omits them.
         wrong = [x for x in examples for answer in x.known_answers if answer.start is None]
         note = f"{len(wrong):,} answers are not at the stated locations ({_named(wrong)})"
         return replace(loaded, notes=(note,) if wrong else ())
@@ -118,13 +119,13 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         return examples
 
     def examples_to_predict(self, path: str, unread: set[str]) -> list[SpanExample]:
-        """Reads SQuAD's JSON, or JSON lines ``{"question": …, "context": …}``."""
+        """Reads a file in the SQuAD format, or JSON lines ``{"question": …, "context": …}``."""
         examples = tuple(questions_to_predict(input_lines(path), unread))
         _check_ids(examples)
         return list(examples)
 
     def labels(self) -> tuple[str, ...]:
-        """Returns ``no answer`` if some questions have no answer, so that it can be predicted."""
+        """Returns the label ``no answer`` if some questions have no answer, otherwise no label."""
         return (NO_ANSWER,) if NO_ANSWER in self._counts(self._whole().examples) else ()
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
@@ -143,20 +144,21 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
     ) -> "QuestionAnsweringExamples":
         """Divides passages into windows; see ``LabelledData``.
 
-        Training leaves out questions whose answer has no certain location, or does not fit in any
-        window. With [CLS] as label, a model would learn that such questions have no answer.
+        Training omits a question if the location of its answer is uncertain, or if no window
+        contains the whole answer. If such questions had the label [CLS], the model would learn that
+        they have no answer.
 
         Raises:
-          DataError: No question is left for training.
+          DataError: No question remains for training.
         """
         template = Template.of(tokenizer, self.length)
-        # Tokenize each distinct passage once; many questions share a passage.
+        # Tokenize each distinct passage only once, because many questions share a passage.
         passages = {
             text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
             for text in dict.fromkeys(example.passage for example in examples)
         }
         offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
-        # A question takes at most half of a row, so that a window of the passage has enough
+        # A question may fill at most half of a row, so that a window of the passage has enough
         # context.
         longest = min(self.max_question_length, template.room(2) // 2)
         encoded = tokenizer.encode_batch([example.question for example in examples])
@@ -170,7 +172,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             )
             for example, ids in zip(examples, encoded, strict=True)
         ]
-        # Evaluation keeps all questions, because it scores the texts of answers.
+        # Evaluation keeps all questions, because it scores the texts of the answers.
         kept = [question for question in questions if not (training and question.problem)]
         require(
             kept,
@@ -178,7 +180,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             "window: give other questions, or a greater length",
             error=DataError,
         )
-        # One row for each window of each kept question.
+        # Make one row for each window of each kept question.
         pairs = [(q.ids, q.passage[start:end]) for q in kept for start, end in q.windows]
         ranges = np.concatenate([question.windows for question in kept], dtype=np.int32)  # [R, 2]
         inputs = BertInputs.of(template, pairs)
@@ -192,7 +194,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         )
         num_truncated = sum(len(ids) > longest for ids in encoded)
         limit = f"{longest} tokens (data.max_question_length, at most half a sequence)"
-        # The log says what happens to questions without a usable answer.
+        # The log states what happens to questions that have no usable answer.
         consequence = "left out" if training else "left out of the loss"
         return QuestionAnsweringExamples(
             tokens=inputs,
@@ -222,7 +224,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
         room: int,
         training: bool,
     ) -> "_Question":
-        """Divides the passage of a question into windows, which share the row with the question."""
+        """Divides the passage of a question into windows that fit into a row with the question."""
         found = windows(len(tokens), room - len(ids), self.stride)
         span, problem = _answer_in(found, _answer_tokens(example, offsets, training), training)
         return _Question(example, ids, tokens, found, span, problem)
@@ -232,22 +234,22 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
 class QuestionAnsweringExamples(LabelledExamples[SpanExample]):
     """The windows of questions; see ``dataset.ExampleSource``.
 
-    The values are the first and the last token of the answer in each of R windows, int32 [R, 2], -1
-    if unknown.
+    The values are the first and the last token of the answer in each of R windows, int32 [R, 2].
+    They are -1 if unknown.
 
     Attributes:
-      decoding: Which question each window belongs to, and which passage tokens it contains.
+      decoding: The question that each window belongs to, and the passage tokens in the window.
     """
 
     decoding: SpanDecoding
 
     def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns ``start_positions`` and ``end_positions``, int32 [] each."""
+        """Returns ``start_positions`` and ``end_positions``; each is int32 []."""
         start, end = values[index]
         return {"start_positions": np.asarray(start), "end_positions": np.asarray(end)}
 
     def gold(self) -> list[Prediction]:
-        """Returns ``{"id": …, "answers": [texts]}`` for each question; the list may be empty."""
+        """Returns ``{"id": …, "answers": [texts]}`` per question; the list may be empty."""
         return [
             {"id": example.id, "answers": [answer.text for answer in example.known_answers]}
             for example in self.examples
@@ -260,16 +262,16 @@ class QuestionAnsweringExamples(LabelledExamples[SpanExample]):
 
 @dataclass(frozen=True)
 class _Question:
-    """A question and the windows over its passage.
+    """A question and the windows of its passage.
 
     Attributes:
-      example: The question as read.
+      example: The question as it was read.
       ids: The tokens of the question.
       passage: The tokens of the passage.
-      windows: Half-open ranges of passage tokens.
-      span: The first and last passage token of the answer; (-1, -1) for no answer, None if its
-        location is unknown or it does not fit in any window.
-      problem: The reason to leave the question out of training, or an empty string.
+      windows: The half-open range of passage tokens in each window.
+      span: The first and the last passage token of the answer. It is (-1, -1) if there is no
+        answer, and None if the location is unknown or no window contains the whole answer.
+      problem: The reason why training omits the question; empty if there is none.
     """
 
     example: SpanExample
@@ -283,10 +285,10 @@ class _Question:
 def _positions(
     questions: Sequence[_Question], ranges: np.ndarray, before: np.ndarray
 ) -> np.ndarray | None:
-    """Returns the first and the last token of the answers in all rows, int32 [R, 2].
+    """Returns the first and the last token of the answer in each row, int32 [R, 2].
 
-    An answer whose tokens are not all in the row is (0, 0), and an unknown answer is (-1, -1),
-    which the loss ignores. Returns None for prediction.
+    If a row does not contain all tokens of the answer, the positions are (0, 0). If the answer is
+    unknown, they are (-1, -1), which the loss ignores. Returns None in prediction.
 
     Args:
       questions: The questions.
@@ -295,7 +297,7 @@ def _positions(
     """
     if all(q.example.answers is None for q in questions):
         return None
-    # All windows of a question share one answer.
+    # All windows of a question have the same answer.
     numbers = [len(q.windows) for q in questions]
     spans = np.repeat([q.span or _UNKNOWN for q in questions], numbers, axis=0)  # [R, 2]
     starts, ends = ranges[:, :1], ranges[:, 1:]
@@ -307,12 +309,12 @@ def _positions(
 def token_span(
     offsets: np.ndarray | Sequence[tuple[int, int]], start: int, end: int
 ) -> tuple[int, int] | None:
-    """Finds the tokens of a span of characters.
+    """Finds the tokens that contain a span of characters.
 
     Args:
       offsets: The half-open character range of each token, in order, int [num_tokens, 2].
-      start: The first character of the span.
-      end: The character after the span.
+      start: The index of the first character of the span.
+      end: The index of the first character after the span.
 
     Returns:
       The first and the last token, or None if no token overlaps the span.
@@ -325,10 +327,10 @@ def token_span(
 def _answer_tokens(
     example: SpanExample, offsets: np.ndarray, training: bool
 ) -> tuple[int, int] | None:
-    """Returns the tokens of the first usable answer, (-1, -1) for no answer, None if unknown."""
+    """Returns the token span of the first usable answer; (-1, -1) if none, None if unknown."""
     if example.answers == ():
         return (-1, -1)
-    # Evaluation uses uncertain positions only for its loss; scores compare texts.
+    # Evaluation uses uncertain positions only for the loss, because the scores compare texts.
     spans = (
         token_span(offsets, answer.start, answer.start + len(answer.text))
         for answer in example.known_answers
@@ -340,11 +342,11 @@ def _answer_tokens(
 def _answer_in(
     windows: Sequence[tuple[int, int]], span: tuple[int, int] | None, training: bool
 ) -> tuple[tuple[int, int] | None, str]:
-    """Returns an answer's span if a window contains it, and the reason if it cannot be used."""
+    """Returns the span of an answer if a window contains it, else the reason for not using it."""
     if span is None:
         return None, _UNSURE if training else ""
     first, last = span
-    # The span (-1, -1) means "no answer", which fits in every window.
+    # The span (-1, -1) means "no answer", which is possible in every window.
     if first < 0 or any(start <= first and last < end for start, end in windows):
         return span, ""
     return None, _SPLIT
@@ -363,7 +365,7 @@ def _check_ids(examples: Sequence[SpanExample]) -> None:
 
 
 def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]:
-    """Yields a line of the summary for each reason why questions cannot be used."""
+    """Yields a line for the summary for each reason that makes questions unusable."""
     for problem in (_UNSURE, _SPLIT):
         found = [question.example for question in questions if question.problem == problem]
         if found:
@@ -372,6 +374,6 @@ def _problems(questions: Sequence[_Question], consequence: str) -> Iterator[str]
 
 
 def _named(examples: Sequence[SpanExample]) -> str:
-    """Returns the ids of the first questions, for a summary."""
+    """Returns the ids of the first few questions, for a summary."""
     ids = list(dict.fromkeys(example.id for example in examples))
     return ", ".join(ids[:_NUM_NAMED]) + (", …" if len(ids) > _NUM_NAMED else "")

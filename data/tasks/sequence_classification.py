@@ -1,12 +1,12 @@
-"""Sequence classification: texts, or pairs of texts, with a label (GLUE).
+"""Prepares data for sequence classification: texts, or pairs of texts, with a label (GLUE).
 
-Devlin et al. 2018, section 4.1: one or two texts with the special tokens of the tokenizer's frame,
-classified at the token that the model pools (``[CLS]`` in BERT). In pairs that are too long, the
-longer text is truncated first.
+As in Devlin et al. 2018, section 4.1, a sequence contains one or two texts with the special tokens
+of the tokenizer's frame. It is classified at the token that the model pools (``[CLS]`` in BERT). If
+a pair is too long, the longer text is truncated first.
 
-The arrays of a batch are int32 [B, T] ``input_ids``, ``attention_mask``, ``token_type_ids``, and
-``labels``: int32 [B] (single_label), float32 [B, L] (multi_label; binary with L = 1) or float32 [B]
-(regression).
+The arrays of a batch are ``input_ids``, ``attention_mask``, ``token_type_ids``, int32 [B, T], and
+``labels``, which are int32 [B] (single_label), float32 [B, L] (multi_label; binary with L = 1) or
+float32 [B] (regression).
 """
 
 from collections import Counter
@@ -33,8 +33,8 @@ from .labels.given_labels import NamedLabelData
 from .labels.label_targets import TARGETS, Label, LabelTarget, in_order, names_of
 from .texts_to_predict import IMPORTED, TextReader, are_pair
 
-# If a source has more examples than this and most labels differ, the wrong column was probably
-# named.
+# If a source has more examples than this and most labels occur only once, the user probably named
+# the wrong column.
 _FEW = 20
 
 
@@ -44,9 +44,9 @@ class ClassificationExample:
 
     Attributes:
       text: The text, or the first of two texts.
-      text_b: The second text.
-      label: The label, or None if unknown (prediction).
-      location: The location of the example, for messages: `train.tsv line 7`.
+      text_b: The second text, or None if there is only one.
+      label: The label, or None if unknown (in prediction).
+      location: The location of the example, for messages, such as `train.tsv line 7`.
       part: The part of the source that contains the example, if the source has named parts. Each
         part is also scored separately.
     """
@@ -70,7 +70,7 @@ class ClassificationExample:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassificationData(NamedLabelData[ClassificationExample]):
-    """Texts, or pairs of texts, with a label each."""
+    """Texts, or pairs of texts, each with a label."""
 
     kind: ClassVar[str] = "sequence_classification"
     forms: ClassVar[dict[str, str]] = {
@@ -100,11 +100,12 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
     parquet:GLOB#label,text, tfds:glue/NAME, hf:NAME/CONFIG, builtin:reviews, or the documents of
     several sources: corpora:good=SOURCE | crawl=SOURCE."""
     length: LabelledLength = 128
-    """Tokens in a sequence, T."""
+    """The number of tokens in a sequence, T."""
     target: Target = "single_label"
-    """single_label: each example has one label, by a softmax; binary: one of two labels, by the
-    sigmoid of the logit of the second label in order; multi_label: any number of labels, separated
-    by commas; regression: a number.
+    """single_label: each example has one label, and a softmax gives the probabilities; binary: each
+    example has one of two labels, and a sigmoid gives the probability of the label that is second
+    in order; multi_label: each example has any number of labels, separated by commas; regression:
+    each example has a number.
     """
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
             try:
                 label = self._labels.read(value, names, record.location)
             except DataError as error:
-                # A bad label in the first line of a table is often the header.
+                # An invalid label in the first line of a table is often a column name.
                 hint = (
                     "; if the line names the columns, name your columns after a #, as #label,text"
                 )
@@ -142,7 +143,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         return TARGETS[self.target]
 
     def labels_in(self, example: ClassificationExample) -> tuple[str, ...]:
-        """See ``LabelledData``; scores are not counted."""
+        """See ``LabelledData``; in regression, labels are scores, which are not counted."""
         return names_of(example.label)
 
     def unlabelled(self, records: Iterable[Record]) -> list[ClassificationExample]:
@@ -160,18 +161,18 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         return self.unlabelled(self._reader(unread).of_examples(name))
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[ClassificationExample]:
-        """Reads a source; two fields with usual names of texts are not taken as label and text."""
+        """Reads a source; if two fields have usual names of texts, neither of them is the label."""
         source, reader = parse_labelled(name, self.forms), self._reader(unread)
         if source.kind not in ("tsv", "csv", "jsonl"):
             return super().examples_of_source(name, unread)
-        # Without named fields, the names in the source decide which fields are texts.
+        # If the user named no fields, the names in the source decide which fields are texts.
         given = source.fields
         if not source.named and (records := reader.of_source(source)) is not None:
             return self.unlabelled(records)
         if not reader.imported and not are_pair(given):
             return super().examples_of_source(name, unread)
-        # An imported model reads one or two texts, so two unknown names could mean two texts, or a
-        # label and a text.
+        # An imported model reads one or two texts, so two fields with unknown names could be two
+        # texts, or a label and a text.
         labels = self.columns.fields["label"]
         unclear = reader.imported and len(given) == 2 and not are_pair(given)
         require(
@@ -181,7 +182,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
             "the columns decide",
             error=DataError,
         )
-        # Otherwise the first field is the label, unless the fields are a text or a pair of texts.
+        # Otherwise the first field is the label, unless the fields are a single text or a pair.
         texts = given if len(given) == 1 or are_pair(given) else self.without_label(given)
         reader.check_number(len(texts), repr(name), "name the label and these")
         roles = self.columns.without(self.label_field)
@@ -192,11 +193,11 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         return TextReader(fields, self.source_name == IMPORTED, unread)
 
     def labels(self) -> tuple[str, ...]:
-        """Returns the labels of the source, including its held-out examples.
+        """Returns the labels of the source, including labels that only held-out examples have.
 
-        The labels of a published data set keep its order; whole numbers are ordered by size, other
-        labels by name. Regression has the only label ``score``. A binary target has only the second
-        of two labels, and every other label is its negation.
+        The labels of a published data set keep its order. Otherwise, whole numbers are ordered by
+        value, and other labels by name. For regression, the only label is ``score``. For a binary
+        target, only the second of two labels is returned; the other label is its negation.
 
         Raises:
           DataError: All examples have the same label, or most labels occur only once; or a binary
@@ -204,8 +205,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         """
         if self.target == "regression":
             return self._labels.assumed
-        # Collect the labels of all examples, so that a label that only held-out examples have is
-        # known.
+        # Collect the labels of all examples, including labels that only held-out examples have.
         loaded, (fewest, most) = self._whole(), self._labels.num_labels
         ordered = in_order(self._counts(loaded.examples))
         labels, number = loaded.class_names or tuple(ordered), len(loaded.examples)
@@ -217,7 +217,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
             "choose another target",
             error=DataError,
         )
-        # A label should repeat; otherwise the column probably contains ids, texts or scores.
+        # Labels should repeat; otherwise the column probably contains ids, texts or scores.
         require(
             number <= _FEW or 2 * len(labels) <= number or loaded.class_names is not None,
             f"{number:,} examples of {self.source_name!r} have {len(labels):,} different labels, "
@@ -235,7 +235,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
 
     @property
     def classifies_single_texts(self) -> bool:
-        """See ``DataConfig``; a source of single texts has the label and one more field."""
+        """See ``DataConfig``; a source of single texts has two fields, the label and the text."""
         return self.target != "regression" and len(self.fields) == 2
 
     def of_imported_model(self, target: Target, max_length: int) -> "SequenceClassificationData":
@@ -244,7 +244,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         return replace(data, target=target, source=IMPORTED, validation=None)
 
     def assumed_labels(self) -> tuple[str, ...]:
-        """See ``DataConfig``; two labels, or one for regression or a binary target."""
+        """See ``DataConfig``; assumes one label for regression and binary targets, else two."""
         return self._labels.assumed
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
@@ -260,7 +260,7 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         training: bool = False,
     ) -> "SequenceClassificationExamples":
         """See ``LabelledData``; the arrays are the same for training and evaluation."""
-        # Tokenize once for all epochs; `example` only pads.
+        # Tokenize only once for all epochs, so that `example` only has to add padding.
         tokens, notes = encoded_texts(
             [example.texts for example in examples],
             [example.location for example in examples],
@@ -270,9 +270,9 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
         )
         if empty := sum(not "".join(example.texts).strip() for example in examples):
             notes = (*notes, f"{empty:,} of them without a text")
-        # The locations say which example has an unknown label.
+        # If a label is unknown, the message states the location of the example.
         located = [(e.label, e.location) for e in examples]
-        # Examples to predict have no labels at all.
+        # In prediction, no example has a label.
         known = examples[0].label is not None
         return SequenceClassificationExamples(
             tokens=tokens,
@@ -286,10 +286,10 @@ class SequenceClassificationData(NamedLabelData[ClassificationExample]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SequenceClassificationExamples(LabelledExamples[ClassificationExample]):
-    """One sequence for each of n examples; see ``dataset.ExampleSource``.
+    """n examples with one sequence each; see ``dataset.ExampleSource``.
 
-    The values are int32 [n] label ids, float32 [n, L] of 0 and 1 (multi_label; binary with L = 1)
-    or float32 [n] (regression).
+    The values are label ids, int32 [n]; or 0 and 1, float32 [n, L] (multi_label; binary with
+    L = 1); or numbers, float32 [n] (regression).
 
     Attributes:
       labels: The names of the L labels.
@@ -303,13 +303,14 @@ class SequenceClassificationExamples(LabelledExamples[ClassificationExample]):
         """Converts logits to label names and their probabilities.
 
         Args:
-          predictions: ``logits`` float [n, L].
+          predictions: ``logits``, float [n, L].
 
         Returns:
-          For each example ``{"text": …, "label": name, "probabilities": {name: p}}``, with
-          ``text_b`` if there is a second text. multi_label: ``"labels": [names]`` with all
-          labels whose probability is above 0.5. regression: ``{"text": …, "score": number}``.
-          binary: the label is the name, or ``not`` and the name.
+          For each example, ``{"text": …, "label": name, "probabilities": {name: p}}``, with
+          ``text_b`` if there is a second text. For multi_label, ``"labels": [names]`` replaces the
+          label and contains all labels whose probability is above 0.5. For regression, the result
+          is ``{"text": …, "score": number}``. For binary, the label is the name, or ``not`` and the
+          name.
         """
         logits = output(predictions, "logits", len(self.tokens))  # [n, L]
         predicted = TARGETS[self.target].decode(logits, self.labels)
@@ -324,13 +325,13 @@ def _check_first_lines(
 ) -> None:
     """Rejects a first line that is probably a header and not an example.
 
-    The label of such a line is a word that no other line has, while every other label occurs at
-    least twice, and its texts are single words.
+    A first line is probably a header if its label is a word that is not the label of any other
+    line, its texts are single words, and every other label occurs at least twice.
 
     Raises:
       DataError: A first line is probably a header.
     """
-    # Count the labels of all lines except first lines.
+    # Count the labels of all lines except the first line of each file.
     counts = Counter(str(e.label) for r, e in zip(records, examples, strict=True) if not r.first)
     if min(counts.values(), default=0) < 2:
         return

@@ -1,12 +1,14 @@
-"""Span corruption: sources with gaps, and targets that fill the gaps (T5).
+"""Prepares data for span corruption: sources with gaps, and targets that fill the gaps (T5).
 
-Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.1.4: see
-``features.span_corruption``. Documents are cut into texts whose sources fill a sequence; shorter
-texts share a sequence, with different segment ids. Every epoch has the same texts with new gaps.
+``features.span_corruption`` implements the corruption of Raffel et al. 2020, "Exploring the limits
+of transfer learning", section 3.1.4. Documents are cut into texts whose sources fill a sequence;
+shorter texts share a sequence, with different segment ids. Every epoch has the same texts, but with
+different gaps.
 
 The arrays of a batch are int32, as in translation: ``input_ids``, ``segment_ids``,
 ``position_ids`` [B, S], and ``decoder_input_ids``, ``decoder_segment_ids``,
-``decoder_position_ids``, ``labels`` [B, T]; by default T follows from S and the dropped fraction.
+``decoder_position_ids``, ``labels`` [B, T]. By default, T is computed from S and the fraction of
+dropped tokens.
 """
 
 from abc import abstractmethod
@@ -34,14 +36,14 @@ from .translation import start_and_end
 
 @dataclass(frozen=True)
 class SpanCorruptionExamples(PickledByFields):
-    """The examples of training epochs, or of evaluation; see ``dataset.ExampleSource``.
+    """The examples of training epochs or of an evaluation; see ``dataset.ExampleSource``.
 
     Attributes:
-      corpus: The tokens.
-      tokenizer: The tokenizer, with at least one sentinel for each span of a text.
+      corpus: The tokens of the documents.
+      tokenizer: The tokenizer. It has at least as many sentinels as a text has gaps.
       corruption: Makes a source and a target from a text.
-      lengths: The lengths of a sequence, S and T.
-      seed: The seed of the order of the texts and of the gaps, any integer.
+      lengths: The length S of a sequence of sources and the length T of a sequence of targets.
+      seed: The seed that determines the order of the texts and the gaps, any integer.
       changes: Whether the gaps differ between epochs.
     """
 
@@ -58,41 +60,41 @@ class SpanCorruptionExamples(PickledByFields):
         return len(self._plan[1]) - 1
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example: a pure function of the seed and its arguments.
+        """Makes one example, which depends only on the attributes and the arguments.
 
         Args:
-          epoch: From 0.
-          index: In ``[0, num_examples)``.
+          epoch: The number of the epoch, from 0.
+          index: The index of the example, in ``[0, num_examples)``.
 
         Returns:
           See ``packed_pairs.arrays_of_pairs``.
         """
         rng = np.random.default_rng([self.seed % 2**64, epoch if self.changes else 0, index])
         start, end = start_and_end(self.tokenizer)
-        # Corrupt each text of the sequence in order, with one random generator.
+        # Corrupt the texts of the sequence in order, with the same random number generator.
         texts, sequence_starts = self._plan
         before, after = self.tokenizer.source_frame.single.marks
         found = [
             self.corruption.corrupt(self.text(text), self.marks, end, rng)
             for text in texts[sequence_starts[index] : sequence_starts[index + 1]].tolist()
         ]
-        # Replace the end token of the source by the special tokens of the source frame.
+        # Replace the end token of the source with the special tokens of the source frame.
         pairs = [([*before, *source[:-1], *after], target) for source, target in found]
         return arrays_of_pairs(pairs, self.lengths, start)
 
     @cached_property
     def marks(self) -> tuple[int, ...]:
-        """The tokens that mark dropped spans."""
+        """The ids of the tokens that mark dropped spans."""
         return self.tokenizer.sentinels
 
     def text(self, number: int) -> np.ndarray:
-        """Returns the tokens of one of the texts before corruption."""
+        """Returns the tokens of one text before its corruption."""
         firsts, sizes = self._texts
         return self.corpus.tokens[firsts[number] : firsts[number] + sizes[number]]
 
     @cached_property
     def num_tokens(self) -> tuple[int, int]:
-        """The numbers of tokens in all sources and in all targets, including end tokens."""
+        """The total numbers of source tokens and of target tokens, including end tokens."""
         sources, targets = self._pair_sizes(self._texts[1][self._plan[0]])
         return int(sources.sum()), int(targets.sum())
 
@@ -102,12 +104,12 @@ class SpanCorruptionExamples(PickledByFields):
 
     @property
     def _more_marks(self) -> int:
-        """The number of special tokens of a source besides the end token."""
+        """The number of special tokens that a source has in addition to the end token."""
         return self.tokenizer.source_frame.single.num_added - 1
 
     @property
     def fill(self) -> str:
-        """Describes how the texts fill the sequences, which is independent of the gaps."""
+        """Describes how well the texts fill the sequences, which does not depend on the gaps."""
         return fill_note(self.num_tokens, self.lengths, self.num_examples)
 
     @property
@@ -117,9 +119,8 @@ class SpanCorruptionExamples(PickledByFields):
 
     @cached_property
     def _texts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first token and the number of tokens of each text."""
-        # The corpus stores each document with BOS and EOS, if the tokenizer has these tokens: skip
-        # them.
+        """The index of the first token of each text, and its number of tokens."""
+        # Skip BOS and EOS, which the corpus stores with each document if the tokenizer has them.
         special = self.tokenizer.special_ids
         before, after = len(special.before), len(special.after)
         starts = self.corpus.document_starts
@@ -132,24 +133,24 @@ class SpanCorruptionExamples(PickledByFields):
         index = np.arange(len(of_document)) - np.repeat(np.cumsum(number) - number, number)
         firsts = starts[of_document] + before + index * longest
         lengths = np.minimum(sizes[of_document] - index * longest, longest)
-        # A text needs a kept and a dropped token.
+        # A text must have at least one token to keep and one token to drop.
         kept = lengths >= 2
         return firsts[kept], lengths[kept]
 
     @cached_property
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
-        """The texts of all sequences, and the start of each sequence."""
+        """The indices of the texts of all sequences, and the start of each sequence in them."""
         source_sizes, target_sizes = self._pair_sizes(self._texts[1])
         return best_fit(source_sizes, target_sizes, self.lengths, self.seed)
 
 
 def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
-    """Loads or trains the tokenizer of a new run; adds sentinels if the tokenizer has none.
+    """Loads or trains the tokenizer of a new run, and adds sentinels if the tokenizer has none.
 
     Args:
-      data: The config with the tokenizer and the texts.
-      number: The number of sentinels. They are included in the requested size of the vocabulary. A
-        single sentinel serves as a mask, and is not added to a vocabulary with a mask token.
+      data: The configuration of the tokenizer and the texts.
+      number: The number of sentinels. They count toward the requested size of the vocabulary. A
+        single sentinel is used as a mask, so it is not added if the vocabulary has a mask token.
     """
     config = data.tokenizer
     has_mask = number == 1 and config.kind in ("wordpiece", "words")
@@ -157,12 +158,12 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         tokenizer = load_tokenizer(config.path)
         has_mask = number == 1 and tokenizer.special_ids.mask is not None
     else:
-        # Reserve room for the sentinels in the requested size.
+        # Leave room for the sentinels in the requested size.
         reserved = 0 if has_mask else number
         tokenizer = train_tokenizer(data.texts(), config, reserved=reserved)
     if has_mask or tokenizer.sentinels:
         return tokenizer
-    # Imported late, because it imports the package tokenizers, which is slow to load.
+    # Import the module only here, because it imports the package tokenizers, which is slow to load.
     from ..tokenizers.sentinels import SentinelTokenizer
 
     return SentinelTokenizer(tokenizer, number)
@@ -176,7 +177,7 @@ class CorruptedData(DocumentsData):
 
     @abstractmethod
     def noise(self, tokenizer: Tokenizer) -> Noise:
-        """Returns the corruption.
+        """Returns the corruption to apply.
 
         Raises:
           DataError: The vocabulary lacks a token that the corruption needs.
@@ -189,11 +190,11 @@ class CorruptedData(DocumentsData):
     def examples_of(
         self, documents: Documents, tokenizer: Tokenizer, seed: int | None
     ) -> DataSplit:
-        """See ``DocumentsData``; in training, the corruption differs between epochs."""
+        """See ``DocumentsData``; for training, the corruption differs between epochs."""
         # Check the special tokens before tokenizing the documents.
         start_and_end(tokenizer)
         noise = self.noise(tokenizer)
-        # The corpus is cached; the corruption is drawn when an example is made.
+        # The corpus is cached; the random corruption is drawn when an example is made.
         corpus = build_corpus(documents, tokenizer, default_cache_dir() / "tokens")
         drawn = (EVALUATION_SEED, False) if seed is None else (seed, True)
         examples = self.examples_type(corpus, tokenizer, noise, self.lengths, *drawn)
@@ -209,23 +210,23 @@ class CorruptedData(DocumentsData):
 
 @dataclass(frozen=True, kw_only=True)
 class SpanCorruptionData(CorruptedData):
-    """Documents with gaps, where the model predicts the dropped spans (T5)."""
+    """Documents with gaps; the model predicts the dropped spans (T5)."""
 
     kind: ClassVar[str] = "span_corruption"
 
     length: PositiveInt
-    """Tokens in a sequence of sources, S; a sequence may contain several sources."""
+    """The number of tokens in a sequence of sources, S. A sequence may contain several sources."""
     target_length: PositiveInt | None = None
-    """Tokens in a sequence of targets, T. Defaults to the size of the target of a text whose source
-    fills S.
+    """The number of tokens in a sequence of targets, T. By default, it is the length of the target
+    that belongs to a source of S tokens.
     """
     noise_density: NoiseDensity = 0.15
-    """The fraction of dropped tokens."""
+    """The fraction of tokens that are dropped."""
     mean_span_length: SpanLength = 3.0
-    """The mean number of consecutive dropped tokens."""
+    """The mean number of consecutive tokens that are dropped."""
     num_sentinels: PositiveInt = 100
-    """Sentinels to append to a vocabulary without sentinels. `tokenizer.vocab_size` includes the
-    sentinels.
+    """The number of sentinels to append to a vocabulary that has none. `tokenizer.vocab_size`
+    includes the sentinels.
     """
 
     def __post_init__(self) -> None:
@@ -246,19 +247,19 @@ class SpanCorruptionData(CorruptedData):
 
     @property
     def corruption(self) -> SpanCorruption:
-        """The amount of corruption."""
+        """The corruption that the fields describe."""
         return SpanCorruption(self.noise_density, self.mean_span_length)
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The lengths of a sequence, S and T."""
+        """The lengths of a sequence of sources and of a sequence of targets, S and T."""
         if self.target_length is not None:
             return self.length, self.target_length
         longest = np.asarray([self.corruption.longest_text(self.length)])
         return self.length, int(self.corruption.pair_sizes(longest)[1][0])
 
     def make_tokenizer(self) -> Tokenizer:
-        """See ``DataConfig``; adds sentinels to a vocabulary without sentinels."""
+        """See ``DataConfig``; adds sentinels to a vocabulary that has none."""
         return tokenizer_with_sentinels(self, self.num_sentinels)
 
     def noise(self, tokenizer: Tokenizer) -> SpanCorruption:

@@ -1,6 +1,6 @@
-"""Sentences with a tag for each word: converts records of a source to examples with BIO tags.
+"""Converts records of a source to sentences that have a BIO tag for each word.
 
-``token_classification`` tokenizes the words.
+``token_classification`` tokenizes these sentences.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,10 +20,10 @@ class TaggingExample:
 
     Attributes:
       words: The words of the sentence.
-      tags: One tag for each word, or None if unknown (prediction).
-      location: The location of the example, for messages: `train.tsv line 7`.
-      first_line: The line of the first word, if each word has a line.
-      document: The document of the sentence, if the source marks documents.
+      tags: The tag of each word, or None if unknown (in prediction).
+      location: The location of the example, for messages, such as `train.tsv line 7`.
+      first_line: The line number of the first word, if each word is on a separate line.
+      document: The document that contains the sentence, if the source marks documents.
     """
 
     words: tuple[str, ...]
@@ -34,17 +34,17 @@ class TaggingExample:
 
     @property
     def known_tags(self) -> tuple[str, ...]:
-        """The tags; empty if they are unknown."""
+        """The tags of the words; empty if they are unknown."""
         return self.tags or ()
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The sentence."""
+        """The text of the sentence."""
         return (" ".join(self.words),)
 
     @property
     def group(self) -> str:
-        """See ``Example``; the sentences of a document, or equal sentences, share a split."""
+        """See ``Example``; sentences of the same document, or equal sentences, share a split."""
         return self.document or self.texts[0]
 
     def location_of(self, word: int) -> str:
@@ -58,12 +58,12 @@ def from_columns(sentence: Sentence) -> TaggingExample:
     """Makes an example from a sentence in columns.
 
     Raises:
-      DataError: A word has no tag (with file and line).
+      DataError: A word has no tag (the message names file and line).
     """
     example = TaggingExample(
         sentence.words, sentence.tags, sentence.file, sentence.first_line, sentence.document
     )
-    # Trailing separators leave an empty last column.
+    # A separator at the end of a line results in an empty last column.
     if "" in sentence.tags:
         raise DataError(f"{example.location_of(sentence.tags.index(''))} has a word without a tag")
     return example
@@ -73,12 +73,12 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
     """Makes an example from a list of words and a list of tags.
 
     Args:
-      record: The two lists.
-      names: The names of the tags if they are numbers, as in published data sets.
+      record: The record that contains the two lists.
+      names: The names of the tags, if the tags are numbers as in published data sets.
 
     Raises:
-      DataError: A value is not a list, the lists differ in length, or an item is not a word or
-        not a tag.
+      DataError: A value is not a list, the lists differ in length, or an item is not a word or a
+        tag.
     """
     words, tags = record.values
     words = words_of(words, record.location)
@@ -96,7 +96,7 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
 def _tag(value: object, names: tuple[str, ...] | None, location: str) -> str:
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
-    # Without names, words and whole numbers are tags. Exclude bool, which is an int in Python.
+    # Without names, a tag is a text or a whole number. Exclude bool, which is an int in Python.
     is_name = type(value) in (str, int) and str(value).strip()
     require(
         names is None and is_name,
@@ -112,7 +112,7 @@ def _check_list(values: object, noun: str, location: str) -> None:
 
 
 def words_of(values: Any, location: str) -> tuple[str, ...]:
-    """Returns the words of a list after checking them.
+    """Checks that a value is a list of words, and returns the words.
 
     Raises:
       DataError: The value is not a list, or an item is not a word.
@@ -130,20 +130,21 @@ def words_of(values: Any, location: str) -> tuple[str, ...]:
 def in_bio(
     examples: list[TaggingExample], strict: bool, names: tuple[str, ...] | None = None
 ) -> ExampleSet[TaggingExample]:
-    """Infers the scheme of all tags and converts them to BIO.
+    """Infers the tagging scheme of all sentences, and converts the tags to BIO.
 
     Args:
       examples: The sentences.
-      strict: Whether to reject an ``I-`` that does not continue a span. If False, such an ``I-`` is
+      strict: Whether to reject an ``I-`` tag that does not continue a span. If False, such a tag is
         read as ``B-``.
       names: The tags that a published data set declares.
 
     Raises:
-      DataError: A tag does not follow the scheme of the other tags (with file and line).
+      DataError: A tag does not follow the scheme of the other tags (the message names file and
+        line).
     """
     sentences = [example.known_tags for example in examples]
     scheme = find_scheme(sentences)
-    # In the scheme BIO, an I- must continue a span.
+    # In the scheme BIO, an I- tag must continue a span.
     stray = first_tags(sentences, "I") if scheme == "BIO" else []
     faulty = [*faulty_tags(sentences, scheme), *(stray if strict else ())]
     for (sentence, word), tag in faulty[:1]:
@@ -161,6 +162,6 @@ def in_bio(
         replace(example, tags=to_bio(tags, scheme))
         for example, tags in zip(examples, sentences, strict=True)
     )
-    # Convert the declared tags to BIO like the tags of the examples.
+    # Convert the declared tags to BIO in the same way as the tags of the examples.
     declared = tuple(to_bio([name], scheme)[0] for name in names) if names is not None else None
     return ExampleSet(converted, declared, tuple(notes))

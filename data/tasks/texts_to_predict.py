@@ -1,7 +1,7 @@
-"""Reads texts or pairs of texts to classify, from named fields or from lines separated by tabs.
+"""Reads the texts or pairs of texts to classify, from named fields or from tab-separated lines.
 
-A model trained with flaxzoo reads as many texts as its source had. An imported model has no source:
-it reads one or two texts, like transformers.
+A model trained with flaxzoo reads as many texts per example as its training source had. For an
+imported model this number is unknown, so it reads one or two texts, as in transformers.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ PAIRS = (
     *(("question", "passage"), ("question", "sentence"), ("question", "answer")),
     *(("query", "document"), ("query", "passage"), ("query", "text"), ("source", "target")),
 )
-"""Usual names of the first and the second text."""
+"""Pairs of names that the first and the second text usually have."""
 SECOND = frozenset(
     "text_b text_pair text2 sentence2 sentence_b sentence_B question2 hypothesis".split()
 )
-"""Usual names of the second text alone."""
+"""Names that only the second text of a pair usually has."""
 SINGLE = (*LABELED_TEXTS.fields["text"], "query")
-"""Usual names of a single text."""
+"""Names that a single text usually has."""
 IMPORTED = "memory:imported model#label,text,text_b?"
-"""The source of an imported model, whose second text is optional."""
+"""The source name that an imported model gets; the second text is optional."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TextReader:
     """Reads the texts of examples to predict.
 
     Attributes:
-      fields: The names, or the numbers of columns, of the texts in the source of the run.
+      fields: The names or column numbers of the texts in the source of the run.
       imported: Whether the model accepts both one and two texts.
       unread: Collects the names of fields that are present but not read.
     """
@@ -54,17 +54,17 @@ class TextReader:
     unread: set[str]
 
     def of_file(self, path: str) -> Iterator[Record]:
-        """Reads a file: JSON lines, a table with a line of names, or lines of texts.
+        """Reads a file: JSON lines, a table whose first line contains names, or lines of text.
 
-        The file suffix or the first line identifies JSON lines. A line of texts has one text, or
-        two texts separated by a tab; an empty line is an empty text.
+        The file suffix or the first line identifies JSON lines. A line of text contains one text,
+        or two texts separated by a tab. An empty line is an empty text.
 
         Raises:
-          DataError: The number of texts does not fit the model (with file and line), or the file
-            is a CSV table without names.
+          DataError: The number of texts does not fit the model (the message names file and line),
+            or the file is a CSV table without column names.
         """
         kind = path.removesuffix(".gz").rpartition(".")[2]
-        # A table needs names of its texts in the first line; TSV may also be lines of texts.
+        # The first line of a table must name the text columns; TSV may also be lines of text.
         if kind in ("csv", "tsv"):
             named = self._named_columns(LabelledSource(f"{kind}:{path}", kind, path, (), True))
             require(
@@ -76,7 +76,7 @@ class TextReader:
             if named is not None:
                 return read_fields(named, _COLUMNS)
         lines = input_lines(path)
-        # Standard input has no suffix, so look at the first line.
+        # Standard input has no suffix, so also check the first line.
         first = list(itertools.islice(lines, 1))
         has_json = are_json_lines(path) or any(is_object(line) for _, _, line in first)
         read = self._of_json_lines if has_json else self._of_lines
@@ -93,15 +93,15 @@ class TextReader:
             yield Record(location, tuple(texts))
 
     def check_number(self, number: int, location: str, remedy: str) -> None:
-        """Checks the number of texts of an example or a source.
+        """Checks whether the model reads this number of texts.
 
         Args:
-          number: The number of texts.
-          location: The example or the source, for the message.
-          remedy: The remedy, for the message.
+          number: The number of texts in an example or a source.
+          location: The location of the example, or the source, for the message.
+          remedy: What the user can do, for the message.
 
         Raises:
-          DataError: The model reads another number of texts.
+          DataError: The model reads a different number of texts.
         """
         allowed = (1, 2) if self.imported else (len(self.fields),)
         require(
@@ -118,7 +118,7 @@ class TextReader:
             yield self.of_row(row, location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
-        """Reads a source without named columns; returns None if its header names no texts."""
+        """Reads a source for which the user named no columns; None if its header names no texts."""
         if source.kind == "jsonl":
             lines = matching_lines(source.location, source.name)
             return self._of_json_lines(lines, source.conditions)
@@ -126,7 +126,7 @@ class TextReader:
         return None if named is None else read_fields(named, _COLUMNS)
 
     def of_examples(self, name: Examples) -> Iterator[Record]:
-        """Reads texts, or dicts of fields."""
+        """Reads examples in memory, which are texts or dicts of fields."""
         for i, row in enumerate(name.rows):
             location = f"examples[{i}]"
             if isinstance(row, dict):
@@ -136,19 +136,19 @@ class TextReader:
                 yield Record(location, (row,))
 
     def of_row(self, row: Mapping[str, object], location: str) -> Record:
-        """Reads the texts of an object of fields."""
+        """Reads the texts from a mapping of field names to values."""
         chosen = self.names_in(row, location)
         return Record(location, picked(row, chosen, location))
 
     def names_in(self, names: Mapping[str, object], location: str) -> tuple[str, ...]:
-        """Returns the names of the texts among the names of fields; other names are unread.
+        """Returns the names of the fields that are texts, and records all other names as unread.
 
         Raises:
-          DataError: No field is a text, the number of texts does not fit the model, or the choice
-            of fields is ambiguous.
+          DataError: No field is a text, the number of texts does not fit the model, or it is
+            ambiguous which fields are texts.
         """
         chosen = self._known(names)
-        # Column numbers are not names that the user could give.
+        # If the fields are column numbers, they are not names that the user could give.
         trained = () if self.imported else tuple(itertools.filterfalse(str.isdecimal, self.fields))
         require(
             chosen,
@@ -163,7 +163,7 @@ class TextReader:
             f"fields that should not be read",
             error=DataError,
         )
-        # Refuse a second text, which a model of single texts would silently ignore.
+        # Reject a second text, which a model for single texts would otherwise ignore silently.
         second = sorted((SECOND & names.keys()) - {*self.fields, *chosen})
         texts = (*chosen, *(second if len(chosen) == 1 else ()))
         require(
@@ -178,13 +178,13 @@ class TextReader:
         return chosen
 
     def _known(self, names: Mapping[str, object]) -> tuple[str, ...]:
-        """Returns the names of the texts: the names in the run's source, the usual names, or ()."""
+        """Returns the texts' names: names in the run's source, else usual names, else empty."""
         return self.fields if {*self.fields} <= names.keys() else _customary(names)
 
     def _named_columns(self, source: LabelledSource) -> LabelledSource | None:
-        """Returns a table with its text columns, if the first line names them."""
+        """Returns the source of a table with its text columns; None if the header lacks names."""
         names: Mapping[str, object] = {}
-        # The first line may have no names.
+        # The first line may not contain names, which raises an error.
         with contextlib.suppress(DataError):
             names = dict.fromkeys(column_names(source))
         if not self._known(names):
@@ -196,11 +196,11 @@ _COLUMNS = ColumnRoles("the columns of texts", {})
 
 
 def _customary(names: Mapping[str, object]) -> tuple[str, ...]:
-    """Returns the names that usually mean a pair of texts or a single text, or ()."""
+    """Returns the names that usually stand for a pair of texts or a single text, else empty."""
     for pair in PAIRS:
         if {*pair} <= names.keys():
             return pair
-    # Several names of single texts are ambiguous unless one is `text`.
+    # If several names could be the single text, the choice is ambiguous unless one is `text`.
     single = list(filter(names.__contains__, SINGLE))
     return ("text",) if "text" in single else tuple(single) if len(single) == 1 else ()
 
@@ -214,5 +214,5 @@ def is_object(line: str) -> bool:
 
 
 def are_pair(fields: tuple[str, ...]) -> bool:
-    """Returns whether two fields are usual names of a pair of texts."""
+    """Returns whether the names of two fields usually stand for a pair of texts."""
     return fields in PAIRS

@@ -1,11 +1,11 @@
-"""Token classification: sentences with a tag for each word (entities, parts of speech).
+"""Prepares data for token classification: a tag for each word (entities, parts of speech).
 
-Devlin et al. 2018, section 5.3: the tag of a word is predicted at its first token. A sentence
-that is too long for an example continues in the next example at a word boundary, so that every
-word is predicted exactly once.
+As in Devlin et al. 2018, section 5.3, the tag of a word is predicted at its first token. A sentence
+that is too long for an example continues in the next example at a word boundary, so that every word
+is predicted exactly once.
 
 The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``token_type_ids`` and
-``labels``, -100 at tokens without a prediction.
+``labels``, which are -100 at tokens for which no tag is predicted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ from .labels.given_labels import NamedLabelData, id_of
 from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
-"""The label of a token without a prediction."""
+"""The label of a token for which no tag is predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +58,20 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
     field_names: ClassVar[str] = "words,tags"
 
     source: SourceField
-    """conll:GLOB[#COLUMN] (by default the last), jsonl:GLOB#tokens,tags,
+    """conll:GLOB[#COLUMN] (by default the last column), jsonl:GLOB#tokens,tags,
     parquet:GLOB#tokens,tags, tfds:conll2003 or hf:NAME#tokens,ner_tags."""
     length: LabelledLength = 128
-    """Tokens in a sequence, T."""
+    """The number of tokens in a sequence, T."""
 
     def read(self, records: OpenedRecords, split: Split) -> ExampleSet[TaggingExample]:
-        """See ``LabelledData``; ``conll:GLOB`` has columns in place of fields."""
+        """See ``LabelledData``; ``conll:GLOB`` has columns instead of fields."""
         if records.source.kind == "conll":
             sentences = list(map(self._renamed, read_sentences(records.source)))
             return in_bio(list(map(from_columns, sentences)), split == "train")
         return super().read(records, split)
 
     def _renamed(self, sentence: Sentence) -> Sentence:
-        """Returns a sentence with names of tags in place of numbers, if the user gives names."""
+        """Replaces the numbers of tags in a sentence with names, if the user gives names."""
         if not self.label_names:
             return sentence
         location = f"{sentence.file} line {sentence.first_line}"
@@ -81,15 +81,15 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
     def labelled(
         self, records: Sequence[Record], names: tuple[str, ...] | None, split: Split
     ) -> ExampleSet[TaggingExample]:
-        """See ``LabelledData``; all schemes become BIO, so that they are scored alike.
+        """See ``LabelledData``; converts all schemes to BIO, so that they are scored in one way.
 
-        An ``I-`` that does not continue a span is an error in training data; in evaluation it is
-        read as ``B-``.
+        In training data, an ``I-`` tag that does not continue a span is an error; in evaluation
+        data, it is read as ``B-``.
         """
         return in_bio([from_record(record, names) for record in records], split == "train", names)
 
     def labels_in(self, example: TaggingExample) -> tuple[str, ...]:
-        """See ``LabelledData``; a span is counted once, by its ``B-``."""
+        """See ``LabelledData``; each span is counted once, at its ``B-`` tag."""
         return tuple(x for x in example.known_tags if x != "O" and not x.startswith("I-"))
 
     def unlabelled(self, records: Iterable[Record]) -> list[TaggingExample]:
@@ -99,17 +99,17 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         ]
 
     def examples_of_source(self, name: str, unread: set[str]) -> list[TaggingExample]:
-        """See ``LabelledData``; reads the first column of ``conll:GLOB``."""
+        """See ``LabelledData``; for ``conll:GLOB``, reads only the first column."""
         kind, _, location = name.partition(":")
         if kind == "conll":
             return _first_columns(location)
         return super().examples_of_source(name, unread)
 
     def examples_to_predict(self, path: str, unread: set[str]) -> list[TaggingExample]:
-        """Reads one sentence per line, with words separated by blanks; a line may be empty.
+        """Reads one sentence per line, with words separated by blanks. A line may be empty.
 
-        Reads the first column of a file ``*.conll`` with one word per line, and the field of the
-        words of a file ``*.jsonl``.
+        In a file ``*.conll``, each line has one word in its first column. In a file ``*.jsonl``,
+        the field that contains the words is read.
         """
         if path.removesuffix(".gz").endswith(".conll"):
             return _first_columns(path)
@@ -122,7 +122,7 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         ]
 
     def examples_in_memory(self, name: Examples, unread: set[str]) -> list[TaggingExample]:
-        """Reads dicts of fields, or texts; blanks separate the words of a text."""
+        """Reads dicts of fields or texts; the words of a text are separated by blanks."""
         texts = [row for row in name.rows if isinstance(row, str)]
         if len(texts) < len(name.rows):
             return super().examples_in_memory(name, unread)
@@ -132,9 +132,9 @@ class TokenClassificationData(NamedLabelData[TaggingExample]):
         ]
 
     def labels(self) -> tuple[str, ...]:
-        """Returns the tags of the source, ``O`` first, with ``B-`` and ``I-`` of every span type.
+        """Returns the tags of the source: ``O``, then ``B-`` and ``I-`` for every type of span.
 
-        For a published data set these are the declared tags, even if no training example has them.
+        For a published data set, these are the declared tags, even if no training example has them.
         """
         whole = self._whole()
         found = chain.from_iterable(example.known_tags for example in whole.examples)
@@ -168,14 +168,15 @@ def _first_columns(path: str) -> list[TaggingExample]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenClassificationExamples(LabelledExamples[TaggingExample]):
-    """Sentences in rows of tokens; see ``dataset.ExampleSource``.
+    """Sentences as rows of tokens; see ``dataset.ExampleSource``.
 
     The R rows contain the W words of all sentences in order. The values are the label ids of the
     words, int32 [W].
 
     Attributes:
-      first_words: The first word of each row, then the end, int64 [R + 1].
-      positions: The token in its row that predicts each word, -1 if none, int32 [W].
+      first_words: The index of the first word in each row, followed by W, int64 [R + 1].
+      positions: For each word, the position in its row of the token that predicts the word's tag,
+        or -1 if there is none, int32 [W].
       labels: The names of the L labels.
     """
 
@@ -184,9 +185,9 @@ class TokenClassificationExamples(LabelledExamples[TaggingExample]):
     labels: tuple[str, ...]
 
     def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns ``labels``, int32 [T], -100 at tokens without a prediction."""
+        """Returns ``labels``, int32 [T], with -100 at tokens for which no tag is predicted."""
         words = slice(self.first_words[index], self.first_words[index + 1])
-        # A word without a token has the position -1 and no label.
+        # A word that has no token has the position -1 and gets no label.
         positions = self.positions[words]
         labels = np.full(self.tokens.template.length, NOT_PREDICTED, np.int32)
         labels[positions[positions >= 0]] = values[words][positions >= 0]
@@ -197,19 +198,19 @@ class TokenClassificationExamples(LabelledExamples[TaggingExample]):
         return [list(example.known_tags) for example in self.examples]
 
     def decode(self, predictions: dict[str, np.ndarray]) -> list[Prediction]:
-        """Converts label ids to tags; a word without a token gets ``O``.
+        """Converts label ids to tags; a word that has no token gets ``O``.
 
         Args:
-          predictions: ``label_ids`` int [R, T] and optionally their ``probabilities``, float
+          predictions: ``label_ids``, int [R, T], and optionally their ``probabilities``, float
             [R, T].
 
         Returns:
-          For each sentence ``{"words": [...], "tags": [...], "probabilities": [...]}``;
-          the probability of a word without a token is 0.
+          For each sentence, ``{"words": [...], "tags": [...], "probabilities": [...]}``. The
+          probability of a word that has no token is 0.
         """
-        # The row of each word, [W].
+        # The index of the row that contains each word, [W].
         rows = np.repeat(np.arange(len(self.tokens)), np.diff(self.first_words))
-        # The model predicts nothing for a word without a token.
+        # The model does not predict a tag for a word that has no token.
         nothing = self.labels.index("O") if "O" in self.labels else 0
         predicted = self.positions >= 0  # [W]
         ids = output(predictions, "label_ids", len(self.tokens))[rows, self.positions]  # [W]
@@ -217,7 +218,7 @@ class TokenClassificationExamples(LabelledExamples[TaggingExample]):
         if "probabilities" in predictions:
             chances = output(predictions, "probabilities", len(self.tokens))[rows, self.positions]
             columns["probabilities"] = np.where(predicted, chances, 0.0).tolist()
-        # The words of all rows are one list: divide it into sentences again.
+        # The words of all rows are in one list, so divide the list into sentences again.
         ends = list(accumulate(len(example.words) for example in self.examples))
         return [
             {
@@ -234,7 +235,7 @@ def tagged_examples(
     labels: tuple[str, ...],
     length: int,
 ) -> TokenClassificationExamples:
-    """Tokenizes words and fills rows with sentences.
+    """Tokenizes the words of sentences, and fills rows with the tokens.
 
     Args:
       examples: The sentences.
@@ -243,18 +244,18 @@ def tagged_examples(
       length: The length of a row, T.
 
     Raises:
-      DataError: A tag is not a known label (with file and line), or a sentence without tokens has
-        an empty frame.
+      DataError: A tag is not a known label (the message names file and line), or a sentence has no
+        tokens and the tokenizer's frame has no special tokens.
     """
     template = Template.of(tokenizer, length)
-    # Positions in a row count the special tokens before the text.
+    # Positions in a row include the special tokens before the text.
     first = len(template.frame.before)
     rows: list[tuple[list[int]]] = []  # tokens of each row, without special tokens
     first_words, positions, num_cut = [0], [], 0
     for example in examples:
         pieces = word_pieces(example.words, tokenizer)
         num_cut += sum(len(ids) > template.room(1) for ids, _ in pieces)
-        # Each sentence starts a new row; a long sentence takes several rows.
+        # Each sentence starts a new row, and a long sentence fills several rows.
         for words in fill_rows(pieces, template.room(1)):
             row: list[int] = []
             for ids, mark in words:
@@ -268,7 +269,7 @@ def tagged_examples(
             )
             rows.append((row,))
             first_words.append(len(positions))
-    # The summary counts words, because a sentence may fill several rows.
+    # The summary states the number of words, because a sentence may fill several rows.
     limit = f"data.length {length}"
     notes = [counted(len(positions), "word")]
     if len(rows) > len(examples):
@@ -290,22 +291,22 @@ def tagged_examples(
 def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
     """Returns the tokens of each word; works with any tokenizer.
 
-    The words are tokenized as one text. A token belongs to the word that contains its last
-    character; a token of only a space belongs to the next word.
+    The words are tokenized as one text. A token belongs to the word that contains the token's last
+    character. A token that is only a space belongs to the next word.
 
     Args:
       words: The words of one sentence.
       tokenizer: A tokenizer of any kind.
 
     Returns:
-      For each word its ids, and the index of the first id that contains a character of the word.
-      A word without a token has no ids.
+      For each word, its token ids, and the index of the first of these tokens that contains a
+      character of the word. The list of ids is empty if no token belongs to the word.
     """
     ids, offsets = tokenizer.encode_with_offsets(" ".join(words), add_special_tokens=False)
-    # Start character of each word in the text, then the end, [num_words + 1].
+    # The index of the first character of each word in the text, then the end, [num_words + 1].
     starts = np.array([0, *accumulate(len(word) + 1 for word in words)])
     pieces: list[tuple[list[int], int]] = [([], 0) for _ in words]
-    # Which tokens are only a space; they are given to the next word.
+    # Collects tokens that are only a space, and gives them to the next word.
     blanks: list[int] = []
     last = [max(start, end - 1) for start, end in offsets]  # last character of each token
     of_word = np.searchsorted(starts, last, "right") - 1  # the word of each token
@@ -323,12 +324,12 @@ def word_pieces(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[list[i
 def fill_rows(
     pieces: Sequence[tuple[list[int], int]], room: int
 ) -> list[list[tuple[list[int], int]]]:
-    """Fills rows with words in order; truncates a word that is longer than a row."""
+    """Fills rows with words in order, and truncates any word that is longer than a row."""
     rows: list[list[tuple[list[int], int]]] = [[]]
     used = 0
     for ids, mark in pieces:
         if len(ids) > room:
-            # Truncate around the token that predicts the word, so that this token is kept.
+            # Keep the token that predicts the word's tag, and as many tokens around it as fit.
             first = max(0, min(mark, len(ids) - room))
             ids, mark = ids[first : first + room], mark - first
         if used + len(ids) > room:
@@ -340,7 +341,7 @@ def fill_rows(
 
 
 def _label_ids(examples: Sequence[TaggingExample], labels: tuple[str, ...]) -> np.ndarray | None:
-    # Examples to predict have no tags at all.
+    # In prediction, no example has tags.
     if examples[0].tags is None:
         return None
     ids = numbered(labels)

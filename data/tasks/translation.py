@@ -1,13 +1,14 @@
-"""Translation: from sentence pairs to packed examples with teacher forcing.
+"""Prepares data for translation: packs sentence pairs into examples for teacher forcing.
 
-Vaswani et al. 2017, sections 3.1 and 5.1: the decoder reads the target shifted right, after a start
-token, and predicts each token of the target and the end token. Source and target share a
-vocabulary. The paper batches pairs of similar length. In flaxzoo, an example has several pairs with
-different segment ids, so that all steps have the same shape and almost no padding.
+As in Vaswani et al. 2017, sections 3.1 and 5.1, the decoder reads a start token and then the
+target, and at each position predicts the next token of the target or the end token. Source and
+target share a vocabulary. The paper puts pairs of similar length into a batch. In flaxzoo, an
+example contains several pairs with different segment ids, so that all steps have the same shapes
+and almost no padding.
 
 The arrays of a batch are int32: ``input_ids``, ``segment_ids``, ``position_ids`` [B, S], and
 ``decoder_input_ids``, ``decoder_segment_ids``, ``decoder_position_ids``, ``labels`` [B, T]; see
-``packed_pairs.arrays_of_pairs``. Other tasks with a text as answer use ``TextToTextData``.
+``packed_pairs.arrays_of_pairs``. Other tasks whose output is a text use ``TextToTextData``.
 """
 
 from collections.abc import Iterator
@@ -33,15 +34,15 @@ from ..tokenizers.base import Tokenizer
 from .base import EVALUATION_SEED, DataConfig, SourceField, unknown_tokens
 
 VOCABULARY_PAIRS = 1_000_000
-"""Maximum number of pairs for training a vocabulary; these pairs are evenly spaced."""
+"""The maximum number of pairs that train a vocabulary. These pairs are evenly spaced."""
 NUMBER_EXAMPLES_PER_EPOCH = 1 << 16
 """The number of examples in an epoch of spelled-out numbers; every epoch has new examples."""
 
-# Evaluation still translates and scores a pair that does not fit, but without a loss.
+# A pair that does not fit is still translated and scored in evaluation, but has no loss.
 _OF_THE_LOSS = "left out of the loss"
-# A sequence counts as full once this many numbers have not fitted into it.
+# A sequence is considered full after this many numbers did not fit into it.
 _MISSES = 3
-# The number of sequences that are made to measure the padding of an endless source.
+# The number of sequences that are made to measure the fraction of padding for an endless source.
 _NUM_MEASURED = 32
 
 
@@ -49,7 +50,7 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
     """Returns the ids of the tokens that start and end a translation.
 
     Raises:
-      DataError: The vocabulary has no such tokens.
+      DataError: The vocabulary lacks one of these tokens.
     """
     special = tokenizer.target.special_ids
     if special.bos is None or special.eos is None:
@@ -61,7 +62,7 @@ def start_and_end(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the input of the encoder: a text in `Tokenizer.source_frame`.
+    """Returns the encoder input for a text: its tokens with the tokens of `source_frame`.
 
     Raises:
       DataError: The vocabulary has no end token.
@@ -71,12 +72,12 @@ def encode_source(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class TranslationExamples:
-    """Each fitting pair exactly once, in the same examples in every epoch.
+    """Examples that contain each fitting pair exactly once, and are the same in every epoch.
 
     Attributes:
-      corpus: The tokens.
+      corpus: The tokens of the pairs.
       lengths: The lengths of a sequence of sources and of a sequence of targets, S and T.
-      start: The id that begins each target in the decoder.
+      start: The id of the token that precedes each target in the decoder's input.
       pairs: The indices of the pairs, grouped by sequence, int64 [num_fitting].
       sequence_starts: The start of each sequence in ``pairs``, then the end, int64
         [num_sequences + 1].
@@ -95,9 +96,9 @@ class TranslationExamples:
         """Packs the pairs; see ``packing.best_fit``.
 
         Raises:
-          DataError: No pair fits a sequence.
+          DataError: No pair fits into a sequence.
         """
-        # Plan once, because all epochs have the same sequences in different orders.
+        # Plan only once, because all epochs have the same sequences in different orders.
         sources, targets = corpus.sizes
         pairs, sequence_starts = best_fit(sources, targets, lengths, seed)
         shortest = int(np.maximum(sources, targets).min())
@@ -127,25 +128,25 @@ class TranslationExamples:
 
     @cached_property
     def num_tokens(self) -> tuple[int, int]:
-        """The numbers of tokens in all sources and in all targets, including end tokens."""
+        """The total numbers of source tokens and of target tokens, including end tokens."""
         source, target = (sizes[self.pairs].sum() for sizes in self.corpus.sizes)
         return int(source), int(target)
 
     @property
     def padding_fraction(self) -> float:
-        """The fraction of padding tokens in all sequences of sources and targets together."""
+        """The fraction of all tokens, in sources and targets together, that are padding."""
         return 1 - sum(self.num_tokens) / (sum(self.lengths) * self.num_examples)
 
 
 @dataclass(frozen=True)
 class NumberExamples:
-    """Examples of spelled-out numbers, newly drawn in each epoch.
+    """Examples of spelled-out numbers, which are different in each epoch.
 
     Attributes:
-      languages: The languages of the sources and of the targets, as named by num2words.
-      tokenizer: The tokenizer of the sources; its ``target`` tokenizes the targets.
+      languages: The source language and the target language, as num2words names them.
+      tokenizer: The tokenizer for sources; its ``target`` is the tokenizer for targets.
       lengths: The lengths of a sequence of sources and of a sequence of targets, S and T.
-      seed: The seed of the numbers, any integer.
+      seed: The seed that determines the numbers, any integer.
     """
 
     languages: tuple[str, str]
@@ -155,11 +156,11 @@ class NumberExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples is a constant, because the source is endless."""
+        """The number of examples in an epoch, a constant because the source is endless."""
         return NUMBER_EXAMPLES_PER_EPOCH
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example: a pure function of the seed and its arguments.
+        """Makes one example, which depends only on the seed and the arguments.
 
         Returns:
           See ``arrays_of_pairs``.
@@ -171,7 +172,7 @@ class NumberExamples:
 
     @cached_property
     def padding_fraction(self) -> float:
-        """The fraction of padding tokens in a sample of sequences, sources and targets together."""
+        """The fraction of padding in a sample of sequences, in sources and targets together."""
         measured = [self.example(0, index) for index in range(_NUM_MEASURED)]
         names = "segment_ids", "decoder_segment_ids"
         sides = [arrays[name] for arrays in measured for name in names]
@@ -184,7 +185,7 @@ class NumberExamples:
         while misses < _MISSES:
             number = next(numbers)
             source = self.side(number, 0)
-            # Do not spell a target whose source does not fit.
+            # Do not spell out the target if the source does not fit.
             target = self.side(number, 1) if len(source) <= source_room else []
             if 0 < len(target) <= target_room:
                 source_room -= len(source)
@@ -194,14 +195,14 @@ class NumberExamples:
                 misses += 1
 
     def side(self, number: int, which: int) -> list[int]:
-        """Returns the tokens of a spelled-out number, with the end token."""
+        """Returns the tokens of a spelled-out number, including the end token."""
         tokenizer = (self.tokenizer, self.tokenizer.target)[which]
         return encode_source(tokenizer, spell(number, self.languages[which]))
 
 
 @dataclass(frozen=True)
 class VocabularyTexts:
-    """The texts of pairs, each source followed by its target; see ``token_corpus.Texts``.
+    """The texts of pairs; each target follows its source. See ``token_corpus.Texts``.
 
     Attributes:
       text: The sentence pairs.
@@ -211,14 +212,14 @@ class VocabularyTexts:
 
     @property
     def fingerprint(self) -> str:
-        """The hash is equal for equal texts in the same order."""
+        """A hash of all texts in their order."""
         return digest(self)
 
     def __iter__(self) -> Iterator[str]:
         number = len(self.text)
         kept = min(number, VOCABULARY_PAIRS)
         for i, pair in enumerate(self.text):
-            # Keep `kept` of the `number` pairs, spaced evenly.
+            # Keep `kept` of the `number` pairs, evenly spaced.
             if i * kept // number != (i - 1) * kept // number:
                 yield from filter(str.strip, (pair.source, pair.target))
 
@@ -231,22 +232,23 @@ class TranslationData(DataConfig):
 
     source: SourceField
     """pairs:SRC,TGT, tsv:GLOB#1,2, jsonl:GLOB#en,de, parquet:GLOB#en,de, tfds:NAME/CONFIG#en,de,
-    hf:NAME#en,de, several sources joined by " + ", or builtin:numbers-en-fr. Swap the names for the
-    other direction."""
+    hf:NAME#en,de, several sources joined by " + ", or builtin:numbers-en-fr. To translate in the
+    other direction, swap the two names."""
     validation_fraction: Rate = 0.01
-    """The held-out fraction if `validation` is not given and no split is published."""
+    """The fraction of `source` that is held out if `validation` is not given and no validation
+    split is published."""
     length: PositiveInt
-    """Tokens in a sequence of sources, S; a sequence contains several pairs."""
+    """The number of tokens in a sequence of sources, S. A sequence contains several pairs."""
     target_length: PositiveInt | None = None
-    """Tokens in a sequence of targets, T. Defaults to `length`."""
+    """The number of tokens in a sequence of targets, T. Defaults to `length`."""
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The lengths of a sequence, S and T."""
+        """The lengths of a sequence of sources and of a sequence of targets, S and T."""
         return self.length, self.target_length or self.length
 
     def texts(self) -> VocabularyTexts:
-        """Returns the sources and targets of the training pairs, for a shared vocabulary."""
+        """Returns the sources and targets of the training pairs, to train a shared vocabulary."""
         return VocabularyTexts(self._open("train"))
 
     def batch_spec(self, num_labels: int, num_choices: int) -> BatchSpec:
@@ -254,9 +256,9 @@ class TranslationData(DataConfig):
         return pair_specs(self.lengths)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the pairs that are not held out, in the same examples in every epoch.
+        """Returns examples made from the pairs that are not held out.
 
-        Spelled-out numbers are new in every epoch.
+        The examples are the same in every epoch, except that spelled-out numbers are always new.
         """
         numbers = NumberWords.parse(self.source_name)
         if numbers is None:
@@ -264,7 +266,7 @@ class TranslationData(DataConfig):
         return self._endless(numbers, tokenizer, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the validation source, else the published split, else the held-out pairs."""
+        """Returns the validation pairs: a named source, a published split or held-out pairs."""
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         return self._split(self._open("validation"), tokenizer, EVALUATION_SEED, _OF_THE_LOSS)
@@ -272,10 +274,10 @@ class TranslationData(DataConfig):
     def whole_source(
         self, source: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Returns all pairs of another source, or the validation split of a published source.
+        """Returns all pairs of a source, or the validation split of a published source.
 
-        The content has every pair as read. The examples leave out pairs with an empty source or
-        target, and pairs longer than a sequence.
+        The split's content includes every pair as it was read. The examples leave out pairs with an
+        empty source or target, and pairs that are longer than a sequence.
         """
         text = open_parallel(source, "whole", like=self.source_name)
         return self._split(text, tokenizer, EVALUATION_SEED, _OF_THE_LOSS)
@@ -283,10 +285,10 @@ class TranslationData(DataConfig):
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Raises, because translations are not predicted as labels.
+        """Raises an error, because ``predict`` predicts labels and not translations.
 
         Raises:
-          DataError: Always; the message names the command that translates.
+          DataError: Always. The message names the command that translates.
         """
         raise DataError(f"{self.kind} data has no labels to predict: use the command translate")
 
@@ -306,8 +308,8 @@ class TranslationData(DataConfig):
         start_and_end(tokenizer)
         sample = numbers.vocabulary
         examples = NumberExamples(numbers.languages, tokenizer, self.lengths, seed)
-        # Check that the numbers of the sample fit, because training would silently skip longer
-        # ones.
+        # Check that the numbers of the sample fit, because training would silently skip numbers
+        # that do not fit.
         for which, length in enumerate(self.lengths):
             longest = max(len(examples.side(number, which)) for number in sample.numbers)
             require(
@@ -317,8 +319,8 @@ class TranslationData(DataConfig):
                 "larger vocabulary",
                 DataError,
             )
-        # The examples are computed from random numbers, so the sample and the tokenizer identify
-        # them.
+        # The examples are computed from a random number generator, so the sample and the tokenizer
+        # identify them.
         fingerprint = corpus_key("numbers", sample.fingerprint, tokenizer.fingerprint)
         summary = (
             f"numbers below {LIMIT:,}, except those from {HELD_OUT.start:,} to {HELD_OUT[-1]:,}, "
@@ -330,13 +332,13 @@ class TranslationData(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TextToTextData(TranslationData):
-    """Any pairs of texts: summaries, corrections, answers, translations (T5, BART)."""
+    """Pairs of an input text and an output text, such as a summary or a correction (T5, BART)."""
 
     kind: ClassVar[str] = "text_to_text"
 
 
 def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -> str:
-    """Describes the sequences, and says how many pairs are left out and why."""
+    """Describes the sequences, and states how many pairs are left out and why."""
     corpus = examples.corpus
     fill = fill_note(examples.num_tokens, examples.lengths, examples.num_examples)
     summary = [f"{counted(len(examples.pairs), 'pair')}, {fill}"]
@@ -346,10 +348,10 @@ def _summary(examples: TranslationExamples, text: ParallelText, left_out: str) -
         location = pair_at(text, corpus.first_empty).location
         empty = f"{corpus.num_empty:,} of {counted(number, 'pair')}"
         summary.append(f"{empty} {left_out}: an empty side (first: {location})")
-    # Pairs that best-fit left out, because the source or the target is longer than a sequence.
+    # Best-fit left out these pairs, because the source or the target is longer than a sequence.
     over_long = np.flatnonzero((sources > examples.lengths[0]) | (targets > examples.lengths[1]))
     if len(over_long):
-        # Corpus indices omit empty pairs; `numbers` maps them to indices in the text.
+        # The corpus contains no empty pairs; `numbers` maps its indices to indices in the text.
         location = pair_at(text, int(corpus.numbers[over_long[0]])).location
         limit = f"data.length {examples.lengths[0]}"
         if examples.lengths[0] != examples.lengths[1]:

@@ -1,1 +1,1 @@
-"""The labels of labeled data: their names and their targets."""
+"""Defines the labels of labeled data: their names and their types."""

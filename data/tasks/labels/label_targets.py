@@ -1,4 +1,4 @@
-"""The types of the labels of texts: how they are read, encoded and predicted."""
+"""Defines the types of labels that texts can have: how to read, encode and predict them."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,24 +16,25 @@ from ..base import Target
 from .given_labels import parts_of
 
 Label = str | tuple[str, ...] | float
-"""The name of the label, the names of several labels, or a score."""
+"""The name of a label, the names of several labels, or a score."""
 Located = Sequence[tuple[Any, str]]
-"""The label of each example, with the location of the example for messages."""
+"""The label of each example, together with the location of the example for messages."""
 Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class LabelTarget:
-    """A type of labels.
+    """A type of label.
 
     Attributes:
-      read: Converts a value in a file to a label. Its arguments are the value, the names of the
-        labels if they are numbers, as in published data sets, and the location of the example.
-      spec: Describes the array of an example's labels, given the number of label names.
+      read: Converts a value from a file to a label. Its arguments are the value, the names of the
+        labels (if labels are numbers, as in published data sets), and the location of the example.
+      spec: Describes the array that contains an example's labels, given the number of label names.
       encode: Converts the labels of n examples to an array, given the names of the L outputs.
       decode: Converts logits, float [n, L], to a prediction for each example.
       num_labels: The minimum and the maximum number of different labels that a source may have.
-      assumed: Placeholders for the names of the outputs, for a plan made before data are read.
+      assumed: Placeholders for the names of the outputs, for a plan that is made before data are
+        read.
     """
 
     read: Callable[[Any, Names | None, str], Label]
@@ -45,14 +46,14 @@ class LabelTarget:
 
 
 def names_of(label: Label | None) -> Names:
-    """Returns the names in a label; scores have no names."""
+    """Returns the names that a label consists of; a score has no names."""
     if isinstance(label, str):
         return (label,)
     return label if isinstance(label, tuple) else ()
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Sorts labels: whole numbers by value, so that 10 follows 9, and other labels by name."""
+    """Sorts labels: whole numbers by value, so that 10 comes after 9, and other labels by name."""
     found = list(names)
     if all(name.removeprefix("-").isdecimal() and name.isascii() for name in found):
         return sorted(found, key=lambda name: (int(name), name))
@@ -82,7 +83,7 @@ def _read_score(value: Any, names: Names | None, location: str) -> float:
 
 def _name(value: Any, names: Names | None, location: str) -> str:
     if names is not None:
-        # Published test splits have the id -1 in place of a label.
+        # In published test splits, the id -1 replaces the label.
         problem = f"{location} has no label ({value}): choose a data set with labels"
         require(0 <= value < len(names), problem, error=DataError)
         return names[value]
@@ -101,7 +102,7 @@ def _ids(labels: Located, names: Names) -> np.ndarray:
 
 
 def _flags(labels: Located, names: Names) -> np.ndarray:
-    """Returns a row of 0 and 1 for each example, float32 [n, L]."""
+    """Returns a row for each example, with 1 for its labels and 0 otherwise, float32 [n, L]."""
     ids = numbered(names)
     values = np.zeros((len(labels), len(names)), np.float32)
     for row, (label, location) in zip(values, labels, strict=True):
@@ -145,7 +146,7 @@ TARGETS: dict[Target, LabelTarget] = {
     "binary": LabelTarget(
         read=_read_one,
         spec=_flag_spec,
-        # Every label except the second means "not the second label".
+        # Any label other than the second means "not the second label".
         encode=lambda labels, names: np.array([[x == names[0]] for x, _ in labels], np.float32),
         decode=_applies_or_not,
         num_labels=(2, 2),
@@ -162,4 +163,4 @@ TARGETS: dict[Target, LabelTarget] = {
         assumed=("score",),
     ),
 }
-"""The types of labels by their names in ``data.target``."""
+"""The types of labels, by their names in ``data.target``."""
