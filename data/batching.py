@@ -81,7 +81,7 @@ class TrainBatches(PickledByFields):
         return stacked([self.examples.example(*self._at(g)) for g in range(first, first + local)])
 
     def read_before(self, step: int) -> int:
-        """Returns the number of examples in all batches before a step, even in earlier stages."""
+        """Returns the number of examples in all batches before a step, including earlier stages."""
         return self._before + (step - self.start) * self.batch_size
 
     def _at(self, g: int) -> tuple[int, int]:
@@ -147,7 +147,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
         Args:
           batches: The batches in order.
-          num_workers: Number of worker processes; 0 makes the batches in a thread.
+          num_workers: Number of worker processes. If 0, the batches are made in a thread.
         """
         super().__init__()
         self._batches = batches
@@ -193,7 +193,8 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         step = require_type(state.get("step"), int, problem, DataError)
         require(0 <= step <= len(self._batches), problem, DataError)
         expected, start = self._state_at(step).get(MIXTURE), self._batches.start
-        # The data or the batch size may have changed at step `start`, which is 0 without a change.
+        # If the data or the batch size changed during the run, `start` is the step of the change;
+        # otherwise it is 0.
         require(
             state.get(MIXTURE) == expected or step == start > 0,
             f"the checkpoint of step {step} is at {state.get(MIXTURE)} of its sources, "
@@ -254,7 +255,7 @@ def train_iterator(
       num_steps: The number of batches.
       process_index: The index of the part of each batch that this process reads.
       process_count: The number of processes that share a batch.
-      num_workers: Number of worker processes; 0 makes the batches in a thread.
+      num_workers: Number of worker processes. If 0, the batches are made in a thread.
       start: The index of the first batch with this batch size, if earlier batches of the run had
         another batch size.
       examples_before: The number of examples in the batches before ``start``.

@@ -128,7 +128,7 @@ class OrderedExamples(ExampleSource, Protocol):
           epoch: The epoch.
 
         Returns:
-          int64 [N, B], with the same N in every epoch.
+          The indices, int64 [N, B]. N is the same in every epoch.
 
         Raises:
           DataError: No batch can be formed.
@@ -149,8 +149,8 @@ class DataSplit:
       summary: A line for the log, such as ``400 documents, 929,728 tokens``.
       notes: Further lines for the log, such as the count of each label, or that a header was
         recognized or a label occurs only once.
-      documents_per_token: The ratio of documents to tokens, if a document may fill several
-        examples.
+      documents_per_token: The number of documents per token, if a document may span several
+        examples; otherwise None.
     """
 
     examples: ExampleSource

@@ -18,7 +18,7 @@ import numpy as np
 from .dataset import DataSplit, ExampleSource, PickledByFields
 
 MixtureUnit = Literal["tokens", "documents"]
-"""The unit in which the weights of a mixture are given."""
+"""The unit of the weights of a mixture."""
 # Shares are integers whose sum is about this number, because integers give exact positions.
 _SCALE = 1 << 40
 # At most this number of examples of a source is measured, which bounds the time.
@@ -47,8 +47,8 @@ class MixedPart:
 
         Args:
           name: The name of the source.
-          weight: Its weight.
-          split: Its examples.
+          weight: The weight of the source.
+          split: The examples of the source.
           unit: The unit of the weight.
         """
         tokens, documents = _measure(split.examples)
@@ -107,7 +107,7 @@ class MixedExamples(PickledByFields):
         raise AssertionError("the last source takes all remaining examples")
 
     def counts(self, number: int) -> list[int]:
-        """Returns how many of the first `number` examples of a run are from each source."""
+        """Returns how many of the first `number` examples of a run come from each source."""
         counts: list[int] = []
         # Divide the examples as `locate` does.
         for _, weight, rest in self._shares:
@@ -116,11 +116,11 @@ class MixedExamples(PickledByFields):
         return counts
 
     def positions(self, number: int) -> list[dict[str, str | int]]:
-        """Returns which example of each source follows the first `number` examples of a run.
+        """Returns the position of each source after the first `number` examples of a run.
 
         Returns:
-          For each source, the name of the source, the epoch, and the index of the example in the
-          order of this epoch.
+          For each source, its name, the epoch, and the index of the next example in the order of
+          this epoch.
         """
         found: list[dict[str, str | int]] = []
         for part, count in zip(self.parts, self.counts(number), strict=True):

@@ -1,1 +1,1 @@
-"""Data for post-training: conversations, preferences and prompts as tokens to learn from."""
+"""Data for post-training: conversations, preferences and prompts."""

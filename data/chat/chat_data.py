@@ -151,7 +151,7 @@ class ChatData(MixableData, Generic[R]):
 
     @abstractmethod
     def demonstrations_of(self, record: R) -> tuple[Demonstration, ...]:
-        """Returns the demonstrations in a record; a hash of the first determines its split."""
+        """Returns the demonstrations in a record; a hash of the first one determines the split."""
 
     @abstractmethod
     def encode(self, records: Sequence[R], tokenizer: Tokenizer, seed: int | None) -> DataSplit:
@@ -165,7 +165,7 @@ class ChatData(MixableData, Generic[R]):
         Args:
           source: The source.
           split: The split, for sources that have splits.
-          left_out: Counts the records that do not satisfy the conditions of the source.
+          left_out: Counter of the records that do not satisfy the source's conditions.
 
         Raises:
           DataError: The source cannot be read, no record can be used, or `strict` is true and a
@@ -320,6 +320,6 @@ class ChatData(MixableData, Generic[R]):
 
 
 def _noted(split: DataSplit, left_out: LeftOut) -> DataSplit:
-    """Adds notes on the records that the conditions of the source leave out to a split."""
+    """Adds notes to a split about the records that the conditions of its source leave out."""
     notes = (*split.notes, *left_out_notes(left_out, "record"))
     return dataclasses.replace(split, notes=notes)

@@ -24,8 +24,8 @@ class EncodedChat:
     Attributes:
       text: The text.
       ids: Its tokens.
-      answers: Whether each token is learned. These are the tokens that the assistant wrote and the
-        token that ends the assistant's turn.
+      answers: Whether each token is learned. The learned tokens are the tokens that the assistant
+        wrote and the token that ends the assistant's turn.
     """
 
     text: str

@@ -2,10 +2,10 @@
 
 The whole text is encoded at once. To find the control tokens that the template wrote, all
 characters that the template did not write are replaced by a letter or mark that no control token
-contains. The control tokens that are still found are the template's. Any other control token in the
-text came from a message, even if the template or a normalizer changed the message. The characters
-of such a token are encoded separately, as ordinary text. Finally, the control tokens of the result
-must be exactly the control tokens of the template; otherwise the text is rejected.
+contains. All control tokens that are still found come from the template. Any other control token in
+the text came from a message, even if the template or a normalizer changed the message. The
+characters of such a token are encoded separately, as ordinary text. Finally, the control tokens of
+the result must be exactly the control tokens of the template; otherwise the text is rejected.
 """
 
 import functools

@@ -74,8 +74,9 @@ def prompt_record(row: Row, location: str) -> PromptRecord:
     """Reads the prompt of a record; the keys of the record determine where the prompt is.
 
     Args:
-      row: The record. Its field ``prompt`` is a text or a list of messages. A record without this
-        field has a ``text``, or it is a demonstration or a preference; then its answer is dropped.
+      row: The record. Its field ``prompt`` is a text or a list of messages. If there is no such
+        field, the prompt is the ``text`` of the record, or a demonstration or preference without
+        its answer.
       location: The location of the record, for error messages.
 
     Raises:
@@ -126,7 +127,7 @@ class Prompts(Protocol):
         ...
 
     def prompt(self, epoch: int, index: int) -> Prompt:
-        """Returns a prompt; a pure function of the arguments."""
+        """Returns a prompt, which depends only on the arguments."""
         ...
 
 
@@ -180,7 +181,7 @@ class PolicyExamples:
         return len(self.prompts)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one example; a pure function of its arguments.
+        """Makes one example, which depends only on the arguments.
 
         Args:
           epoch: The epoch, counted from 0.

@@ -57,7 +57,7 @@ class PairExamples(PickledByFields):
         return len(self.weights)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes the example of a pair, which is the same in every epoch; see the module."""
+        """Makes the example of a pair, which is the same in every epoch."""
         # Row 0 is the chosen text, and row 1 is the rejected text. Both are padded on the right.
         rows = [self._row(*self.chosen[index]), self._row(*self.rejected[index])]
         arrays = stacked(rows)

@@ -12,7 +12,7 @@ keys                                                a record is
 ``chosen``, ``rejected``                            the same; the prompt is their common
                                                     beginning. Texts of ``\n\nHuman:`` and
                                                     ``\n\nAssistant:`` are dialogues (HH)
-``prompt``, ``ranked``                              answers, the best first; equals in a list
+``prompt``, ``ranked``                              answers, best first; tied answers in a list
 ==================================================  ===========================================
 
 If a record has the keys of several rows of the table, the first of these rows applies. The field
@@ -72,8 +72,8 @@ class Dialogue:
       messages: The messages, each with ``role`` and ``content``.
       tools: JSON schemas of the functions that the assistant may call; None if there are none.
       first: The number of messages that form the prompt; answers in the prompt are not learned.
-      task: The name of its task, if the data state one.
-      location: The location of its record, for error messages.
+      task: The name of the task, or None if the data do not name one.
+      location: The location of the record, for error messages.
     """
 
     messages: tuple[Message, ...]
@@ -147,8 +147,8 @@ class PromptedText:
     Attributes:
       prompt: The prompt; empty for a document.
       completion: The text that follows.
-      task: The name of its task, if the data state one.
-      location: The location of its record, for error messages.
+      task: The name of the task, or None if the data do not name one.
+      location: The location of the record, for error messages.
     """
 
     prompt: str
@@ -223,7 +223,7 @@ def demonstration(row: Row, location: str) -> Demonstration:
 
     Args:
       row: The record.
-      location: Its location, for messages.
+      location: The location of the record, for messages.
 
     Raises:
       DataError: The keys match no form, or a value has the wrong type.
@@ -298,7 +298,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
 
     Args:
       row: The record.
-      location: Its location, for messages.
+      location: The location of the record, for messages.
 
     Raises:
       DataError: The keys match no form, or a value has the wrong type.
@@ -350,7 +350,7 @@ def _ranking(
 
 
 def _is_tie(rank: object) -> bool:
-    """Returns whether a rank is a list of answers, as opposed to one answer in messages."""
+    """Returns whether a rank is a list of tied answers; a list of messages is one answer."""
     return isinstance(rank, list) and not (rank and all(isinstance(item, Mapping) for item in rank))
 
 
@@ -400,7 +400,7 @@ def _share_gpt(turns: Any, location: str) -> tuple[Message, ...]:
     messages = []
     for turn in turns:
         _check_keys(turn, {"from", "value"}, f"{location}: the turn {turn!r}")
-        # ShareGPT data have more names of speakers than there are roles in chat templates.
+        # ShareGPT data use more speaker names than chat templates have roles.
         speaker = str(turn["from"])
         require_one_of(f"{location}: the role", speaker, _ROLES, error=DataError)
         messages.append({"role": _ROLES[speaker], "content": turn["value"]})

@@ -38,7 +38,7 @@ def read_rows(
         the field ``text``. ``instructions:FILE.toml`` makes conversations from labeled data; see
         ``instructions``. ``builtin:calculations`` provides conversations with a tool.
       split: The split, for sources that have splits.
-      left_out: Counts the records that do not satisfy the conditions.
+      left_out: Counter of the records that do not satisfy the conditions.
 
     Raises:
       DataError: A source is unknown, unreadable or empty, or a record is not an object.

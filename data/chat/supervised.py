@@ -57,7 +57,7 @@ class SupervisedExamples(PickledByFields):
         return int(np.sum(self.learned & ~first))
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Makes one sequence, which is the same in every epoch; see the module."""
+        """Makes one sequence, which is the same in every epoch."""
         # Concatenate the tokens of the rows in this sequence.
         spans = [(self.starts[i], self.starts[i + 1]) for i in self._plan[index]]
         tokens = np.concatenate([self.tokens[a:b] for a, b in spans])

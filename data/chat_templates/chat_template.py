@@ -214,7 +214,7 @@ class ChatTemplate:
 
     @property
     def all_sources(self) -> str:
-        """The source code of the template and of the template for tools, joined."""
+        """The joined source code of the template and the template for tools."""
         return self.source + (self.with_tools or "")
 
     def _source(self, given: Mapping[str, object]) -> str:
@@ -318,12 +318,12 @@ def text_of_part(part: object, number: int) -> str:
 
 
 def find_template(folder: str | Path) -> ChatTemplate | None:
-    """Returns the chat template in a folder in the Hugging Face format, or None without one.
+    """Returns the chat template in a Hugging Face folder, or None if there is none.
 
     Raises:
       DataError: A file cannot be read, or contains no templates.
     """
-    # The special tokens are in this file, and in older folders, the templates as well.
+    # This file contains the special tokens and, in older folders, also the templates.
     folder = Path(folder)
     path = folder / "tokenizer_config.json"
     config = optional_object(path)
@@ -364,7 +364,7 @@ class _NamedTemplate(Checked):
 
 
 def _templates(stored: Any, path: Path) -> dict[str, str]:
-    """Returns the templates of ``tokenizer_config.json`` by name; a single one is the default."""
+    """Returns the templates in ``tokenizer_config.json`` by name; a plain text is the default."""
     if isinstance(stored, str):
         return {_DEFAULT: stored}
     try:
@@ -377,7 +377,7 @@ def _templates(stored: Any, path: Path) -> dict[str, str]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the special tokens of ``tokenizer_config.json`` by name."""
+    """Returns the special tokens in ``tokenizer_config.json``, by name."""
     contents = {
         name: value.get("content") if isinstance(value, dict) else value
         for name, value in config.items()
@@ -415,7 +415,7 @@ def _size(value: object) -> int:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Removes fields that are None, and stores the reasoning under both names in templates."""
+    """Removes fields that are None, and stores reasoning under both names that templates use."""
     message = without_none(message)
     # If a message has several of these fields, use the first field in the order of `_REASONING`.
     reasoning = [message[name] for name in _REASONING if name in message]

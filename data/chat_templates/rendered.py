@@ -1,4 +1,4 @@
-"""Rendered conversations, and the choice of texts that contain all answers."""
+"""Rendered conversations, and functions that choose texts with all answers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

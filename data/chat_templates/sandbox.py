@@ -327,7 +327,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
         self.fields: list[Traced] = []
 
     def format_field(self, value: object, format_spec: str) -> str:
-        """Formats a value, and counts the width in the format."""
+        """Formats a value, and counts the width in the format specification as characters."""
         spend(characters=sum(map(int, re.findall(r"\d+", format_spec))))
         text = super().format_field(value, format_spec)
         self.fields.append(as_text(value) if not format_spec else Traced(text, origin(value)))
@@ -377,7 +377,7 @@ def _safe(value: object) -> Markup:
 
 
 def _indent(s: object, *args: Any, **kwargs: Any) -> str:
-    """Indents the lines of a text. The result is a plain string, which then gets one origin."""
+    """Indents the lines of a text. Returns a plain string, to which `_traced` adds an origin."""
     return jinja2.filters.do_indent(str.__str__(as_text(s)), *args, **kwargs)
 
 

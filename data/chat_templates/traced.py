@@ -337,8 +337,8 @@ def as_json(
         return _quoted(text, ensure_ascii=ensure_ascii)
 
     def key(name: object) -> Iterable[str]:
-        # json.dumps converts other keys to strings: for the key 1, its result is {"1": 0}; extract
-        # the text 1.
+        # json.dumps converts other keys to strings. Extract the key from the result, such as {"1":
+        # 0}.
         yield quoted(name if isinstance(name, str) else json.dumps({name: 0})[2:-5])
 
     notation = _Notation(

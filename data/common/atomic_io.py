@@ -63,7 +63,7 @@ def check_output_path(path: Path, made_from: str) -> None:
 
     Args:
       path: The final path.
-      made_from: The input of the work that makes the output; see ``files.input_lines``.
+      made_from: The input from which the output is made; see ``files.input_lines``.
 
     Raises:
       DataError: See ``check_file``. Also raised if the output path is an input file, possibly under
@@ -96,7 +96,7 @@ def build_folder(path: Path, fill: Callable[[Path], None]) -> Path:
     """
     # Resolve the path, so that a symbolic link is not replaced.
     final = path.resolve()
-    # Delete an empty folder, which fails for a mounted disk or a folder that is not empty.
+    # Delete the folder if it is empty. This fails for a mounted disk or a folder with content.
     with contextlib.suppress(OSError):
         final.rmdir()
     if _is_nonempty(final):

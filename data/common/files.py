@@ -92,7 +92,7 @@ def text_lines(path: str, *, keep_ends: bool = False) -> Iterator[Line]:
 
 
 def file_lines(path: File, *, keep_ends: bool = False) -> Iterator[Line]:
-    r"""Reads the lines of a file without a byte order mark.
+    r"""Reads the lines of a file, and drops a byte order mark.
 
     Args:
       path: The file.
@@ -150,7 +150,8 @@ def absolute(file: File) -> File:
 def identity(file: File) -> tuple[object, ...]:
     """Returns values that change when the content of a file changes.
 
-    A local file has its path, size and modification time; a remote file has its URL and version.
+    For a local file, they are its path, size and modification time; for a remote file, its URL and
+    version.
 
     Raises:
       DataError: The file cannot be read.
@@ -202,7 +203,7 @@ def matching_files(pattern: str, name: str) -> list[File]:
     Raises:
       DataError: No file matches, the name is a folder, or an object store cannot be read.
     """
-    # Files with `file://` are local.
+    # A pattern with `file://` names local files.
     pattern = pattern.removeprefix("file://")
     if is_url(pattern):
         return _matching_urls(pattern, name)

@@ -1,4 +1,4 @@
-"""Hashes of texts."""
+"""Computes hashes of texts."""
 
 import hashlib
 from collections.abc import Iterable

@@ -4,5 +4,5 @@ from collections.abc import Iterable
 
 
 def numbered(names: Iterable[str]) -> dict[str, int]:
-    """Maps each name to its index. If a name occurs several times, its last index counts."""
+    """Maps each name to its index. If a name occurs several times, its last index is used."""
     return {name: index for index, name in enumerate(names)}

@@ -78,7 +78,7 @@ def build_pair_corpus(
       text: The pairs, which are read once, in chunks.
       tokenizer: The tokenizer. The cache key consists of the fingerprints of the tokenizer and the
         text.
-      folder: The cache; the corpus is a folder inside it.
+      folder: The cache folder; the corpus becomes a subfolder.
 
     Returns:
       The corpus.

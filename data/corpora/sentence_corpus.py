@@ -73,7 +73,7 @@ def build_sentence_corpus(
         are sentences, the document is split at line breaks; otherwise it is split by rules.
       tokenizer: The tokenizer. The cache key contains the fingerprints of the tokenizer and the
         documents.
-      folder: The cache folder, in which the corpus is a subfolder.
+      folder: The cache folder; the corpus becomes a subfolder.
       language: The language of texts that are split by rules; see ``split_sentences``.
 
     Returns:

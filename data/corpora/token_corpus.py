@@ -136,7 +136,7 @@ class TokenCorpus(CorpusFolder):
 
     @property
     def num_targets(self) -> int:
-        """The total number of target tokens, which is the number of tokens minus the documents."""
+        """The number of target tokens: the number of tokens minus the number of documents."""
         return len(self.tokens) - self.num_documents
 
 
@@ -149,7 +149,7 @@ def build_corpus(
       documents: The texts of one split, which are read once, in chunks.
       tokenizer: The tokenizer. The cache key consists of the fingerprints of the tokenizer and the
           documents.
-      folder: The cache folder, in which the corpus is a subfolder.
+      folder: The cache folder; the corpus becomes a subfolder.
 
     Returns:
       The corpus.

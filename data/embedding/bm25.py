@@ -31,10 +31,10 @@ def bm25(
       top_k: The maximum number of documents to find for each query.
 
     Returns:
-      The scores float32 `[Q, K]` in descending order, and the indices of the documents int32
-      `[Q, K]`, where K = min(`top_k`, N). Documents with equal scores are ordered by index.
-      Documents that contain no word of the query are not results. If there are fewer than K
-      results, the remaining scores are 0 and the remaining indices are −1.
+      The scores, float32 `[Q, K]`, in descending order, and the document indices, int32 `[Q, K]`. K
+      is `top_k` or, if that is smaller, the number of documents. Documents with equal scores are
+      ordered by index. Documents that contain no word of the query are not results. If there are
+      fewer than K results, the remaining scores are 0 and the remaining indices are −1.
 
     Raises:
       UserError: `top_k` is less than 1, or no document contains a word.

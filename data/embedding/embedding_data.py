@@ -85,7 +85,7 @@ class EmbeddingData(ColumnsData):
 
     @property
     def anchor_length(self) -> int:
-        """The padded length of an anchor, in tokens, Q."""
+        """The padded length of an anchor in tokens, Q."""
         return self.query_length or self.length
 
     @property
@@ -104,7 +104,7 @@ class EmbeddingData(ColumnsData):
         }
 
     def _sources_of_sets(self, source: SourceLike | None) -> dict[str, str]:
-        """Returns the sources for evaluation by the names of the training data sets."""
+        """Returns the evaluation source of each training data set, by name."""
         if source is None:
             return {}
         names, sources = sources_of(self.source_name), sources_of(as_source(source))

@@ -2,8 +2,9 @@
 
 The rules follow google-research/bert ``run_squad.py``. An answer may start at a token only in the
 window in which the token has the most context, and the length of an answer is limited. The score of
-"no answer" is the lowest score of ``[CLS]`` in any window. In contrast to the original, all spans
-are candidates, not only spans between the tokens with the largest start and end logits.
+"no answer" is the lowest score of ``[CLS]`` among all windows of the passage. In contrast to the
+original, all spans are candidates, not only spans between the tokens with the largest start and end
+logits.
 
 The probability of an answer is P(start) · P(end), where each P is a softmax over ``[CLS]`` and the
 passage tokens of the window that contains the answer (Devlin et al. 2018, section 4.2). Question
@@ -32,8 +33,7 @@ class SpanDecoding:
       ranges: The half-open range of passage tokens in each window, int32 [R, 2].
       first_rows: The index of the first window of each question, followed by R, int64
         [num_questions + 1].
-      offsets: For each passage, the half-open character ranges of its tokens, int32 [num_tokens,
-        2].
+      offsets: The half-open character ranges of each passage's tokens, int32 [num_tokens, 2].
       max_answer_length: The maximum number of tokens in an answer.
       unanswerable: Whether "no answer" may be predicted.
     """

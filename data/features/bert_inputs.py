@@ -164,7 +164,7 @@ def encode_texts(
         sizes = truncate_longest_first(*map(len, rows), room=template.room(len(rows)))
         num_truncated += sum(sizes) < sum(map(len, rows))
         rows = [tokenizer.truncated(row, size) for row, size in zip(rows, sizes, strict=True)]
-        # A row without tokens would leave nothing to attend to.
+        # In a row without tokens, there would be nothing to attend to.
         require(
             any((*rows, template.frame.layout(len(rows)).num_added)),
             f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special token "

@@ -1,10 +1,10 @@
 """Converts schemes that mark spans of words with one tag per word to the scheme BIO.
 
 ========  ==================================================================================
-BIO       (IOB2) the first word of a span has ``B-``, the others ``I-``
-IOB1      all words have ``I-``; ``B-`` begins only a span right after one of the same type
-BIOES     (BILOU) the last word has ``E-`` (``L-``), a span of one word ``S-`` (``U-``)
-plain     tags of single words without spans: parts of speech
+BIO       (IOB2) the first word of a span has ``B-``, the other words have ``I-``
+IOB1      words have ``I-``; ``B-`` begins a span that directly follows one of the same type
+BIOES     (BILOU) as BIO, but a last word has ``E-`` (``L-``), a single word ``S-`` (``U-``)
+plain     tags of single words instead of spans, such as parts of speech
 ========  ==================================================================================
 
 Ramshaw & Marcus 1995 (IOB1); Ratinov & Roth 2009 (BILOU). The scheme of a source is inferred from

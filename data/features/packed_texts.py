@@ -20,8 +20,9 @@ class PackedTexts(PickledByFields):
     """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
 
     A row contains consecutive documents from a random position on. The first and the last document
-    may be incomplete. An epoch has as many examples as the text would fill rows. In rare cases, a
-    row ends with padding, because there was no room for the special tokens of another text.
+    may be incomplete. The number of examples in an epoch is the number of rows that the whole text
+    would fill. In rare cases, a row ends with padding, because there was no room for the special
+    tokens of another text.
 
     Attributes:
       corpus: The tokenized documents.

@@ -33,8 +33,8 @@ from ..corpora.sentence_corpus import SentenceCorpus
 from ..dataset import PickledByFields
 from ..tokenizers.frame import Frame, Layout
 
-# The last word of the seeds for the shifts. The seeds for the random numbers of examples have other
-# last words.
+# The last word of the seed that draws the shifts. The seeds for the random numbers of examples end
+# with other words.
 _SHIFTS = 1
 
 
@@ -231,9 +231,7 @@ class Segments(PickledByFields):
         return sentence
 
     def _fill(self, first: int, last: int, target: int) -> int:
-        """Returns the first end at which the sentences from ``first`` on reach ``target``
-        tokens.
-        """
+        """Returns the end of the sentences from ``first`` that together reach ``target`` tokens."""
         starts = self.corpus.sentence_starts
         end = int(np.searchsorted(starts, int(starts[first]) + target, "left"))
         return min(max(end, first + 1), last)

@@ -23,9 +23,10 @@ class Windows:
     """The examples of all epochs, with random access; see ``segment_pairs.Segments``.
 
     Every example has exactly T tokens. The first half of a pair consists of A and the special
-    tokens before B, and has T // 2 tokens. The second half has the remaining tokens. An epoch has
-    as many examples as the text would fill sequences. In every epoch, the positions of examples are
-    drawn from the whole text, so an epoch may use some tokens twice and skip others.
+    tokens before B, and has T // 2 tokens. The second half has the remaining tokens. The number of
+    examples in an epoch is the number of sequences that the whole text would fill. In every epoch,
+    the positions of examples are drawn from the whole text, so an epoch may use some tokens twice
+    and skip others.
 
     Attributes:
       corpus: The tokenized text. Windows may extend over the ends of sentences and documents.

@@ -40,5 +40,5 @@ def decisions(selector: Selector, texts: Iterable[str]) -> Iterator[tuple[str, b
 
 
 def count_left_out(left_out: LeftOut, selector: Selector, number: int) -> None:
-    """Adds the number of documents that a selector left out to the counts, even if it is 0."""
+    """Counts the documents that a selector leaves out, even if their number is 0."""
     left_out[selector.name] += number

@@ -63,7 +63,7 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 
 
 def _with_room(following: list[int], batch: int) -> int:
-    """Returns the first batch from `batch` on that has room, or the number of batches if full."""
+    """Returns the first batch with room from `batch` on, or the batch count if all are full."""
     while following[batch] != batch:
         # Path halving: skip one entry of the path to make later calls faster.
         following[batch] = following[following[batch]]
