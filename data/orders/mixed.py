@@ -20,8 +20,7 @@ def _proportional(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.nda
 def _round_robin(orders: Sequence[np.ndarray], seed: int, epoch: int) -> np.ndarray:
     del seed, epoch
     num_batches = min(map(len, orders))
-    # To alternate between the data sets, convert [sets, N, B] to [N, sets, B] and then to [N ·
-    # sets, B].
+    # To alternate between the data sets, convert [sets, N, B] to [N, sets, B] to [N · sets, B].
     return np.concatenate(np.stack([order[:num_batches] for order in orders], axis=1))
 
 
