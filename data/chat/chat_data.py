@@ -270,7 +270,7 @@ class ChatData(MixableData, Generic[R]):
         return [list(filter(lambda record: id(record) in kept, part)) for part in parts]
 
     def _divided(self, records: list[R], split: Split) -> list[R]:
-        # If tasks are held out, there is no random split.
+        # If tasks are held out, do not split the records at random.
         if self.hold_out:
             return self._of_tasks(records, split)
         fraction = self.held_out_fraction

@@ -16,7 +16,7 @@ keys                                                a record is
 ==================================================  ===========================================
 
 If a record has the keys of several rows of the table, the first of these rows applies. The field
-``task`` names the task to which a demonstration belongs.
+``task`` names the task of a demonstration.
 """
 
 import itertools
@@ -66,7 +66,7 @@ class UnusableRecordError(DataError):
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation from which a model learns the messages of the assistant.
+    """A conversation; the model learns the messages of the assistant.
 
     Attributes:
       messages: The messages, each with ``role`` and ``content``.

@@ -31,8 +31,8 @@ class SupervisedExamples(PickledByFields):
     Attributes:
       tokens: The concatenated tokens of all demonstrations, int32 [num_tokens].
       learned: Whether each token is learned, bool [num_tokens].
-      starts: The index in `tokens` at which each row starts, followed by the end of the last row,
-        int64 [n + 1]. A demonstration consists of one or more rows.
+      starts: The start of each row in `tokens`, followed by the end of the last row, int64 [n + 1].
+        A demonstration consists of one or more rows.
       length: The length of a sequence, T. A row has at most T + 1 tokens.
       packed: Whether several rows share a sequence.
     """

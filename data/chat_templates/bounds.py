@@ -42,7 +42,7 @@ class Run:
 
     Attributes:
       steps: The number of remaining steps.
-      looks_at: The number of remaining steps at which the time is checked again.
+      looks_at: The time is checked again when this number of steps remains.
       ends: The processor time of the thread at which the run must stop, in seconds.
     """
 

@@ -377,7 +377,7 @@ def _safe(value: object) -> Markup:
 
 
 def _indent(s: object, *args: Any, **kwargs: Any) -> str:
-    """Indents the lines of a text. Returns a plain string, to which `_traced` adds an origin."""
+    """Indents the lines of a text. Returns a plain string; `_traced` adds an origin."""
     return jinja2.filters.do_indent(str.__str__(as_text(s)), *args, **kwargs)
 
 

@@ -1,7 +1,7 @@
 """Extracts answers from passages, based on the logits of their starts and ends.
 
 The rules follow google-research/bert ``run_squad.py``. An answer may start at a token only in the
-window in which the token has the most context, and the length of an answer is limited. The score of
+window where the token has the most context, and the length of an answer is limited. The score of
 "no answer" is the lowest score of ``[CLS]`` among all windows of the passage. In contrast to the
 original, all spans are candidates, not only spans between the tokens with the largest start and end
 logits.

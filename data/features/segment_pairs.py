@@ -64,7 +64,7 @@ class Selection(NamedTuple):
       document: The document that contains segment A.
       first: The first sentence of A.
       middle: The first sentence that follows A.
-      other: The first sentence of B; None if there is no B.
+      other: The first sentence of B, or None for a single text.
       end: The first sentence that follows B; if there is no B, the first sentence that follows A.
       short: Whether the example has a random shorter target length.
     """

@@ -1,7 +1,7 @@
 """Divides a passage that is longer than an example into overlapping windows.
 
 As in google-research/bert ``run_squad.py`` (Devlin et al. 2018), a window starts every ``stride``
-tokens. The prediction for a token comes from the window in which the token has the most context.
+tokens. The prediction for a token comes from the window where the token has the most context.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def windows(total: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(ranges: np.ndarray) -> np.ndarray:
-    """Returns the window in which each token has the most context.
+    """Returns the window where each token has the most context.
 
     The context of a token in a window is the number of tokens before it or after it, whichever is
     smaller, plus one hundredth of the window's length, which favors longer windows. If several

@@ -3,8 +3,8 @@
 This is a simplified form of BERT's pretraining. A sequence is either T consecutive tokens that are
 divided in the middle, or two halves from different parts of the text, and the model predicts which
 of these is the case (MLVU lecture 10, slides 39 and 40). Without next-sentence prediction, a
-sequence is a random window. The original form, in which segments consist of complete sentences, is
-in ``segment_pairs``.
+sequence is a random window. The original form is in ``segment_pairs``; its segments consist of
+complete sentences.
 """
 
 from dataclasses import dataclass

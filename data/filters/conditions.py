@@ -44,7 +44,7 @@ class Condition:
       field: The name of the field. For a table, the number of the column, counted from 1, is also
         accepted.
       sign: One of ``== != < <= > >=``.
-      value: The text with which the field is compared.
+      value: The text that the field is compared with.
     """
 
     field: str

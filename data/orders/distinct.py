@@ -42,8 +42,8 @@ def distinct_order(keys: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
     # to the next batch with room.
     earliest = [0] * (int(keys.max()) + 1)
     following = list(range(num_batches + 1))
-    # Add each example to the earliest possible batch. `late` collects the examples for which there
-    # is no such batch.
+    # Add each example to the earliest possible batch. `late` collects the examples that fit into
+    # none.
     order, next_order = (shuffled(len(texts), seed, epoch, turn) for turn in range(2))
     late = []
     for index in order:
