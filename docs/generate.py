@@ -155,7 +155,7 @@ def _help(arguments: Iterable[str]) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Returns help text as Markdown, in which a command after `Run:` is a code block."""
+    """Returns help text as Markdown, where a command after `Run:` becomes a code block."""
     pattern = r"^Run: ((?:.*\\\n)*.*)\n?"
     return re.sub(
         pattern, lambda found: f"```text\n{found[1].strip()}\n```\n", text, flags=re.MULTILINE
@@ -270,7 +270,7 @@ def _name_page(package: str, name: str, value: object) -> str:
 
 
 def _defined_in(package: str, name: str) -> str:
-    """Returns the module from which the stub file of a package imports a name."""
+    """Returns the module that defines a name, according to the stub file of a package."""
     stub = Path(PACKAGES[package].__file__ or "").with_suffix(".pyi")
     found = re.search(rf"^from \.(\S+) import {name} as", stub.read_text(), re.MULTILINE)
     assert found, name
