@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, and helpers to read their files."""
+"""Defines the interface of all tokenizers, and helper functions that several of them use."""
 
 import json
 import re
@@ -23,18 +23,19 @@ from ..common.json_text import optional_object
 from .frame import CONFIG, BatchSettings, Frame
 
 END_OF_TEXT = "<|endoftext|>"
-"""The only special token of most vocabularies of flaxzoo; it marks both ends of a document."""
+"""The only special token in most vocabularies that flaxzoo trains. It begins and ends a document.
+"""
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""The character that represents a space in pieces."""
+"""The character that represents a space in the pieces of a vocabulary."""
 
 
 Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
-"""The ids of a text, and for each id the half-open range of characters that it encodes."""
+"""The ids of a text and, for each id, the half-open range of characters that it encodes."""
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids of a vocabulary's special tokens; None for a token that the vocabulary lacks."""
+    """The ids of a vocabulary's special tokens. They are None if the vocabulary lacks the token."""
 
     pad: int | None = None
     unk: int | None = None
@@ -46,7 +47,7 @@ class SpecialIds:
 
     @property
     def present(self) -> dict[str, int]:
-        """The ids of the special tokens that the vocabulary has, by role."""
+        """The ids of the special tokens that the vocabulary has, by the role of the token."""
         return without_none(asdict(self))
 
     @property
@@ -65,8 +66,8 @@ class ControlToken(NamedTuple):
 
     Attributes:
       id: The id of the token.
-      is_special: Whether the token is special. Any other token, such as ``<think>`` in some
-        vocabularies, is text that the model writes and users read.
+      is_special: Whether the token is special. If False, as for ``<think>`` in some vocabularies,
+        the token is part of the text that the model writes and users read.
     """
 
     id: int
@@ -76,11 +77,11 @@ class ControlToken(NamedTuple):
 class Tokenizer(ABC):
     """Converts text to ids and back.
 
-    Text never becomes special tokens: a text that contains ``<|endoftext|>`` or ``[MASK]`` is
-    encoded as ordinary characters.
+    Text is never encoded as special tokens: if a text contains ``<|endoftext|>`` or ``[MASK]``,
+    these strings are encoded as ordinary characters.
 
     Attributes:
-      kind: The family, for example ``byte-bpe``, ``wordpiece`` or ``characters``.
+      kind: The kind of tokenizer, for example ``byte-bpe``, ``wordpiece`` or ``characters``.
       vocab_size: The number of ids; ids are in ``[0, vocab_size)``.
       special_ids: The ids of the special tokens.
       fingerprint: A stable hash of everything that determines the ids.
@@ -88,9 +89,9 @@ class Tokenizer(ABC):
       named_tokens: The special tokens by role, such as ``eos_token``, as the tokenizer's folder
         names them. None if the tokenizer has no folder or the folder names none.
       batch_settings: How transformers pads and truncates texts with the tokenizer's folder, or None
-        without a folder.
-      joins_bytes: Whether the text of tokens is the joined bytes of the single tokens. Then tokens
-        after the end of a character do not change the text up to this character.
+        if the tokenizer has no folder.
+      joins_bytes: Whether decoding concatenates the bytes of the single tokens. In this case,
+        additional tokens after a complete character do not change the text up to this character.
       sentinels: The ids of ``<extra_id_0>``, ``<extra_id_1>``, … (T5), if the vocabulary has any.
     """
 
@@ -106,20 +107,20 @@ class Tokenizer(ABC):
 
     @property
     def target(self) -> "Tokenizer":
-        """The tokenizer of a translation model's output; ``self`` if both languages share it."""
+        """The tokenizer of the target language; ``self`` if both languages share a tokenizer."""
         return self
 
     @property
     def frame(self) -> Frame:
-        """The special tokens around one text or two, from the vocabulary's template."""
+        """The special tokens around one or two texts, as the tokenizer's template defines them."""
         return Frame()
 
     @property
     def source_frame(self) -> Frame:
-        """The frame of the input of an encoder-decoder.
+        """The frame of an encoder-decoder's input.
 
-        This frame equals ``frame``. If the tokenizer has no folder that states how texts end, an
-        end token is added.
+        This is the same as ``frame`` if the tokenizer's folder states how texts end. Otherwise, an
+        end token is added if ``frame`` has none.
 
         Raises:
           DataError: The vocabulary has no end token.
@@ -133,7 +134,7 @@ class Tokenizer(ABC):
         """The id of the token that ends a text.
 
         Raises:
-          DataError: The vocabulary has none.
+          DataError: The vocabulary has no such token.
         """
         end = self.special_ids.eos
         if end is None:
@@ -141,7 +142,7 @@ class Tokenizer(ABC):
         return end
 
     def truncated(self, ids: list[int], length: int) -> list[int]:
-        """Returns the first ``length`` tokens, or the last if the folder truncates on the left."""
+        """Returns the first ``length`` tokens, or the last ones if the folder truncates left."""
         settings = self.batch_settings
         if settings is None or settings.truncation_side == "right":
             return ids[:length]
@@ -149,11 +150,11 @@ class Tokenizer(ABC):
 
     @property
     def begins_document(self) -> tuple[int, ...]:
-        """The tokens before the first token of a document.
+        """The tokens that precede the first token of a document.
 
-        These are the tokens that the frame puts before a text. If the frame has none, this is the
-        BOS token, which also separates the documents of a corpus. It is empty if the vocabulary has
-        no BOS token.
+        These are the tokens that the frame puts before a text. If the frame has no such tokens, it
+        is the BOS token, which also separates the documents of a corpus. If the vocabulary has no
+        BOS token, the result is empty.
         """
         return self.frame.before or self.special_ids.before
 
@@ -163,18 +164,19 @@ class Tokenizer(ABC):
 
         Args:
           text: The text.
-          add_special_tokens: Whether to add the special tokens of ``frame``: ``[CLS] … [SEP]``
-            for BERT, none for the vocabularies of language models.
+          add_special_tokens: Whether to add the special tokens of ``frame``, for example
+            ``[CLS] … [SEP]`` for BERT. The vocabularies that flaxzoo trains for language models add
+            none.
 
         Returns:
-          The ids, and for each id a half-open range of characters of ``text``. A character
-          that takes several tokens is in the ranges of all these tokens. The range of a token that
+          The ids and, for each id, a half-open range of characters in ``text``. If several tokens
+          encode one character, the ranges of all these tokens contain it. The range of a token that
           the template added is ``(0, 0)``.
         """
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes many texts without special tokens, in threads if the library can."""
+        """Encodes many texts without special tokens; uses threads if the library supports them."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -182,20 +184,20 @@ class Tokenizer(ABC):
 
         Args:
           ids: Ids in ``[0, vocab_size)``.
-          skip_special_tokens: Whether to leave special tokens out of the text.
+          skip_special_tokens: Whether to omit special tokens from the text.
 
         Returns:
-          The text. Bytes that are not valid UTF-8 become U+FFFD.
+          The text. Bytes that are not valid UTF-8 are replaced with U+FFFD.
         """
 
     @abstractmethod
     def token(self, id: int) -> str:
-        """Returns the piece of an id with unprintable characters escaped, for tables and plots."""
+        """Returns the piece of an id for tables and plots, with unprintable characters escaped."""
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes files that ``load_tokenizer(folder)`` loads as an equal tokenizer.
+        """Writes files from which ``load_tokenizer(folder)`` loads an equal tokenizer.
 
-        The files include the batch settings, and the chat template unless it is the default
+        The files include the batch settings and, unless it is the default template, the chat
         template.
         """
         self.save_vocabulary(folder)
@@ -215,40 +217,40 @@ class Tokenizer(ABC):
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The chat template of the folder; by default ``user: …`` and ``bot: …`` in turns."""
+        """The chat template of the folder; by default ``user: …`` and ``bot: …`` alternate."""
         template = self.own_chat_template or ChatTemplate(LECTURES)
-        # A template may name any special token, even if no file of the folder names it.
+        # A template may use any special token, even if no file of the folder gives its role.
         roles = self.special_ids.present.items()
         named = {f"{role}_token": self.token(id) for role, id in roles}
         return replace(template, tokens={**named, **template.tokens})
 
     def control_tokens(self) -> dict[str, ControlToken]:
-        """Returns the tokens that a chat template may write, by name."""
+        """Returns the tokens that a chat template may write by name, keyed by their names."""
         roles = self.special_ids.present
         roles.pop("unk", None)
         return {self.token(id): ControlToken(id, True) for id in roles.values()}
 
     @property
     def all_special_ids(self) -> frozenset[int]:
-        """The ids of all special tokens: of roles, without a role, and sentinels."""
+        """The ids of all special tokens, with or without a role, and of sentinels."""
         others = {token.id for token in self.control_tokens().values() if token.is_special}
         return frozenset({*self.special_ids.present.values(), *others, *self.sentinels})
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
-        """Returns start, end and id of each control token whose name occurs in a text."""
+        """Returns the start, the end and the id of each control token that a text names."""
         known = self.control_tokens()
-        # Longest first, so that a name that begins with another name is matched whole.
+        # Try longer names first, so that a name is not mistaken for a shorter name that begins it.
         names = sorted(known, key=len, reverse=True)
         matches = re.finditer("|".join(map(re.escape, names)) or "(?!)", text)
         return [(*match.span(), known[match[0]].id) for match in matches]
 
     def encode_with_controls(self, text: str, literal: Iterable[tuple[int, int]] = ()) -> Encoded:
-        """Encodes a text and reads the names of control tokens as these tokens.
+        """Encodes a text, in which the names of control tokens are encoded as these tokens.
 
         Args:
           text: The text.
-          literal: Half-open ranges of characters, in order, to encode separately as ordinary text,
-            such as names of control tokens that a user typed.
+          literal: Half-open ranges of characters, in order, that are encoded separately as ordinary
+            text, such as names of control tokens that a user typed.
 
         Returns:
           The ids and their ranges of characters; see ``encode_with_offsets``.
@@ -256,7 +258,7 @@ class Tokenizer(ABC):
         edges = [0, *(edge for span in literal for edge in span), len(text)]
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        # Every second part of the text is a literal range.
+        # Ordinary parts and literal ranges of the text alternate.
         for number, (start, end) in enumerate(pairwise(edges)):
             part = text[start:end]
             encoded = (
@@ -273,13 +275,13 @@ class Tokenizer(ABC):
         return self.encode_with_offsets(text, add_special_tokens=False)
 
     def _encode_written(self, text: str, *, is_first: bool = True) -> Encoded:
-        """Encodes a part of a text and reads the names of control tokens as these tokens.
+        """Encodes a part of a text, in which the names of control tokens mean these tokens.
 
         Args:
           text: A part of a text.
-          is_first: Whether the part begins the text.
+          is_first: Whether the part is at the beginning of the text.
         """
-        # Vocabularies that flaxzoo trained put no space before a text.
+        # Vocabularies that flaxzoo trained do not put a space before a text.
         del is_first
         return encode_around(text, self.find_controls(text), self._encode_typed)
 
@@ -291,21 +293,21 @@ class Tokenizer(ABC):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes the files for transformers; ``load_tokenizer`` loads an equal tokenizer from them.
+        """Writes files for transformers. ``load_tokenizer`` loads an equal tokenizer from them.
 
         Args:
-          folder: The folder of the files; created if it is missing.
+          folder: The folder for the files. It is created if it does not exist.
           closing: Whether texts are the input of an encoder-decoder; see ``source_frame``.
-          padding_side: Whether to pad on the left or on the right, unless the tokenizer's folder
-            states it. If None, the vocabulary determines it.
+          padding_side: The side on which transformers pads, if the tokenizer's folder does not
+            state it. If None, the side depends on the vocabulary.
           max_length: The model's maximum number of tokens. If None, the number is unlimited.
 
         Returns:
           A line for the log that names the files and the differences between the two libraries.
 
         Raises:
-          DataError: transformers has no equal tokenizer, ``closing`` is given and the vocabulary
-            has no end token, or the folder cannot be written.
+          DataError: transformers has no equal tokenizer, ``closing`` is True but the vocabulary has
+            no end token, or the folder cannot be written.
         """
         raise DataError(f"a {self.kind} tokenizer cannot be written for transformers")
 
@@ -314,14 +316,15 @@ class Tokenizer(ABC):
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
     def encode_with_mask(self, text: str) -> list[int]:
-        """Encodes a text and its frame, and reads the string ``[MASK]`` as the mask token.
+        """Encodes a text with its frame, and encodes the string ``[MASK]`` as the mask token.
 
-        Use this method to fill blanks in a text. In contrast, ``encode`` treats ``[MASK]`` as
-        ordinary characters. The tokenizer's Hugging Face folder states whether the mask absorbs the
-        spaces before and after it. Without a folder, the mask absorbs the spaces before it.
+        Use this method to predict the words at blanks in a text. In contrast, ``encode`` treats
+        ``[MASK]`` as ordinary characters. The tokenizer's Hugging Face folder states whether the
+        spaces before and after the mask are part of it. If there is no folder, the spaces before
+        the mask are.
 
         Args:
-          text: For example ``The [MASK] pulled into the station.``
+          text: A text such as ``The [MASK] pulled into the station.``
 
         Returns:
           The ids.
@@ -335,10 +338,10 @@ class Tokenizer(ABC):
                 f"this {self.kind} tokenizer has no mask token: use a model that was trained on "
                 "masked tokens"
             )
-        # Without a folder, the mask absorbs the spaces before it.
+        # If there is no folder, the mask includes the spaces before it.
         if self.batch_settings is None:
             text = re.sub(f" +(?={re.escape(self.token(mask))})", "", text)
-        # Names of other special tokens remain ordinary text.
+        # Encode the names of other special tokens as ordinary text.
         others = {t.id for t in self.control_tokens().values() if t.is_special and t.id != mask}
         typed = [(start, end) for start, end, id in self.find_controls(text) if id in others]
         ids, _ = self.encode_with_controls(text, typed)
@@ -350,12 +353,12 @@ def encode_around(
     tokens: Iterable[tuple[int, int, int]],
     encode: Callable[[str], Encoded],
 ) -> Encoded:
-    """Encodes a text, given some tokens that have already been found in it.
+    """Encodes a text in which some tokens have already been found.
 
     Args:
       text: The text.
       tokens: The start, the end and the id of each of these tokens, in order.
-      encode: Encodes the text between these tokens.
+      encode: A function that encodes the text between these tokens.
 
     Returns:
       The ids and their ranges of characters.
@@ -376,28 +379,28 @@ def encode_around(
 
 
 def printable(piece: str) -> str:
-    r"""Escapes characters that are not printable: a line feed becomes ``\n``."""
+    r"""Escapes characters that are not printable; for example, a line feed becomes ``\n``."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
-# Replacements that remove spaces, in this order.
+# The replacements that remove spaces, in the order in which they are applied.
 _CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't"}
 _CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
 
 
 def clean_up(text: str) -> str:
-    """Removes spaces from a decoded text, like ``clean_up_tokenization_spaces`` of transformers."""
+    """Removes spaces from a decoded text as transformers' ``clean_up_tokenization_spaces`` does."""
     for before, after in _CLEANED.items():
         text = text.replace(before, after)
     return text
 
 
 def check_unicode(text: str) -> None:
-    """Checks that a text can be written as UTF-8, as the libraries require.
+    """Checks that a text can be encoded as UTF-8, which the libraries require.
 
     Raises:
-      DataError: The text contains half of a surrogate pair, for example because the text comes
-        from a command line that is not UTF-8.
+      DataError: The text contains half of a surrogate pair, for example because it is from a
+        command line that is not UTF-8.
     """
     try:
         text.encode()

@@ -1,4 +1,4 @@
-"""A vocabulary of single characters, the simplest tokenizer."""
+"""Implements the simplest tokenizer, whose vocabulary consists of single characters."""
 
 import hashlib
 import json
@@ -24,20 +24,20 @@ _NUM_SPECIAL = 2
 
 
 class CharacterTokenizer(ExportedTokenizer):
-    """Gives each character an id, after ``<|endoftext|>`` (0) and ``<unk>`` (1).
+    """Assigns an id to each character; the first ids are ``<|endoftext|>`` (0) and ``<unk>`` (1).
 
-    A character that was not in the training text becomes ``<unk>``, which decodes to U+FFFD.
-    ``<unk>`` represents text, so decoding does not skip it with the special tokens.
+    A character that is not in the training text is encoded as ``<unk>``, which is decoded to
+    U+FFFD. ``<unk>`` represents text, so decoding does not skip it when it skips special tokens.
 
     Attributes:
-      characters: The distinct characters of the vocabulary, in the order of their ids.
+      characters: The distinct characters in the vocabulary, in the order of their ids.
     """
 
     kind = "characters"
     joins_bytes = True
 
     def __init__(self, characters: str) -> None:
-        """Makes the tokenizer.
+        """Creates the tokenizer.
 
         Args:
           characters: Distinct characters, in the order of their ids.
@@ -50,7 +50,7 @@ class CharacterTokenizer(ExportedTokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str]) -> "CharacterTokenizer":
-        """Makes a tokenizer of the characters in the texts, in the order of their code points."""
+        """Creates a tokenizer for all characters of the texts, in the order of code points."""
         seen: set[str] = set()
         for text in texts:
             seen.update(text)
@@ -59,7 +59,7 @@ class CharacterTokenizer(ExportedTokenizer):
 
     @classmethod
     def load(cls, file: Path) -> "CharacterTokenizer":
-        """Loads the file that ``save`` wrote.
+        """Loads the tokenizer from the file that ``save`` wrote.
 
         Raises:
           DataError: The file is damaged, or its characters are missing or not unique.
@@ -70,7 +70,7 @@ class CharacterTokenizer(ExportedTokenizer):
         return cls(characters)
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
-        """See ``Tokenizer``; without a template, no special tokens are added."""
+        """See ``Tokenizer``; there is no template, so no special tokens are added."""
         return self.encode(text), [(i, i + 1) for i in range(len(text))]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -99,7 +99,7 @@ class CharacterTokenizer(ExportedTokenizer):
         write_file(Path(folder) / "characters.json", self._json())
 
     def backend(self) -> tokenizers.Tokenizer:
-        """See ``ExportedTokenizer``; BPE without merges, whose pieces are the characters."""
+        """See ``ExportedTokenizer``; it is BPE without merges, with the characters as pieces."""
         ids = numbered([END_OF_TEXT, UNKNOWN, *self.characters])
         backend = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=UNKNOWN, fuse_unk=False))
         # Decode the unknown token to U+FFFD, as `decode` does.

@@ -1,20 +1,20 @@
-"""Export to transformers: its ``AutoTokenizer`` loads an equal tokenizer from the files.
+"""Exports tokenizers to transformers, whose ``AutoTokenizer`` loads an equal tokenizer.
 
-Differences between the libraries are stated in ``tokenizer_config.json`` where possible:
+Where the libraries differ, ``tokenizer_config.json`` states the behavior of the run if possible:
 
-- A tokenizer from a folder keeps the folder's batch settings: ``padding_side``,
-  ``truncation_side``, ``split_special_tokens`` and whether there are token types. So transformers
-  reads and pads texts in the same way before an import and after the export. The rest of this list
-  concerns vocabularies that flaxzoo trained.
-- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as in the run. If a
-  program appends the end token as text, the text is split into pieces. Append the id instead. If a
-  vocabulary has a chat template (which writes special tokens by name), ``[MASK]`` or sentinels, the
-  names of special tokens in a text are read as tokens, as users of transformers expect.
+- A tokenizer that was loaded from a folder keeps the folder's batch settings: ``padding_side``,
+  ``truncation_side``, ``split_special_tokens`` and whether there are token types. Transformers
+  therefore reads and pads texts in the same way before an import and after the export. The
+  following settings apply only to vocabularies that flaxzoo trained.
+- ``<|endoftext|>`` in a text is ordinary text (``split_special_tokens``), as in the run. A program
+  must append the end token by its id, because its name would be split into several pieces. However,
+  if a vocabulary has ``[MASK]``, sentinels or a chat template (which writes special tokens by
+  name), the names of special tokens in a text are read as tokens, as users of transformers expect.
 - Batches are padded with the padding token, or with the end token if the vocabulary has no padding
-  token. Padding is on the left for language models, which continue texts on the right, and
-  otherwise on the right.
-- ``tokenizer(texts)`` returns a model's inputs: token types only if the two texts of a pair have
-  different types (BERT).
+  token. For language models, padding is on the left, because they continue texts on the right. For
+  other models, it is on the right.
+- ``tokenizer(texts)`` returns the inputs of a model. They include token types only if the two texts
+  of a pair have different types (BERT).
 """
 
 import json
@@ -33,9 +33,9 @@ from .base import Tokenizer
 from .folder import library_errors
 from .frame import CONFIG, FIXED_TYPES, BatchSettings, Frame, Layout, Side
 
-# Files that `save` writes; `tokenizer.json` is made from them.
+# The files that `save` writes, from which `tokenizer.json` is made.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
-# For each kind of tokenizer, how the texts and ids of the exported tokenizer may differ.
+# For each kind of tokenizer, how the results of the exported tokenizer may differ.
 _DIFFERENCES = {
     "sentencepiece-unigram": "of two ways to split a text whose scores agree in seven digits (as "
     "in 'hahaha', or in lines of more than about 16,000 characters) it may choose the other"
@@ -45,13 +45,13 @@ _NO_ID = 2**32 - 1
 
 @dataclass(frozen=True)
 class Export:
-    """Further files of a tokenizer for transformers, which ``Tokenizer.save`` does not write.
+    """Files for transformers that ``Tokenizer.save`` does not write.
 
     Attributes:
       note: A line for the log.
-      files: The contents by file name.
-      config: The fields of ``tokenizer_config.json``; if empty, the file is not written.
-      settings: The batch settings, unless the tokenizer's folder states others.
+      files: The content of each file, by the file's name.
+      config: The fields of ``tokenizer_config.json``. If empty, the file is not written.
+      settings: The batch settings, which apply unless the tokenizer's folder states others.
     """
 
     note: str
@@ -61,29 +61,29 @@ class Export:
 
 
 class ExportedTokenizer(Tokenizer):
-    """A tokenizer that can be written for transformers."""
+    """A tokenizer that can be exported to transformers."""
 
     def backend(self) -> tokenizers.Tokenizer:
-        """Returns a new equal tokenizer of the ``tokenizers`` library.
+        """Creates an equal tokenizer of the ``tokenizers`` library.
 
         Its special tokens are marked as special. The export sets its template.
 
         Raises:
-          DataError: The library has no such tokenizer.
+          DataError: The library has no equal tokenizer.
         """
         raise DataError(f"a {self.kind} tokenizer cannot be written for transformers")
 
     def export_without_backend(self) -> Export | None:
-        """Returns the files of a tokenizer that the library cannot express exactly.
+        """Returns the files to write if the library has no exact equivalent of this tokenizer.
 
         Returns:
-          The files, or None if ``backend`` encodes and decodes exactly as this tokenizer.
+          The files, or None if ``backend`` encodes and decodes exactly as this tokenizer does.
         """
         return None
 
     def transformers_config(self) -> dict[str, object]:
-        """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
-        # The unknown token represents text, so it must not be skipped with the special tokens.
+        """Returns the settings for transformers: the tokenizer's class and its special tokens."""
+        # The unknown token represents text, so it must not be skipped as a special token.
         roles = self.special_ids.present
         roles.pop("unk", None)
         return {f"{role}_token": self.token(id) for role, id in roles.items()}
@@ -100,7 +100,7 @@ class ExportedTokenizer(Tokenizer):
         folder = Path(folder)
         frame = self.source_frame if closing else self.frame
         self.save(folder)
-        # Write no tokenizer.json rather than one that encodes differently.
+        # Do not write a tokenizer.json that encodes differently.
         export = self.export_without_backend()
         if export is None:
             settings = self.batch_settings or self._usual_settings(closing, padding_side)
@@ -119,15 +119,15 @@ class ExportedTokenizer(Tokenizer):
         return f"tokenizer: {export.note}"
 
     def _usual_settings(self, closing: bool, padding_side: Side | None) -> BatchSettings:
-        """Returns the settings of a vocabulary that flaxzoo trained."""
+        """Returns the batch settings for a vocabulary that flaxzoo trained."""
         special = self.special_ids
-        # The vocabulary of an encoder has a mask token or [CLS]; other vocabularies are for models
+        # Vocabularies of encoders have a mask token or [CLS]; all other vocabularies are for models
         # that continue text.
         continues_text = not closing and special.mask is None and special.cls is None
         return BatchSettings(
             padding_side=padding_side or ("left" if continues_text else "right"),
-            # A chat template writes the names of special tokens, and a user writes the names of
-            # sentinels. Both kinds of names must become tokens.
+            # A chat template writes the names of special tokens, and users write the names of
+            # sentinels. In both cases, the names must be read as tokens.
             split_special_tokens=special.mask is None
             and self.own_chat_template is None
             and not self.sentinels,
@@ -137,13 +137,13 @@ class ExportedTokenizer(Tokenizer):
     def _export_backend(
         self, frame: Frame, settings: BatchSettings, *, keeps_class: bool
     ) -> Export:
-        """Makes ``tokenizer.json`` with the template of a frame.
+        """Creates ``tokenizer.json`` with the template of a frame.
 
         Args:
           frame: The special tokens around texts.
           settings: The batch settings.
-          keeps_class: Whether to state that transformers must not replace the tokenizer's class by
-            the class of the model.
+          keeps_class: Whether to state that transformers must not replace the tokenizer's class
+            with the default class of the model.
         """
         backend = self.backend()
         _set_template(backend, frame)
@@ -152,13 +152,13 @@ class ExportedTokenizer(Tokenizer):
             "clean_up_tokenization_spaces": False,
         }
         config = plain | self.transformers_config()
-        # transformers makes batches only with a padding token; the end token can be the padding
-        # token.
+        # transformers cannot make batches without a padding token, so use the end token if there is
+        # no padding token.
         if "eos_token" in config:
             config.setdefault("pad_token", config["eos_token"])
         if keeps_class:
             config["auto_map"] = {"AutoTokenizer": [None, None]}
-        # The differences to this tokenizer, for the log.
+        # The log states how the exported tokenizer differs from this one.
         named = "names of special tokens in a text are these tokens (text in flaxzoo)"
         differences = [
             None if settings.split_special_tokens else named,
@@ -175,12 +175,12 @@ class ExportedTokenizer(Tokenizer):
 
 
 def frame_of(backend: tokenizers.Tokenizer) -> Frame:
-    """Reads the special tokens that the library's post-processor adds to one text and to two.
+    """Reads which special tokens the library's post-processor adds to one text and to two texts.
 
     Raises:
-      DataError: The post-processor fails, puts its texts in another order, or repeats a text.
+      DataError: The post-processor fails, changes the order of its texts, or repeats a text.
     """
-    # Encode two texts of one ordinary token each, and read the special tokens around these tokens.
+    # Encode two texts that consist of one ordinary token each, and read the tokens around them.
     texts = {"a": _NO_ID - 1, "b": _NO_ID}
     probe = tokenizers.Tokenizer(models.WordLevel(texts, unk_token="a"))
     probe.post_processor = backend.post_processor
@@ -192,14 +192,14 @@ def frame_of(backend: tokenizers.Tokenizer) -> Frame:
 
 
 def _set_template(backend: tokenizers.Tokenizer, frame: Frame) -> None:
-    """Gives a tokenizer the template of a frame, unless it already has this template."""
+    """Sets the template of a frame in a tokenizer, unless it already has this template."""
     own = frame_of(backend)
     if (frame.single.marks, frame.pair.marks) == (own.single.marks, own.pair.marks):
         return
     marks = sum(frame.single.marks + frame.pair.marks, ())
     named = {id: str(backend.id_to_token(id)) for id in marks}
 
-    # In the notation of the library, $A and $B are the two texts.
+    # In the library's notation, $A and $B stand for the two texts.
     def written(layout: Layout) -> list[str]:
         before, *after = ([named[id] for id in marks] for marks in layout.marks)
         texts = zip(("$A", "$B"), after, strict=False)

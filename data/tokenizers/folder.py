@@ -1,7 +1,7 @@
-"""The files of a tokenizer's folder: read once, with their types and bounds checked.
+"""Reads the files in a tokenizer's folder, and checks the types and bounds of their values.
 
-A transformers folder describes a tokenizer in up to eight files. The precedence of these files
-follows transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
+A transformers folder describes a tokenizer in up to eight files. Their precedence is the same as in
+transformers 5 (``tokenization_utils_base.py``): ``added_tokens_decoder`` in
 ``tokenizer_config.json`` replaces ``special_tokens_map.json`` and ``added_tokens.json``; if it is
 missing, ``special_tokens_map.json`` overrides ``tokenizer_config.json``, and the added tokens of
 ``tokenizer.json`` override ``added_tokens.json``.
@@ -27,11 +27,11 @@ JsonObject: TypeAlias = dict[str, Any]
 Token: TypeAlias = str | AddedToken
 TOKENIZER_JSON = "tokenizer.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The settings that name special tokens. transformers adds the tokens in this order."""
+"""The settings that name special tokens, in the order in which transformers adds the tokens."""
 MOST_IDS = 2**22
-"""Upper bound of ids: several times the largest published vocabulary."""
+"""The upper bound of ids, which is several times the size of the largest published vocabulary."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""The properties of an added token."""
+"""The names of an added token's properties."""
 
 _Id = Annotated[int, Range(least=0, below=MOST_IDS)]
 _NumTokens = Annotated[int, Range(least=0, below=2**16)]
@@ -41,7 +41,8 @@ _OLDER_EXTRA, _EXTRA, _OF_MODEL = (
     "extra_special_tokens",
     "model_specific_special_tokens",
 )
-# Settings that would change the ids and are not implemented: the supported values, and a remedy.
+# For each setting that would change the ids but is not implemented: the values that are supported,
+# and what the user can do about other values.
 _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "fast_tokenizer_files": (
         (None, [], [TOKENIZER_JSON]),
@@ -52,10 +53,10 @@ _UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 def checked(value: Any, hint: object, file: Path, name: str) -> Any:
-    """Returns a value of a file after checking it against a type; see ``fields.expectation``.
+    """Checks the type of a value from a file, and returns the value; see ``fields.expectation``.
 
     Raises:
-      DataError: The value has another type, or is out of the type's range.
+      DataError: The value has a different type, or is out of the type's range.
     """
     if expected := expectation(value, hint):
         raise DataError(f"{file}: {name} must be {expected}, got {value!r}: correct it")
@@ -67,9 +68,9 @@ class Settings:
     """The settings of ``tokenizer_config.json``, overridden by ``special_tokens_map.json``.
 
     Attributes:
-      file: ``tokenizer_config.json``.
-      values: The settings, with the defaults of the tokenizer's class.
-      stated: The settings that the files state.
+      file: The path of ``tokenizer_config.json``.
+      values: The settings, including the defaults of the tokenizer's class.
+      stated: Only the settings that the files state.
     """
 
     file: Path
@@ -77,7 +78,7 @@ class Settings:
     stated: Mapping[str, object] = field(default_factory=dict)
 
     def over(self, defaults: Mapping[str, object]) -> "Settings":
-        """Returns the settings with default values for settings that are missing."""
+        """Returns a copy in which settings that are missing have default values."""
         return replace(self, values={**defaults, **self.values})
 
     def changed(self, **values: object) -> "Settings":
@@ -85,22 +86,23 @@ class Settings:
         return replace(self, values={**self.values, **values})
 
     def get(self, name: str, hint: object, default: Any = None) -> Any:
-        """Returns a setting of a type; the default if it is missing or null."""
+        """Returns a setting of the given type, or the default if it is missing or null."""
         value = self.values.get(name)
         return default if value is None else checked(value, hint, self.file, name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a Boolean setting; the default if it is missing or null."""
+        """Returns a Boolean setting, or the default if it is missing or null."""
         return self.get(name, bool, default)
 
     def number(self, name: str, default: int) -> int:
-        """Returns a number of tokens of the vocabulary; the default if it is missing or null."""
+        """Returns a setting that is a number of tokens, or the default if it is missing or null."""
         return self.get(name, _NumTokens, default)
 
     def by_role(self) -> dict[str, Token]:
-        """Returns the special tokens by role: the usual roles, then roles of some models.
+        """Returns the special tokens by role.
 
-        A role of some models is, for example, ``image_token``.
+        First come the usual roles, then the roles that only some models have, such as
+        ``image_token``.
         """
         stated = {name: value for name, value in self.values.items() if name.endswith("_token")}
         every = {**dict.fromkeys(ROLES), **stated, **self.get(_OF_MODEL, Mapping[str, Token], {})}
@@ -115,25 +117,25 @@ class Settings:
         return name_of(checked(self.values.get(role), Token, self.file, role))
 
     def tokens(self, name: str) -> list[Token]:
-        """Returns a list of tokens; an empty list if the setting is missing or null."""
+        """Returns a setting that is a list of tokens; empty if the setting is missing or null."""
         return list(self.get(name, tuple[Token, ...], ()))
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The content of the files of a folder.
+    """The content of the files in a folder.
 
     Attributes:
-      path: The folder.
+      path: The path of the folder.
       model_type: The family of the model in the folder; "" if no file states it.
       class_name: The class of the tokenizer in transformers, without ``Fast``; "" if no file
         states it.
-      keeps_class: Whether the stated class applies even where transformers otherwise replaces it,
-        because ``auto_map`` names another reader.
-      is_stated: Whether a model or class is stated, so that the defaults of transformers apply.
+      keeps_class: Whether the stated class applies even where transformers would otherwise replace
+        it, because ``auto_map`` names a different class.
+      is_stated: Whether a file states the model or the class, so that transformers' defaults apply.
       settings: The settings.
-      added: The added tokens, keyed by the id that the files state. Only the order of these ids
-        matters: a token gets its id in the vocabulary, or the next free id.
+      added: The added tokens, keyed by the ids that the files state. Only the order of these ids
+        matters: the actual id of a token is its id in the vocabulary, or else the next free id.
       content: The content of ``tokenizer.json``; empty if there is none.
     """
 
@@ -148,56 +150,58 @@ class Folder:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether a step of ``tokenizer.json`` has an alphabet of bytes."""
+        """Whether a step in ``tokenizer.json`` is byte-level."""
         return '"ByteLevel"' in json.dumps(self.content)
 
 
 def read_folder(path: Path, content: JsonObject) -> Folder:
-    """Reads the files that state a tokenizer, except for vocabularies in older formats.
+    """Reads the files that describe a tokenizer, except vocabularies in older formats.
 
     Args:
-      path: The folder.
+      path: The path of the folder.
       content: The content of ``tokenizer.json``; empty if there is none.
 
     Raises:
       DataError: A file is damaged, or a value has a wrong type or is out of bounds.
     """
-    # Read the files; a missing file is empty.
+    # Read the files. A missing file counts as empty.
     config_file = path / CONFIG
     values = optional_object(config_file)
     model = optional_object(path / "config.json")
     _check_supported(values, config_file)
-    # The class and the model, which decide the defaults.
+    # Read the class and the model, which determine the defaults.
     class_name = values.pop("tokenizer_class", None) or model.get("tokenizer_class") or ""
     class_name = checked(class_name, str, path, "tokenizer_class")
     model_type = checked(model.get("model_type") or "", str, path, "model_type")
-    # An object of readers by class; in older files, a list of readers of tokenizers.
+    # `auto_map` is an object with the readers of each class; in older files, it is a list of the
+    # tokenizer's readers.
     readers = checked(values.get("auto_map") or {}, dict | list, config_file, "auto_map")
-    # The template of a tokenizer.json decides which tokens are added.
+    # If there is a tokenizer.json, its template determines which tokens are added.
     if content:
         values.pop("add_bos_token", None)
         values.pop("add_eos_token", None)
-    # transformers 5 renamed this setting.
+    # transformers 5 has a new name for this setting.
     checked(values.get(_OLDER_EXTRA), tuple[str | dict, ...] | None, config_file, _OLDER_EXTRA)
     if not values.get(_EXTRA):
         values[_EXTRA] = values.pop(_OLDER_EXTRA, values.get(_EXTRA))
-    # Special tokens and added tokens of the newer and the older formats.
+    # Read special tokens and added tokens in the newer or the older format.
     map_file = path / "special_tokens_map.json"
     if "added_tokens_decoder" not in values:
         mapped = optional_object(map_file)
-        # transformers joins two lists of extra special tokens; other settings are replaced.
+        # transformers joins the two lists of extra special tokens; for any other setting, the value
+        # in the second file replaces the value in the first.
         before, more = values[_EXTRA], mapped.get(_EXTRA)
         if isinstance(before, list) and isinstance(more, list):
             mapped[_EXTRA] = [*before, *(token for token in more if token not in before)]
         values |= _with_tokens(mapped, map_file, map_file.name, special=True)
     added = _added_tokens(path, values, content)
     values.pop("added_tokens_decoder", None)
-    # An object names roles of tokens; a list names only tokens.
+    # An object gives the roles of the tokens; a list contains only tokens.
     if isinstance(values[_EXTRA], dict):
         stated = values.pop(_EXTRA)
         values[_OF_MODEL] = checked(stated, Mapping[str, str | dict], config_file, _EXTRA)
     settings = _with_tokens(values, config_file, CONFIG)
-    # If a token with a role is also an added token, it has the properties that are stated there.
+    # If a token with a role is also an added token, use the properties of the added token.
     by_name = {token.content: token for token in added.values()}
     for role in settings.keys() & {*ROLES}:
         token = checked(settings[role], Token | None, config_file, role)
@@ -222,8 +226,8 @@ def _check_supported(values: JsonObject, file: Path) -> None:
 
 
 def _added_tokens(path: Path, values: JsonObject, content: JsonObject) -> dict[int, AddedToken]:
-    """Returns the added tokens by id, as the files of the newer or the older formats state them."""
-    # The file, the name of the id in messages, the id and the properties of each token.
+    """Returns the added tokens by id, from files in the newer or the older format."""
+    # For each token: the file, the name of the id in messages, the id and the properties.
     described: list[tuple[Path, str, object, object]]
     if "added_tokens_decoder" in values:
         file, name = path / CONFIG, "added_tokens_decoder"
@@ -251,13 +255,13 @@ def _added_tokens(path: Path, values: JsonObject, content: JsonObject) -> dict[i
 
 
 def _with_tokens(value: Any, file: Path, name: str, **flags: bool) -> Any:
-    """Returns a value of a file, with each object that describes a token as an ``AddedToken``.
+    """Converts each object that describes a token in a value of a file to an ``AddedToken``.
 
     Args:
       value: The value. An object describes a token if its ``content`` is text.
       file: The file, for messages.
       name: The name of the value in the file, for messages.
-      flags: Properties that all tokens have.
+      flags: Properties that all tokens get.
     """
     if isinstance(value, list):
         return [_with_tokens(item, file, name, **flags) for item in value]
@@ -283,10 +287,10 @@ def name_of(token: Token) -> str:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turns an error or a panic of the ``tokenizers`` library into a one-line DataError.
+    """Converts an error or a panic of the ``tokenizers`` library to a one-line DataError.
 
     Args:
-      what: What failed, for the message.
+      what: A description of what failed, for the message.
 
     Raises:
       DataError: The library failed.
@@ -301,7 +305,7 @@ def library_errors(what: str) -> Iterator[None]:
 
 
 def read_ids(file: Path) -> dict[str, int]:
-    """Reads a JSON object from piece to id.
+    """Reads a JSON object that maps pieces to ids.
 
     Raises:
       DataError: The file is not a vocabulary.
@@ -314,10 +318,10 @@ def read_ids(file: Path) -> dict[str, int]:
 
 
 def read_merges(file: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Reads two pieces per line in rank order, after an optional ``#version`` line.
+    """Reads the merges of BPE: two pieces per line in rank order, after an optional ``#version``.
 
     Raises:
-      DataError: A line is malformed, or the result of a merge is not in the vocabulary.
+      DataError: A line is malformed, or a piece or the result of a merge is not in the vocabulary.
     """
     merges: list[tuple[str, str]] = []
     for _, number, line in file_lines(file):
@@ -326,7 +330,7 @@ def read_merges(file: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
         pieces = line.split(" ")
         problem = f"{file} line {number} is not two pieces separated by a space: {line!r}"
         require(len(pieces) == 2, problem, DataError)
-        # Both pieces and the merged piece need an id.
+        # Both pieces and the merged piece must have an id.
         require(
             {*pieces, "".join(pieces)} <= ids.keys(),
             f"{file} line {number} merges {line!r}, but a piece or the merged piece is not in "
@@ -338,10 +342,10 @@ def read_merges(file: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def read_pieces(file: Path) -> dict[str, int]:
-    """Reads BERT's ``vocab.txt``: one piece per line; the id is the number of the line from 0.
+    """Reads BERT's ``vocab.txt``: one piece per line, whose id is the line number, from 0.
 
     Raises:
-      DataError: A piece occurs twice. Empty lines may repeat.
+      DataError: A piece occurs twice. Only empty lines may repeat.
     """
     ids: dict[str, int] = {}
     for _, number, line in file_lines(file):

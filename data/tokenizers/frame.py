@@ -1,12 +1,12 @@
-"""The frame of a text: the special tokens around one text, or around and between two.
+"""Defines the frame of a text: the special tokens around one text, or around and between two.
 
-A tokenizer has one frame, given by its template: ``[CLS] A [SEP] B [SEP]`` with token types 0 and
-1 (BERT), ``<s> A </s></s> B </s>`` (RoBERTa, BART), ``A </s> en_XX`` (mBART), ``<s> A``
-(Llama), ``A B`` (GPT-2, Qwen2). All code that puts special tokens around a text uses the frame, so
-that a model reads the same ids as with transformers.
+A tokenizer has one frame, which its template defines. Examples are ``[CLS] A [SEP] B [SEP]`` with
+token types 0 and 1 (BERT), ``<s> A </s></s> B </s>`` (RoBERTa, BART), ``A </s> en_XX`` (mBART),
+``<s> A`` (Llama), and ``A B`` (GPT-2, Qwen2). All code that adds special tokens to a text uses the
+frame, so that a model reads the same ids as with transformers.
 
 The tokens that separate the documents of a corpus are not part of the frame; see
-``Tokenizer.begins_document``. ``BatchSettings`` has the other settings of a folder that affect
+``Tokenizer.begins_document``. ``BatchSettings`` contains the other settings of a folder that affect
 batches: padding and truncation.
 """
 
@@ -23,10 +23,10 @@ from ..common.json_text import JsonObject, optional_object
 Side = Literal["left", "right"]
 
 CONFIG = "tokenizer_config.json"
-# Classes of transformers 5 that pad on the left, and classes that return token types.
+# The classes of transformers 5 that pad on the left, and the classes that return token types.
 _PAD_LEFT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _TYPED = ("BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer")
-# Default classes of models.
+# The default tokenizer class of each model type.
 _CLASSES = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
@@ -35,18 +35,19 @@ _CLASSES = {
 _TYPES = "token_type_ids"
 
 GENERIC_TYPES = ("mistral", "mixtral", "phi3", "olmo2", "olmo3", "granite", "stablelm")
-"""Models that use ``tokenizer.json`` or ``tokenizer.model`` unchanged, even if their files state a
-class."""
+"""The model types that use ``tokenizer.json`` or ``tokenizer.model`` unchanged, even if their files
+state a class."""
 FIXED_TYPES = ("qwen2",)
-"""Models whose class replaces the stated class, unless there is an ``auto_map``."""
+"""The model types whose default class replaces the stated class, unless there is an ``auto_map``.
+"""
 
 
 @dataclass(frozen=True)
 class Framed:
-    """Texts with their special tokens.
+    """Texts to which the special tokens of a frame have been added.
 
     Attributes:
-      ids: All tokens.
+      ids: All tokens, including the special tokens.
       types: The token type of each token.
       starts: The index of the first token of each text.
     """
@@ -58,10 +59,10 @@ class Framed:
 
 @dataclass(frozen=True)
 class Layout:
-    """The special tokens around n texts.
+    """The special tokens before, between and after n texts.
 
     Attributes:
-      marks: The special tokens before the first text and after each text, n + 1 tuples.
+      marks: The special tokens before the first text, then after each text, n + 1 tuples.
       mark_types: The token types of these special tokens.
       text_types: The token type of each text.
     """
@@ -72,15 +73,15 @@ class Layout:
 
     @classmethod
     def read(cls, ids: Sequence[int], types: Sequence[int], texts: Sequence[int]) -> "Layout":
-        """Reads a layout from framed texts of one token each.
+        """Infers the layout from texts of one token each to which special tokens were added.
 
         Args:
-          ids: The tokens of the framed texts.
+          ids: All tokens, including the special tokens.
           types: The token type of each token.
-          texts: The token of each text; not a special token.
+          texts: For each text, its only token, which is not a special token.
 
         Raises:
-          DataError: A text is missing or repeated, or the texts are in another order.
+          DataError: A text is missing or repeated, or the order of the texts has changed.
         """
         require(
             list(filter(texts.__contains__, ids)) == list(texts),
@@ -103,7 +104,7 @@ class Layout:
         return sum(map(len, self.marks))
 
     def room(self, length: int) -> int:
-        """Returns how many tokens all texts of an example together may have.
+        """Returns how many tokens all texts of an example may have in total.
 
         Args:
           length: The length of the example.
@@ -133,7 +134,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens around one text, and around two; by default none.
+    """The special tokens around one text and around two texts. By default, there are none.
 
     Attributes:
       single: The layout of one text.
@@ -145,7 +146,7 @@ class Frame:
 
     @classmethod
     def ending(cls, end: int) -> "Frame":
-        """Returns the frame ``A end`` and ``A end B end`` (T5)."""
+        """Returns the frame with the layouts ``A end`` and ``A end B end`` (T5)."""
         single = Layout(((), (end,)), ((), (0,)), (0,))
         return cls(single, Layout(((), (end,), (end,)), ((), (0,), (0,)), (0, 0)))
 
@@ -153,8 +154,8 @@ class Frame:
     def before(self) -> tuple[int, ...]:
         """The special tokens before one text.
 
-        A prompt for a decoder gets these tokens but not ``after``, since an end token would end the
-        prompt.
+        A prompt for a decoder begins with these tokens. The tokens of ``after`` are not added to
+        it, because the model could not continue a text after an end token.
         """
         return self.single.marks[0]
 
@@ -164,7 +165,7 @@ class Frame:
         return self.single.marks[1]
 
     def without_types(self) -> "Frame":
-        """Returns this frame with all token types 0, for a tokenizer without token types."""
+        """Returns this frame with all token types set to 0, for a tokenizer without token types."""
         one, two = (
             replace(
                 layout,
@@ -186,22 +187,22 @@ class Frame:
     def join_offsets(
         self, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Adds the special tokens of one text, with the range ``(0, 0)`` for each special token."""
+        """Adds special tokens to the ids of one text, and ``(0, 0)`` to its offsets for each."""
         before, after = ([(0, 0)] * len(marks) for marks in self.single.marks)
         return self.join(ids).ids, [*before, *offsets, *after]
 
 
 @dataclass(frozen=True)
 class BatchSettings(Checked):
-    """How transformers batches texts with the tokenizer of a folder.
+    """The settings that determine how transformers makes batches with the tokenizer of a folder.
 
-    A vocabulary that flaxzoo trained, or that was loaded from a single file, has no such settings.
+    A tokenizer has no such settings if flaxzoo trained it, or if it was loaded from a single file.
 
     Attributes:
-      padding_side: The side of a batch that is padded.
-      truncation_side: The side of a text that is truncated.
-      split_special_tokens: Whether the name of a special token in a text is ordinary text.
-      token_types: Whether token types are returned; otherwise they are all 0.
+      padding_side: The side on which texts are padded.
+      truncation_side: The side on which texts are truncated.
+      split_special_tokens: Whether the name of a special token in a text is read as ordinary text.
+      token_types: Whether token types are returned. If not, they are all 0.
     """
 
     padding_side: Side = "right"
@@ -211,17 +212,17 @@ class BatchSettings(Checked):
 
     @classmethod
     def of_folder(cls, folder: Path) -> "BatchSettings | None":
-        """Reads the settings of a folder with a model, or of a folder that ``save`` wrote.
+        """Reads the settings of a folder that contains a model or that ``save`` wrote.
 
         Raises:
-          DataError: A setting has another type.
+          DataError: A setting has a wrong type.
         """
         stated = optional_object(folder / CONFIG)
         model = optional_object(folder / "config.json")
-        # The folder neither has a model nor was written by `save`.
+        # Return None if the folder neither contains a model nor was written by `save`.
         if not model and "padding_side" not in stated:
             return None
-        # Find the class as AutoTokenizer does, because it decides the defaults.
+        # Find the class as AutoTokenizer does, because the class determines the defaults.
         tokenizer_json = optional_object(folder / "tokenizer.json")
         name = stated.get("tokenizer_class") or model.get("tokenizer_class")
         name = str(name or _CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
@@ -237,7 +238,7 @@ class BatchSettings(Checked):
             "split_special_tokens": False,
             "token_types": _TYPES in names if isinstance(names, list) else name in _TYPED,
         }
-        # Stated settings override the defaults of the class.
+        # Settings that the files state override the defaults of the class.
         found |= {key: stated[key] for key in found if stated.get(key) is not None}
         try:
             return cls(**found)
@@ -256,7 +257,7 @@ class BatchSettings(Checked):
 
 
 def _direction(content: JsonObject, name: str, default: str) -> str:
-    """Returns the side of ``padding`` or ``truncation``; older files do not state it."""
+    """Returns the side of ``padding`` or ``truncation``, or the default if the file lacks it."""
     found = content.get(name)
     direction = found.get("direction") if isinstance(found, dict) else None
     return str(direction or default).lower()

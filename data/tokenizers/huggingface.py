@@ -1,12 +1,13 @@
-"""Tokenizers of the ``tokenizers`` library: byte-level BPE, WordPiece, words, any tokenizer.json.
+"""Wraps tokenizers of the ``tokenizers`` library: byte-level BPE, WordPiece, words, and others.
 
-Byte-level BPE is GPT-2's (Radford 2019, section 2.2; splitting pattern and byte alphabet of
-openai/gpt-2 ``encoder.py``). WordPiece is BERT's (google-research/bert ``tokenization.py``)
-as implemented by the library, with these differences from the original: a word has at most 100
-characters, not 200; a final capital sigma becomes σ, not ς; the ideographs U+2B820 to U+2B91F
-are not split; and marks and punctuation are classified by Unicode 8, not by later versions.
+Byte-level BPE is the same as in GPT-2 (Radford 2019, section 2.2; the splitting pattern and the
+byte alphabet are from openai/gpt-2 ``encoder.py``). WordPiece is the library's implementation of
+BERT's tokenizer (google-research/bert ``tokenization.py``). It differs from the original as
+follows: a word has at most 100 characters, not 200; a final capital sigma becomes σ, not ς; the
+ideographs U+2B820 to U+2B91F are not split; and marks and punctuation are classified by Unicode 8,
+not by later versions.
 
-A deliberate difference from the usual wrappers: ``[CLS]`` or ``[SEP]`` in a text is plain text and
+Unlike in other wrappers of the library, ``[CLS]`` or ``[SEP]`` in a text is plain text, so a text
 cannot inject special tokens. Only the code that adds special tokens to an example writes their ids.
 """
 
@@ -40,12 +41,12 @@ _FAILED = "this tokenizer fails on the text: shorten the text, or correct tokeni
 
 _CLEANING = {
     "clean_up_tokenization_spaces": True,
-    # transformers ignores the clean-up setting for BPE unless this field is set.
+    # If this field is not set, transformers ignores the clean-up setting for BPE.
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
 }
 
 WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""The special tokens of WordPiece vocabularies that flaxzoo trains, in the order of their ids."""
+"""The special tokens in WordPiece vocabularies that flaxzoo trains, in the order of their ids."""
 
 
 class HuggingFaceTokenizer(ExportedTokenizer):
@@ -54,27 +55,27 @@ class HuggingFaceTokenizer(ExportedTokenizer):
     def __init__(
         self, backend: tokenizers.Tokenizer, special_ids: SpecialIds, *, cleans: bool = False
     ) -> None:
-        """Wraps a tokenizer, which must not be changed afterwards.
+        """Wraps a tokenizer of the library. It must not be changed afterwards.
 
         Args:
-          backend: The library's tokenizer. Its padding and truncation are turned off.
+          backend: The library's tokenizer. This method turns off its padding and truncation.
           special_ids: The ids of the special tokens.
           cleans: Whether ``decode`` removes spaces before punctuation; see ``clean_up``.
         """
         self._cleans = cleans
         added = backend.get_added_tokens_decoder()
         self.sentinels = sentinels_among((id, token.content) for id, token in added.items())
-        # With `encode_special_tokens` the library finds no special token in a text, so sentinels,
-        # which users write, must not be special.
+        # With `encode_special_tokens`, the library does not find special tokens in a text. Users
+        # write sentinels in texts, so sentinels must not be marked as special.
         backend = _marked(backend, self.sentinels, special=False)
         backend.no_padding()
         backend.no_truncation()
-        # A name such as "<|endoftext|>" in a text is ordinary text.
+        # Encode a name such as "<|endoftext|>" in a text as ordinary text.
         backend.encode_special_tokens = True
         self._backend = backend
         self.joins_bytes = not cleans and isinstance(backend.decoder, decoders.ByteLevel)
         self.special_ids = started_by_padding(special_ids) if self.sentinels else special_ids
-        # Ids may have gaps, so the number of pieces is not the size.
+        # Ids may have gaps, so the size can be larger than the number of pieces.
         largest = max(backend.get_vocab(with_added_tokens=True).values())
         problem = (
             f"the vocabulary has the id {largest}, but ids must be below {MOST_IDS}: correct it"
@@ -86,11 +87,11 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         self.kind = _kind(read)
         model = read["model"]
         unknown = model.get("unk_id", backend.token_to_id(model.get("unk_token") or ""))
-        # In GPT-2, the unknown token is also the begin and end token. Such a token is not the
-        # unknown token here, only a begin or end token.
+        # In GPT-2, the unknown token is also the begin and end token. Treat such a token only as a
+        # begin or end token.
         others = {**asdict(self.special_ids), "unk": None}.values()
         self._unknown: int | None = None if unknown in others else unknown
-        # The library's file does not have the roles of the special tokens.
+        # The library's file does not contain the roles of special tokens, so add them to the hash.
         specials = repr(sorted(asdict(self.special_ids).items()))
         self.fingerprint = _hashed(_stable(content, read) + specials)
 
@@ -108,8 +109,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """See ``Tokenizer``."""
         encoding = _encode(self._backend, text)
-        # The model may read the name of a special token as a piece of text. In this case, encode
-        # again without the piece.
+        # The model may have encoded the name of a special token in the text as this token. In this
+        # case, encode the text again without such pieces.
         if not self._named_pieces.isdisjoint(encoding.ids):
             encoding = _encode(self._without_named_pieces, text)
         found = encoding.ids, encoding.offsets
@@ -117,7 +118,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     @cached_property
     def _named_pieces(self) -> frozenset[int]:
-        """The special tokens that the model may produce from their names in a text."""
+        """The special tokens that the model may find in a text because of their names."""
         added, model = self._backend.get_added_tokens_decoder().items(), self._backend.model
         return frozenset(
             id
@@ -127,14 +128,14 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     @cached_property
     def _without_named_pieces(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, where these pieces have random names that no text contains."""
+        """The same tokenizer, but these pieces have random names that no text contains."""
         content: JsonObject = json.loads(self._backend.to_str())
         model = content["model"]
         names = {self._backend.id_to_token(id): id for id in self._named_pieces}
         names.pop(model.get("unk_token"), None)
         others = {name: f"{secrets.token_hex(16)} {id}" for name, id in names.items()}
-        # The vocabulary of Unigram is a list of pieces with scores; other models have a dict of
-        # ids.
+        # In a unigram model, the vocabulary is a list of pieces with scores; in other models, it is
+        # a dict of ids.
         vocab = model["vocab"]
         pieces = vocab.items() if isinstance(vocab, dict) else vocab
         model["vocab"] = type(vocab)((others.get(name, name), value) for name, value in pieces)
@@ -144,8 +145,8 @@ class HuggingFaceTokenizer(ExportedTokenizer):
             for merge in model.get("merges", [])
             if others.keys().isdisjoint((*merge, "".join(merge)))
         ]
-        # Added tokens get their ids from the model's pieces, so rename the added tokens in the same
-        # way.
+        # The ids of added tokens are the ids of the model's pieces with the same names, so rename
+        # the added tokens in the same way.
         for token in content["added_tokens"]:
             token["content"] = others.get(token["content"], token["content"])
         with library_errors(_FAILED):
@@ -154,7 +155,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         return backend
 
     def control_tokens(self) -> dict[str, ControlToken]:
-        """See ``Tokenizer``: all added tokens, except white space and the unknown token."""
+        """See ``Tokenizer``; all added tokens except white space and the unknown token."""
         return self._controls
 
     @cached_property
@@ -167,7 +168,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         }
 
     def find_controls(self, text: str) -> list[tuple[int, int, int]]:
-        """See ``Tokenizer``; the library finds control tokens, before and after normalization."""
+        """See ``Tokenizer``; the library finds the tokens before and after it normalizes a text."""
         finder, ids = self._finder
         found = _encode(finder, text)
         pairs = zip(found.ids, found.offsets, strict=True)
@@ -177,11 +178,11 @@ class HuggingFaceTokenizer(ExportedTokenizer):
     def _finder(self) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
         """A tokenizer that finds control tokens, and a map from its ids to this tokenizer's ids.
 
-        The tokenizer has the same added tokens; any other text is one unknown token.
+        The tokenizer has the same added tokens, and encodes all other text as the unknown token.
         """
         backend, unknown = self.backend(), "\0"
         finder = tokenizers.Tokenizer(models.WordLevel({unknown: 0}, unk_token=unknown))
-        # Some added tokens are searched for in the normalized text.
+        # The library searches for some of the added tokens in the normalized text.
         finder.normalizer = backend.normalizer
         finder.add_tokens(list(dict(sorted(backend.get_added_tokens_decoder().items())).values()))
         found = finder.get_added_tokens_decoder().items()
@@ -193,7 +194,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     @cached_property
     def _without_added_tokens(self) -> tokenizers.Tokenizer:
-        """The same tokenizer without added tokens: names of tokens are ordinary text."""
+        """The same tokenizer without added tokens, so that their names are ordinary text."""
         backend = self._without_named_pieces if self._named_pieces else self._backend
         content = json.loads(backend.to_str())
         content |= {"added_tokens": [], "post_processor": None}
@@ -207,7 +208,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     @cached_property
     def _recognizing(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, which reads the names of special tokens as these tokens."""
+        """The same tokenizer, but the names of special tokens in a text mean these tokens."""
         backend = self.backend()
         backend.encode_special_tokens = False
         return backend
@@ -224,7 +225,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``."""
-        # The backend does not treat sentinels as special.
+        # Remove sentinels here, because the backend does not treat them as special.
         skipped = self.sentinels if skip_special_tokens else ()
         kept = list(itertools.filterfalse(skipped.__contains__, ids))
         with library_errors(_FAILED):
@@ -239,9 +240,9 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         return printable(piece)
 
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
-        """See ``Tokenizer``; transformers reads the files too."""
+        """See ``Tokenizer``; transformers can also read the files."""
         config = self.transformers_config()
-        # The class for BERT also reads vocab.txt, the older format.
+        # Also write vocab.txt, the older format, which the class for BERT reads.
         if config["tokenizer_class"] == _BERT:
             pieces = [self._backend.id_to_token(id) or "" for id in range(self.vocab_size)]
             write_file(Path(folder) / "vocab.txt", "\n".join([*pieces, ""]).encode())
@@ -251,12 +252,12 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         )
 
     def backend(self) -> tokenizers.Tokenizer:
-        """Returns a copy of the library's tokenizer, whose sentinels are special tokens."""
+        """Returns a copy of the library's tokenizer, in which sentinels are special tokens."""
         copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         return _marked(copy, self.sentinels, special=True)
 
     def transformers_config(self) -> dict[str, object]:
-        """Returns the settings for transformers: the class of the tokenizer, and special tokens."""
+        """Returns the settings for transformers: the tokenizer's class and its special tokens."""
         names: dict[str, object] = dict(self.named_tokens or {})
         names |= {
             f"{role}_token": self._backend.id_to_token(id)
@@ -269,7 +270,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         if not _is_bert(content, self.frame, special):
             return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
         normalizer = content["normalizer"]
-        # State absent roles as null; otherwise the class would add its default tokens.
+        # State that absent roles are null; otherwise the class would add its default tokens.
         absent = {f"{r}_token": None for r in ("pad", "unk", "cls", "sep", "mask")}
         return {
             "tokenizer_class": _BERT,
@@ -285,9 +286,9 @@ def _hashed(text: str) -> str:
 
 
 def _stable(content: str, read: JsonObject) -> str:
-    """Returns a tokenizer's content, with scores that do not change when saved and loaded.
+    """Returns a tokenizer's content, with scores that do not change by saving and loading.
 
-    The library reads the last digit of a unigram score inexactly, so scores are rounded.
+    The library may change the last digit of a unigram score on loading, so scores are rounded.
     """
     if read["model"].get("type") != "Unigram":
         return content
@@ -301,10 +302,10 @@ def _stable(content: str, read: JsonObject) -> str:
 def _marked(
     backend: tokenizers.Tokenizer, sentinels: Sequence[int], *, special: bool
 ) -> tokenizers.Tokenizer:
-    """Returns a tokenizer whose sentinels are marked as special or not.
+    """Returns a copy of a tokenizer, in which sentinels are marked as special or not.
 
-    The library recognizes either all special tokens in a text or none. In flaxzoo it must recognize
-    only sentinels.
+    The library finds either all special tokens in a text or none. In flaxzoo, it must find only the
+    sentinels.
     """
     if not sentinels:
         return backend
@@ -316,7 +317,7 @@ def _marked(
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """Encodes a text without the special tokens of a frame.
+    """Encodes a text without adding the special tokens of a frame.
 
     Raises:
       DataError: The text is not valid Unicode, or the library fails.
@@ -327,19 +328,19 @@ def _encode(backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
 
 
 def _after_line_feed(backend: tokenizers.Tokenizer, text: str) -> Encoded:
-    """Encodes a text as if after a line feed, since some vocabularies put a space before a text."""
+    """Encodes a text as if after a line feed, so that no space is put before it."""
     alone = _encode(backend, "\n").ids
     feed = len(alone)
     found = _encode(backend, "\n" + text)
     if len(found.ids) > feed and found.ids[:feed] == alone and found.offsets[feed][0] >= 1:
         return found.ids[feed:], [(a - 1, b - 1) for a, b in found.offsets[feed:]]
-    # The line feed was merged with the text, so encode the text alone.
+    # If the line feed was merged with the text, encode the text alone.
     found = _encode(backend, text)
     return found.ids, found.offsets
 
 
 def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
-    """Makes a tokenizer of a BPE model with GPT-2's splitting and byte alphabet."""
+    """Creates a tokenizer from a BPE model, with the splitting and the byte alphabet of GPT-2."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
@@ -349,20 +350,20 @@ def byte_level_backend(model: models.BPE) -> tokenizers.Tokenizer:
 def wordpiece(
     pieces: list[str], lowercase: bool, *, whole_words: bool = False
 ) -> HuggingFaceTokenizer:
-    """Makes a tokenizer with BERT's normalization, splitting and template ``[CLS] … [SEP]``.
+    """Creates a tokenizer with BERT's normalization, splitting and template ``[CLS] … [SEP]``.
 
     Args:
       pieces: Distinct pieces in the order of their ids, including ``WORDPIECE_SPECIALS``.
       lowercase: Whether text is lowercased and accents are removed.
-      whole_words: Whether the pieces are words and punctuation marks; other words are ``[UNK]``.
-        If not, WordPiece divides words into pieces.
+      whole_words: Whether the pieces are whole words and punctuation marks, and other words are
+        encoded as ``[UNK]``. If False, WordPiece divides words into pieces.
     """
     ids = numbered(pieces)
     model = models.WordLevel(ids, unk_token="[UNK]")
     if not whole_words:
         model = models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
     backend = wordpiece_backend(model, lowercase)
-    # This decoder puts no space before punctuation.
+    # This decoder does not put spaces before punctuation.
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
@@ -377,7 +378,7 @@ def wordpiece(
 def wordpiece_backend(
     model: models.WordPiece | models.WordLevel, lowercase: bool
 ) -> tokenizers.Tokenizer:
-    """Makes a tokenizer of a model with BERT's normalization and splitting into words."""
+    """Creates a tokenizer from a model, with BERT's normalization and splitting into words."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -385,8 +386,8 @@ def wordpiece_backend(
 
 
 def _is_bert(content: JsonObject, frame: Frame, special: SpecialIds) -> bool:
-    """Returns whether transformers' class for BERT makes this tokenizer from its pieces alone."""
-    # BERT makes [CLS] A [SEP] and [CLS] A [SEP] B [SEP], with the token types 0 and 1.
+    """Returns whether transformers' class for BERT, given the pieces, is the same tokenizer."""
+    # BERT's frame is [CLS] A [SEP] or [CLS] A [SEP] B [SEP], with the token types 0 and 1.
     begin, end = (special.cls,), (special.sep,)
     single = ((begin, end), ((0,), (0,)), (0,))
     pair = ((begin, end, end), ((0,), (0,), (1,)), (0, 1))

@@ -1,4 +1,4 @@
-"""Recognizes the files of a tokenizer, and loads them."""
+"""Recognizes the format of a tokenizer's files, and loads the tokenizer."""
 
 from dataclasses import replace
 from os import PathLike
@@ -15,11 +15,12 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """Loads a tokenizer of any kind.
 
     Args:
-      path: A folder written by ``save``, a Hugging Face model folder, which is read as
-        transformers 5 reads it, or one file: ``vocab.txt`` (WordPiece), ``tokenizer.json``,
-        ``vocab.json`` with ``merges.txt`` or ``encoder.json`` with ``vocab.bpe`` (byte-level BPE;
-        a common prefix as in ``gpt2_encoder.json`` is allowed), a sentencepiece ``.model``.
-        Marian's ``source.spm``, ``target.spm`` and ``vocab.json`` are loaded only as a folder.
+      path: A folder that ``save`` wrote; a Hugging Face model folder, which is read in the same way
+        as in transformers 5; or one file. The file can be ``vocab.txt`` (WordPiece),
+        ``tokenizer.json``, ``vocab.json`` together with ``merges.txt`` or ``encoder.json`` together
+        with ``vocab.bpe`` (byte-level BPE; both names may have the same prefix, as in
+        ``gpt2_encoder.json``), or a sentencepiece ``.model``. Marian's ``source.spm``,
+        ``target.spm`` and ``vocab.json`` can be loaded only as a folder.
 
     Returns:
       The tokenizer.
@@ -36,7 +37,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     folder = path if path.is_dir() else path.parent
     tokenizer = _load_folder(path) if path.is_dir() else _load_file(path)
     template = find_template(folder)
-    # Use the names of special tokens from all files of the folder, not only from
+    # The chat template uses the names of special tokens from all files of the folder, not only from
     # tokenizer_config.json.
     if template is not None and tokenizer.named_tokens is not None:
         template = replace(template, tokens=tokenizer.named_tokens)
@@ -61,7 +62,7 @@ def _load_folder(folder: Path) -> Tokenizer:
 
 
 def _load_file(path: Path) -> Tokenizer:
-    # Import a tokenizer's library only when it is needed.
+    # Import the libraries of tokenizers only when they are needed.
     from .characters import CharacterTokenizer
     from .families.assemble import load_folder
     from .sentencepiece import SentencePieceTokenizer
@@ -71,7 +72,7 @@ def _load_file(path: Path) -> Tokenizer:
     tokenizer: Tokenizer | None = None
     if path.name.endswith(_CHARACTERS):
         tokenizer = CharacterTokenizer.load(path)
-    # `save` writes this name for plain sentencepiece; transformers does not read it.
+    # A file with this name was written by `save`; transformers does not read it.
     elif path.name != _SENTENCEPIECE:
         tokenizer = load_folder(path.parent, files)
     return with_sentinels(tokenizer or SentencePieceTokenizer.from_file(path), path)
@@ -83,8 +84,8 @@ _KNOWN = (
     "or with Marian's source.spm, target.spm and vocab.json"
 )
 _CHARACTERS, _SENTENCEPIECE = "characters.json", "sentencepiece.model"
-# The files of each format. The first format whose files exist is loaded: original files come before
-# files that were exported from originals.
+# The files of each format. The first format whose files exist is loaded, so original files precede
+# files that were exported from them.
 _FORMATS = (
     (_CHARACTERS,),
     (_SENTENCEPIECE,),
@@ -97,7 +98,7 @@ _MODELS = (".model", ".spm")
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
-    """Returns the files of the format that a file belongs to; their names may have a prefix."""
+    """Returns all files of the format to which a file belongs. Their names may have a prefix."""
     for names in (*_FORMATS, *zip(_MODELS)):
         for name in filter(path.name.endswith, names):
             prefix = path.name.removesuffix(name)

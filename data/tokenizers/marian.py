@@ -1,16 +1,16 @@
-"""Marian's tokenizers (Junczys-Dowmunt et al. 2018), as the opus-mt models are published.
+"""Implements the tokenizers of Marian (Junczys-Dowmunt et al. 2018), as used by opus-mt models.
 
-Each language has a sentencepiece model that splits its text. A JSON vocabulary, shared by both
-languages or separate for each language, gives the pieces their ids. Ids and texts are the same as
-with transformers' ``MarianTokenizer``, with these differences (neither class calls the punctuation
-normalizer of ``sacremoses``, which transformers recommends):
+Each language has a sentencepiece model that splits its text into pieces. A JSON vocabulary, which
+both languages share or each language has separately, assigns ids to the pieces. The ids and texts
+are the same as with transformers' ``MarianTokenizer``, with two differences:
 
-- Text never becomes special tokens, as with ``split_special_tokens`` in transformers.
-- The special tokens of targets are looked up in the target's vocabulary. Transformers uses the
-  source's ids for sources and targets, which is wrong where the two vocabularies have different
-  ids.
+- Text is never encoded as special tokens, as with ``split_special_tokens`` in transformers.
+- The ids of special tokens in targets are from the target vocabulary. Transformers uses the ids
+  from the source vocabulary for both, which is wrong if the two vocabularies have different ids.
 
-A text may begin with the language to translate to, ``>>fr<<``, which is one token.
+Neither class calls the punctuation normalizer of ``sacremoses``, which transformers recommends.
+
+A text may begin with the language to translate to, such as ``>>fr<<``, which is one token.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from .frame import BatchSettings, Frame, Layout
 from .sentencepiece import load_processor, widen_bytes
 
 MODELS = ("source.spm", "target.spm")
-"""The files that show that a folder has Marian's tokenizer."""
+"""If a folder has these files, it contains Marian's tokenizer."""
 
 _VOCABULARIES = ("vocab.json", "target_vocab.json")
 _FILES = (*MODELS, *_VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json")
@@ -44,8 +44,8 @@ _USUAL_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 class MarianTokenizer(ExportedTokenizer):
     """The tokenizer of the source language; ``target`` is the tokenizer of the target language.
 
-    The template adds ``</s>`` at the end. No token begins a text: the decoder was trained to start
-    with padding, so ``special_ids.bos`` is the padding token.
+    The template adds ``</s>`` at the end of a text, and nothing at the beginning. The decoder was
+    trained to start with the padding token, so ``special_ids.bos`` is the padding token.
     """
 
     kind = "marian"
@@ -63,7 +63,7 @@ class MarianTokenizer(ExportedTokenizer):
           DataError: A file is missing or damaged, a special token has no id, or a setting of
             the configuration is not supported.
         """
-        # The settings, and the files of the source or of the target language.
+        # Read the settings, and the files of the source or the target language.
         content = read_folder(folder, {})
         settings = content.settings.over(_USUAL_NAMES)
         options = settings.values.get("sp_model_kwargs")
@@ -77,8 +77,8 @@ class MarianTokenizer(ExportedTokenizer):
         require(not missing, problem, DataError)
         self._files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
         self._config: JsonObject = optional_object(folder / CONFIG)
-        # With a shared vocabulary, transformers decodes sources and targets with the source's
-        # model.
+        # If the vocabulary is shared, transformers decodes sources and targets with the
+        # sentencepiece model of the source.
         self._processor, self._joiner = (
             load_processor(self._files[name], folder / name)
             for name in (MODELS[is_target], MODELS[own])
@@ -92,7 +92,8 @@ class MarianTokenizer(ExportedTokenizer):
         self._special = {*map(name_of, extra)}
         self._check_special(vocabulary, content)
         self._unknown, self._end = names["unk_token"], names["eos_token"]
-        # The model returns unknown pieces as they are in the text, even if they are special names.
+        # The model returns unknown pieces unchanged, even if they are names of special tokens, so
+        # map these names to the unknown token.
         unknown = self._ids[self._unknown]
         self._ids_in_text = self._ids | dict.fromkeys(self._special, unknown)
         self._cleans = settings.flag("clean_up_tokenization_spaces", False)
@@ -102,11 +103,11 @@ class MarianTokenizer(ExportedTokenizer):
         self.fingerprint = _fingerprint(
             self._files, is_target, own, sorted(self._special), self.special_ids, self._cleans
         )
-        # The `target` of the target's tokenizer is that tokenizer itself, which ends the recursion.
+        # The `target` of the target tokenizer is this tokenizer itself, which ends the recursion.
         self._target = self if is_target else MarianTokenizer(folder, is_target=True)
 
     def _check_special(self, vocabulary: Path, content: Folder) -> None:
-        """Checks that the vocabulary has all special tokens and no others are added."""
+        """Checks that the vocabulary has all special tokens, and that no other tokens are added."""
         missing = " and no ".join(sorted(self._special - self._ids.keys()))
         require(
             not missing,
@@ -114,7 +115,7 @@ class MarianTokenizer(ExportedTokenizer):
             "tokens: fetch all of them again",
             DataError,
         )
-        # Marian's vocabulary has all tokens, so an added token must be one of them.
+        # Marian's vocabulary contains all tokens, so an added token must be a special token.
         others = [*filterfalse(self._special.__contains__, map(name_of, content.added.values()))]
         require(
             not others,
@@ -130,7 +131,7 @@ class MarianTokenizer(ExportedTokenizer):
 
     @property
     def frame(self) -> Frame:
-        """See ``Tokenizer``; nothing separates two texts."""
+        """See ``Tokenizer``; there is no token between two texts."""
         end = self._ids[self._end]
         return Frame(Frame.ending(end).single, Layout(((), (), (end,)), ((), (), (0,)), (0, 0)))
 
@@ -155,7 +156,7 @@ class MarianTokenizer(ExportedTokenizer):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer``; ``<unk>`` is one of the special tokens."""
-        # Decode runs of ordinary pieces, and write special tokens between the runs.
+        # Decode each run of ordinary pieces together, and write special tokens between the runs.
         text, run = "", []
         for piece in (self._pieces.get(int(id), self._unknown) for id in ids):
             if piece not in self._special:
@@ -173,7 +174,7 @@ class MarianTokenizer(ExportedTokenizer):
         return printable(self._pieces.get(id, self._unknown))
 
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
-        """See ``Tokenizer``; writes the files of both languages as they were."""
+        """See ``Tokenizer``; writes the files of both languages without changes."""
         for name, content in self._files.items():
             write_file(Path(folder) / name, content)
 
@@ -189,13 +190,13 @@ class MarianTokenizer(ExportedTokenizer):
         )
 
     def _ids_of(self, code: Sequence[str], pieces: Sequence[str]) -> list[int]:
-        """Returns the ids of the language code, if there is one, and of the pieces."""
+        """Returns the id of the language code, if there is one, and the ids of the pieces."""
         unknown = self._ids[self._unknown]
         return [self._ids_in_text.get(piece, unknown) for piece in (*code, *pieces)]
 
 
 def _language_and_text(text: str) -> tuple[list[str], str]:
-    """Separates ``>>fr<<`` from the text after it; the list is empty without such a code."""
+    """Separates a code such as ``>>fr<<`` from the text; the list is empty without a code."""
     code = re.findall(r"(?s)\A>>.*?<<", text)
     return code, text.removeprefix("".join(code))
 

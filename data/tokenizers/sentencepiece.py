@@ -1,8 +1,9 @@
-"""Sentencepiece vocabularies, unigram and BPE (Kudo & Richardson 2018).
+"""Implements tokenizers with sentencepiece vocabularies, unigram and BPE (Kudo & Richardson 2018).
 
-The vocabularies that flaxzoo trains do not change text: no normalization, no prefix, all spaces
-kept, a line feed as a separate piece, and bytes for characters that are not in the vocabulary.
-Decoding restores the text exactly, except U+2581, which sentencepiece uses for a space.
+The vocabularies that flaxzoo trains do not change text: there is no normalization and no prefix,
+all spaces are kept, a line feed is a separate piece, and a character that is not in the vocabulary
+is encoded as bytes. Decoding restores the text exactly, except U+2581, which sentencepiece uses to
+represent a space.
 """
 
 import hashlib
@@ -28,16 +29,17 @@ from .sentencepiece_model import (
     sentencepiece_backend,
 )
 
-# Longer texts, in characters, are split at line feeds; float32 scores are still exact enough here.
+# Texts with more characters than this are split at line feeds. For shorter texts, float32 scores
+# are exact enough.
 _LONG = 4096
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _CONTROL_NAMES = {"cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
 
 class SentencePieceTokenizer(ExportedTokenizer):
-    """A tokenizer from a sentencepiece model.
+    """A tokenizer that uses a sentencepiece model.
 
-    A model file has no template, so ``add_special_tokens`` adds nothing; for T5, append
+    A model file has no template, so ``add_special_tokens`` adds nothing. For T5, append
     ``special_ids.eos``.
 
     Attributes:
@@ -45,7 +47,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
     """
 
     def __init__(self, model: bytes, source: str | Path = "this") -> None:
-        """Makes the tokenizer.
+        """Creates the tokenizer.
 
         Args:
           model: The bytes of a ``.model`` file.
@@ -61,7 +63,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         proto = parse_model(model)
         self.kind = f"sentencepiece-{_MODEL_TYPES.get(proto.trainer_spec.model_type, 'unknown')}"
         self._is_trained_here = is_trained_here(proto)
-        # All control and user-defined pieces, except white space.
+        # The names of all control and user-defined pieces, except white space.
         self._named = {
             piece.piece: ControlToken(id, piece.type == CONTROL)
             for id, piece in enumerate(proto.pieces)
@@ -83,7 +85,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         check_unicode(text)
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        # The offset of the part in the text, in characters.
+        # The number of characters in the text before the current part.
         start = 0
         for part in self._parts(text):
             mapping = self._processor.encode(part, return_type="offset_mapping")
@@ -100,7 +102,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
         parts = list(map(self._parts, texts))
-        # Encode all parts in one call, so that the library can use threads.
+        # Encode all parts in one call, so that the library can use several threads.
         flat = list(itertools.chain.from_iterable(parts))
         encoded = iter(self._processor.encode(flat, num_threads=-1))
         return [
@@ -112,7 +114,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         """See ``Tokenizer``."""
         if skip_special_tokens:  # control pieces decode to nothing
             return self._processor.decode(list(ids))
-        # The library drops control pieces, so write their names between the decoded runs.
+        # The library drops control pieces, so insert their names between the decoded runs.
         groups = itertools.groupby(ids, self._processor.is_control)
         return "".join(
             "".join(map(self._processor.id_to_piece, group))
@@ -130,7 +132,7 @@ class SentencePieceTokenizer(ExportedTokenizer):
         return printable(self.piece(id))
 
     def piece(self, id: int) -> str:
-        """Returns the piece of an id as the model has it."""
+        """Returns the piece of an id exactly as the model contains it."""
         return self._processor.id_to_piece(id)
 
     def save_vocabulary(self, folder: str | PathLike[str]) -> None:
@@ -152,10 +154,10 @@ class SentencePieceTokenizer(ExportedTokenizer):
         )
 
     def _parts(self, text: str) -> list[str]:
-        """Splits a long text after its line feeds, where the model splits it in any case.
+        """Splits a long text after its line feeds, where the model would split it in any case.
 
-        The library sums the scores of a text in float32, so the choice between two ways to split
-        a word would depend on the length of the text before it.
+        The library sums the scores of a text in float32. In a long text, the rounding error could
+        change how a word is split, depending on the length of the text before the word.
         """
         if len(text) <= _LONG or not self._is_trained_here:
             return [text]
@@ -163,9 +165,9 @@ class SentencePieceTokenizer(ExportedTokenizer):
 
 
 def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePieceProcessor:
-    """Opens the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
+    """Loads a model from the bytes of a ``.model`` file; see ``SentencePieceTokenizer``."""
     problem = f"{source} is not a sentencepiece model"
-    # The library accepts an empty file as a model.
+    # Check for an empty file, because the library would accept it as a model.
     require(model, f"{problem}: fetch it again", DataError)
     processor = sentencepiece.SentencePieceProcessor()
     with reported(problem, "fetch it again", RuntimeError):
@@ -175,8 +177,8 @@ def load_processor(model: bytes, source: str | Path) -> sentencepiece.SentencePi
 
 def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
     ids = {role: getattr(processor, f"{role}_id")() for role in ("pad", "unk", "bos", "eos")}
-    # A piece of a sentencepiece model cannot have two roles, so the begin token may also be the end
-    # token.
+    # A piece of a sentencepiece model can have only one role, so use the begin token also as the
+    # end token.
     if ids["eos"] < 0 and processor.piece_to_id(END_OF_TEXT) == ids["bos"]:
         ids["eos"] = ids["bos"]
     ids |= {
@@ -188,9 +190,9 @@ def _special_ids(processor: sentencepiece.SentencePieceProcessor) -> SpecialIds:
 
 
 def widen_bytes(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Gives each byte piece its character's range; the library gives it only to the last byte."""
+    """Sets the range of each byte piece to its character; the library does so for the last byte."""
     widened = list(offsets)
-    # Go backwards, to copy the range of the last byte to all bytes before it.
+    # Go backwards, so that the range of the last byte is copied to all bytes before it.
     for i in reversed(range(len(widened) - 1)):
         begin, end = widened[i]
         if begin == end:

@@ -1,23 +1,24 @@
-"""Conversion of the sentencepiece models that flaxzoo trains to the ``tokenizers`` library.
+"""Converts the sentencepiece models that flaxzoo trains to the ``tokenizers`` library.
 
-The result encodes like sentencepiece itself (Kudo & Richardson 2018; ``unigram_model.cc``
-and ``bpe_model.cc``), unlike usual conversions of its files:
+Unlike other conversions, the result encodes text in the same way as sentencepiece itself (Kudo &
+Richardson 2018; ``unigram_model.cc`` and ``bpe_model.cc``):
 
-- Pieces that are not text (control, bytes, unknown) are never found in text. The library's
-  unigram model searches for all pieces, so pieces that are not text get a score far
-  below every other split. A character that occurs only in such pieces is split off as a separate
-  part, which leaves all other splits unchanged.
-- BPE merges are ordered by the score of their result, and equal scores from left to right.
-- The unknown piece decodes to the text that the model states for it. The piece represents text, so
-  decoding does not skip it with the special tokens.
+- Pieces that are not text (control, bytes, unknown) are never found in text. The library's unigram
+  model searches for all pieces, so the score of these pieces is set far below the score of every
+  other split. A character that occurs only in such pieces is split off as a separate part, so that
+  all other splits are unchanged.
+- BPE merges are ordered by the score of their result. Merges with equal scores are applied from
+  left to right.
+- The unknown piece is decoded to the text that the model states for it. The piece represents text,
+  so decoding does not skip it when it skips special tokens.
 
-Two differences remain. Sentencepiece adds up scores in float32 and the library in float64, so the
-library may choose the other of two nearly equal splits, as in ``hahaha`` or in very long lines.
-Where consecutive byte pieces are not UTF-8, which no text produces, the library replaces all of
-these pieces.
+Two differences remain. Sentencepiece adds up scores in float32 and the library in float64, so if
+the scores of two splits are nearly equal, the library may choose a different one, as in ``hahaha``
+or in very long lines. If consecutive byte pieces are not valid UTF-8, the library replaces all of
+them; this never happens with encoded text.
 
-``transformers_backend`` is another conversion, which gives the ids that transformers 5 gives for a
-``tokenizer.model``.
+``transformers_backend`` is a different conversion. It gives the same ids as transformers 5 gives
+for a ``tokenizer.model``.
 """
 
 import importlib
@@ -34,17 +35,18 @@ from ..common.numbering import numbered
 from .base import END_OF_TEXT, SPACE
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-"""Types of pieces. Control pieces are never found in text, and user-defined pieces always are."""
+"""The types of pieces. Control pieces are never found in text, and user-defined pieces always are.
+"""
 UNIGRAM, _BPE = 1, 2  # the types of models, as numbered in the format
 T = TypeVar("T")
-# The score of pieces that are not text, given as a multiple of the lowest score of a text piece.
+# The score of pieces that are not text is this multiple of the lowest score of a piece.
 _NEVER = 100
-# Trying all splits of a piece takes quadratic time, so longer pieces are refused.
+# The maximum length of a piece. It is limited because trying all splits takes quadratic time.
 _LONGEST_PIECE = 4096
 
 
 class Piece(Protocol):
-    """A piece of a model: its text, its type (a number of the format), and its score."""
+    """A piece of a model: its text, its type (a number that the format defines), and its score."""
 
     piece: str
     type: int
@@ -78,7 +80,7 @@ class NormalizerSpec(Protocol):
 
 
 class ModelProto(Protocol):
-    """The content of a ``.model`` file; only the fields that are used."""
+    """The fields of a ``.model`` file that flaxzoo uses."""
 
     @property
     def pieces(self) -> Sequence[Piece]: ...  # noqa: D102
@@ -88,7 +90,7 @@ class ModelProto(Protocol):
 
 
 def parse_model(model: bytes) -> ModelProto:
-    """Parses a ``.model`` file: its pieces, and the settings of its training."""
+    """Parses a ``.model`` file, which contains the pieces and the training settings."""
     messages: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     proto = messages.ModelProto()
     proto.ParseFromString(model)
@@ -96,10 +98,10 @@ def parse_model(model: bytes) -> ModelProto:
 
 
 def is_trained_here(proto: ModelProto) -> bool:
-    """Returns whether a model has the settings with which flaxzoo trains.
+    """Returns whether a model has the settings that flaxzoo uses for training.
 
-    Such a model changes no text, encodes each line independently, and has an exact counterpart in
-    the library.
+    Such a model does not change text, encodes each line independently, and has an exact equivalent
+    in the library.
     """
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
     settings = (
@@ -115,7 +117,7 @@ def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
     """Converts a model to a tokenizer of the library.
 
     Args:
-      proto: A model that ``is_trained_here``.
+      proto: A model for which ``is_trained_here`` returns True.
 
     Returns:
       The tokenizer. Its special tokens are the control pieces.
@@ -126,7 +128,7 @@ def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
         _unigrams(proto) if unigram else _byte_pairs(proto, [p.piece for p in pieces])
     )
     backend.normalizer = normalizers.Replace(" ", SPACE)
-    # Split off characters that occur only in pieces that are not text; see the top of the file.
+    # Split off characters that occur only in pieces that are not text; see the module docstring.
     unmatched = "".join(map(re.escape, sorted(_characters_without_text(pieces))))
     if unmatched:
         pattern = tokenizers.Regex(f"[{unmatched}]")
@@ -145,7 +147,7 @@ def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
 
 
 def _unigrams(proto: ModelProto) -> models.Unigram:
-    # The score is so low that the best split of a text never includes such a piece.
+    # This score is so low that the best split of a text never includes such a piece.
     never = _NEVER * min(-1.0, *(piece.score for piece in proto.pieces))
     vocabulary = [
         (p.piece, p.score if p.type in (NORMAL, USER_DEFINED) else never) for p in proto.pieces
@@ -169,20 +171,20 @@ def _characters_without_text(pieces: Iterable[Piece]) -> set[str]:
 def transformers_backend(
     proto: ModelProto, names: Mapping[int, str], *, legacy: bool
 ) -> tokenizers.Tokenizer:
-    """Converts a model as transformers 5 does for a folder that states no class.
+    """Converts a model in the same way as transformers 5 does for a folder that states no class.
 
     Source: ``SpmConverter.build_tokenizer_from_spm_proto`` (``convert_slow_tokenizer.py``).
 
     Args:
       proto: The model.
-      names: New names for pieces of a BPE model by id: the folder's added tokens.
-      legacy: Whether a space is added to each part of a text between added tokens, not only to the
-        first part.
+      names: New names for pieces of a BPE model, by id. These are the folder's added tokens.
+      legacy: Whether a space is put before each part of a text between added tokens. If False, a
+        space is put only before the first part.
     """
     spec, rules = proto.trainer_spec, proto.normalizer_spec
     pieces = [piece.piece for piece in proto.pieces]
     is_bpe = spec.model_type != UNIGRAM
-    # A name stays with the piece that has it, unless that piece is renamed.
+    # If a piece already has a name, it keeps the name, unless the piece itself is renamed.
     if is_bpe:
         kept = {piece for id, piece in enumerate(pieces) if id not in names}
         pieces = [
@@ -199,9 +201,10 @@ def transformers_backend(
     )
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.Sequence(_transformers_rules(rules, legacy))
-    # User-defined pieces stay whole; the longest piece at a position is used.
+    # User-defined pieces are not split; if several begin at a position, the longest is used.
     pattern = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
-    # A legacy tokenizer puts a space before each part of a text, other tokenizers before the first.
+    # A legacy tokenizer puts a space before each part of a text, other tokenizers only before the
+    # first part.
     scheme = "always" if legacy else "first"
     splits: list[pre_tokenizers.PreTokenizer] = [
         *when(
@@ -212,7 +215,7 @@ def transformers_backend(
     ]
     if splits:
         backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    # Decoding reverses the steps: spaces, bytes, and the space before a text.
+    # Decoding restores spaces and bytes, and then removes the space that was put before the text.
     backend.decoder = decoders.Sequence(
         [
             decoders.Replace(SPACE, " "),
@@ -243,7 +246,7 @@ def _transformers_rules(rules: NormalizerSpec, legacy: bool) -> list[normalizers
             normalizers.Replace(Regex(" {2,}"), " "),
         ),
         *when(rules.escape_whitespaces, normalizers.Replace(" ", SPACE)),
-        # Metaspace adds no space before a text that begins with a space, so double that space.
+        # If a text begins with a space, Metaspace puts no other space before it, so add one here.
         *when(
             rules.add_dummy_prefix and legacy,
             normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2),
@@ -273,9 +276,10 @@ def merges_by_rank(ranks: Mapping[str, tuple[float, ...]]) -> list[tuple[str, st
     """Returns the merges of a BPE vocabulary, which sentencepiece files do not have.
 
     Args:
-      ranks: The rank of each piece. A merge has the rank of its result; merges with the same result
-        are ordered by the length of their left piece. With ranks by id the result is that of
-        ``generate_merges`` of transformers, which the classes of Llama and Gemma use.
+      ranks: The rank of each piece. A merge has the rank of its result, and merges with the same
+        result are ordered by the length of their left piece. If the ranks are the ids, the merges
+        are the same as with ``generate_merges`` of transformers, which the classes of Llama and
+        Gemma use.
 
     Raises:
       DataError: A piece is too long.

@@ -1,9 +1,9 @@
-"""Sentinels: the tokens of T5 that mark gaps in a text, and the spans that fill them.
+"""Adds sentinels to a vocabulary: the tokens that mark gaps in a text and the spans that fill them.
 
-Raffel et al. 2020, "Exploring the limits of transfer learning", section 3.1.4. Sentinel number i is
-named ``<extra_id_i>`` and has the id V - 1 - i: sentinels are counted from the end of the
-vocabulary. As in transformers, a sentinel's name in a text is read as the sentinel, so that users
-can mark gaps.
+T5 introduced sentinels (Raffel et al. 2020, "Exploring the limits of transfer learning", section
+3.1.4). Sentinel number i is named ``<extra_id_i>`` and has the id V - 1 - i, so sentinels are
+counted from the end of the vocabulary. As in transformers, the name of a sentinel in a text is read
+as the sentinel, so that users can mark gaps.
 """
 
 import dataclasses
@@ -29,28 +29,28 @@ from .frame import Frame
 from .sentencepiece_model import UNIGRAM, parse_model
 
 FILE = "sentinels.json"
-"""The file that states the number of sentinels of a folder's vocabulary."""
+"""The file that states how many sentinels a folder's vocabulary has."""
 NUMBER = 100
-"""The number of sentinels of every published T5."""
+"""The number of sentinels in every published T5 vocabulary."""
 NAME = re.compile(r"<extra_id_([0-9]{1,9})>")
 
 
 class SentinelTokenizer(ExportedTokenizer):
-    """A tokenizer extended by sentinels after its last token.
+    """A tokenizer to which sentinels have been added after its last token.
 
-    If the vocabulary has no token that starts a text, targets start with padding. The blanks before
-    a sentinel are part of the gap.
+    If the vocabulary has no token that starts a text, targets start with the padding token. The
+    blanks before a sentinel are part of the gap.
 
     Attributes:
-      base: The tokenizer of the text between sentinels.
+      base: The tokenizer for the text between sentinels.
       number: The number of sentinels.
     """
 
     def __init__(self, base: Tokenizer, number: int = NUMBER) -> None:
-        """Makes the tokenizer.
+        """Creates the tokenizer.
 
         Args:
-          base: The tokenizer of the text between sentinels.
+          base: The tokenizer for the text between sentinels.
           number: The number of sentinels.
 
         Raises:
@@ -61,7 +61,7 @@ class SentinelTokenizer(ExportedTokenizer):
         self.kind = base.kind
         self.vocab_size = base.vocab_size + number
         self.sentinels = tuple(range(self.vocab_size - 1, base.vocab_size - 1, -1))
-        # A name whose number is too large or has leading zeros is ordinary text.
+        # If the number in a name is too large or has leading zeros, the name is ordinary text.
         self._ids = {f"<extra_id_{i}>": id for i, id in enumerate(self.sentinels)}
         self.special_ids = started_by_padding(base.special_ids)
         content = f"{base.fingerprint} {number} sentinels"
@@ -80,7 +80,7 @@ class SentinelTokenizer(ExportedTokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
         rows = self.base.encode_batch(texts)
-        # Encode a text that has sentinels again, part by part.
+        # If a text contains sentinels, encode it again, part by part.
         return [
             self.encode(text, False) if self._find(text) else row
             for text, row in zip(texts, rows, strict=True)
@@ -89,14 +89,14 @@ class SentinelTokenizer(ExportedTokenizer):
     def _find(self, text: str) -> list[tuple[int, int, int]]:
         """Returns the start, the end and the id of each sentinel in a text."""
         matches = [match for match in NAME.finditer(text) if match[0] in self._ids]
-        # The tokens of a word include the blank before it, so the blank is in the gap.
+        # The tokens of a word include the blank before it, so the blank belongs to the gap.
         return [(len(text[: m.start()].rstrip()), m.end(), self._ids[m[0]]) for m in matches]
 
     def _encode_between(self, text: str) -> Encoded:
         return self.base.encode_with_offsets(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """See ``Tokenizer``; sentinels are special tokens."""
+        """See ``Tokenizer``; sentinels count as special tokens."""
         ids = list(map(int, ids))
         if skip_special_tokens:
             return self.base.decode(list(itertools.filterfalse(self.sentinels.__contains__, ids)))
@@ -121,7 +121,7 @@ class SentinelTokenizer(ExportedTokenizer):
     def backend(self) -> tokenizers.Tokenizer:
         """See ``ExportedTokenizer``."""
         backend = self._exported.backend()
-        # Added tokens get ascending ids, and sentinels count down from the last id.
+        # Added tokens get ascending ids, but sentinel numbers descend, so reverse the order.
         names = map(self.token, reversed(self.sentinels))
         options = {"normalized": False, "lstrip": True}
         backend.add_special_tokens([AddedToken(name, **options) for name in names])
@@ -133,7 +133,8 @@ class SentinelTokenizer(ExportedTokenizer):
         if base is None:
             return None
         (model,) = base.files.values()
-        # transformers' class has unigrams, a space before each text, and single spaces.
+        # transformers' class requires a unigram model that puts a space before each text and merges
+        # repeated spaces.
         proto = parse_model(model)
         rules = proto.normalizer_spec
         settings = (rules.add_dummy_prefix, rules.remove_extra_whitespaces)
@@ -157,12 +158,12 @@ class SentinelTokenizer(ExportedTokenizer):
 
 
 def started_by_padding(special: SpecialIds) -> SpecialIds:
-    """Returns the special tokens; if they have no begin token, padding is the begin token."""
+    """Returns the special tokens; if there is no begin token, uses the padding token as such."""
     return special if special.bos is not None else dataclasses.replace(special, bos=special.pad)
 
 
 def sentinels_among(names: Iterable[tuple[int, str]]) -> tuple[int, ...]:
-    """Returns the ids of sentinels in the order of their numbers, given ids and names of tokens."""
+    """Returns the ids of all sentinels among some tokens, in the order of the sentinel numbers."""
     numbered = {int(match[1]): id for id, name in names if (match := NAME.fullmatch(name))}
     return tuple(numbered[number] for number in sorted(numbered))
 
@@ -171,8 +172,8 @@ def with_sentinels(tokenizer: Tokenizer, file: Path) -> Tokenizer:
     """Adds sentinels to a tokenizer if its folder has ``sentinels.json``.
 
     Args:
-      tokenizer: The tokenizer that one file of the folder defines.
-      file: That file; ``sentinels.json`` may be in the same folder.
+      tokenizer: The tokenizer without sentinels, which a file of the folder defines.
+      file: The path of this file. ``sentinels.json`` may be in the same folder.
 
     Raises:
       DataError: ``sentinels.json`` is damaged.

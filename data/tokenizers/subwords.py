@@ -1,8 +1,8 @@
-"""Two sub-word algorithms in their simplest form, to read and to print.
+"""Implements two sub-word algorithms in a simple form, for teaching.
 
-``merge_byte_pairs`` is algorithm 1 of Sennrich et al. 2016; the libraries that ``training`` calls
-train the vocabularies of models. ``fewest_pieces`` divides a text into as few pieces of a given
-vocabulary as possible.
+``merge_byte_pairs`` is algorithm 1 of Sennrich et al. 2016. (The vocabularies of models are trained
+by the libraries that ``training`` calls.) ``fewest_pieces`` divides a text into as few pieces of a
+given vocabulary as possible.
 """
 
 from collections import Counter
@@ -15,13 +15,13 @@ from ..common.fields import require
 
 
 class MergeRound(NamedTuple):
-    """The state of a text after a merge.
+    """The state of a text after one merge.
 
     Attributes:
       pair: The two tokens that were merged; None before the first merge.
-      words: The tokens of each word of the text.
-      vocabulary: The characters in the order of the text, then every merged token; a token
-        stays in the vocabulary after it has become part of another token.
+      words: The tokens of each word in the text.
+      vocabulary: The characters in the order in which they occur in the text, followed by every
+        merged token. A token stays in the vocabulary even if it no longer occurs.
     """
 
     pair: tuple[str, str] | None
@@ -30,19 +30,19 @@ class MergeRound(NamedTuple):
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each token occurs in the text; a token that no longer occurs is left out."""
+        """The number of occurrences of each token, without tokens that no longer occur."""
         return Counter(token for word in self.words for token in word)
 
 
 def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
-    """Merges the most frequent pair of neighboring tokens repeatedly.
+    """Repeatedly merges the most frequent pair of neighboring tokens.
 
-    No pair crosses the end of a word. If several pairs are equally frequent, the first pair in the
-    text is merged.
+    A pair never crosses the end of a word. If several pairs are equally frequent, the pair that
+    occurs first in the text is merged.
 
     Args:
       text: Words separated by white space.
-      end_of_word: The token that ends each word; empty for none.
+      end_of_word: The token that ends each word. If empty, words have no end token.
 
     Yields:
       The state before any merge (single characters), then the state after each merge. In the last
@@ -58,7 +58,7 @@ def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
     vocabulary = tuple(dict.fromkeys(token for word in words for token in word))
     yield MergeRound(None, words, vocabulary)
     while pairs := Counter(pair for word in words for pair in pairwise(word)):
-        # The first of equally frequent pairs is merged, because a Counter keeps its order.
+        # If pairs are equally frequent, `max` returns the first, because a Counter keeps the order.
         best = max(pairs, key=pairs.__getitem__)
         words = tuple(_join(word, best) for word in words)
         vocabulary = tuple(dict.fromkeys((*vocabulary, "".join(best))))
@@ -67,7 +67,7 @@ def merge_byte_pairs(text: str, end_of_word: str = "_") -> Iterator[MergeRound]:
 
 def _join(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     joined: list[str] = []
-    # The previous token, unless this merge produced it.
+    # The previous token; empty if the previous token was produced by this merge.
     last = ""
     for token in word:
         if (last, token) == pair:
@@ -82,21 +82,21 @@ def _join(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     """Divides a text into as few pieces as possible.
 
-    Byte-pair encoding replays its merges, and WordPiece takes the longest piece first; neither
-    finds the fewest pieces of every text. In this function, dynamic programming computes the best
-    division of each prefix of the text from the best divisions of shorter prefixes, in time
-    ``len(text)`` times the length of the longest piece.
+    Byte-pair encoding repeats its merges, and WordPiece takes the longest piece first. Neither of
+    them finds the fewest pieces for every text. This function uses dynamic programming: it computes
+    the best division of each prefix from the best divisions of shorter prefixes. The time is
+    proportional to ``len(text)`` times the length of the longest piece.
 
     Args:
       text: The text.
-      pieces: The vocabulary. Among divisions of equal length, the division with the longest last
-        piece is chosen.
+      pieces: The vocabulary. If several divisions have the fewest pieces, the division with the
+        longest last piece is chosen.
 
     Returns:
       The pieces in order; their concatenation is the text.
 
     Raises:
-      DataError: The pieces cannot make up the text.
+      DataError: The text cannot be divided into these pieces.
 
     Example::
 
@@ -104,8 +104,8 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
     """
     known = frozenset(pieces)
     longest = max(map(len, known), default=0)
-    # For each prefix that pieces can make up, the fewest pieces of text[:end] and the start of the
-    # last piece.
+    # For the end of each prefix that can be divided into pieces: the number of pieces in its best
+    # division, and the start of the last piece.
     best = {0: (0, 0)}
     for end in range(1, len(text) + 1):
         starts = range(max(0, end - longest), end)
@@ -119,7 +119,7 @@ def fewest_pieces(text: str, pieces: Collection[str]) -> list[str]:
         f"add the single character {text[reached : reached + 1]!r} to the pieces",
         DataError,
     )
-    # Walk back from the end along the starts of the last pieces.
+    # Collect the pieces from the end of the text to its start.
     divided: list[str] = []
     while end:
         _, start = best[end]

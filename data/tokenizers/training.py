@@ -1,4 +1,4 @@
-"""Deterministic training of vocabularies: the same texts give the same bytes on disk."""
+"""Trains vocabularies deterministically: the same texts result in the same bytes on disk."""
 
 import io
 import itertools
@@ -21,29 +21,31 @@ TokenizerKind = Literal[
     "byte-bpe", "wordpiece", "sentencepiece-unigram", "sentencepiece-bpe", "characters", "words"
 ]
 
-# A fixed number of threads, because the result depends on the number and must be equal on all
+# The number of threads is fixed, because the result depends on it and must be the same on all
 # machines.
 _NUM_THREADS = 4
-# A WordPiece vocabulary has at most this many characters; rarer characters become [UNK].
+# A WordPiece vocabulary has at most this many characters; rarer characters are encoded as [UNK].
 _MAX_ALPHABET = 1000
-# Sentencepiece silently drops longer lines, so lines are split into this many characters.
+# The maximum length of a line in characters. Longer lines are split, because sentencepiece would
+# silently drop them.
 _MAX_LINE = 1 << 16
 
 
 @dataclass(frozen=True)
 class TokenizerConfig(Checked):
-    """The tokenizer of a run: an existing tokenizer, or one that is trained on the corpus."""
+    """The tokenizer of a run, which either exists or is trained on the corpus."""
 
     kind: TokenizerKind = "byte-bpe"
-    """Kind of vocabulary to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece,
+    """The kind of vocabulary to train: byte-level BPE (GPT-2), WordPiece (BERT), sentencepiece,
     characters, or whole words."""
 
     vocab_size: PositiveInt | None = None
-    """Number of tokens, including special tokens. Required except for characters and words (by
-    default all words of the text)."""
+    """The number of tokens, including special tokens. It is required for all kinds except
+    characters and words (where the default is to include all words of the text)."""
 
     lowercase: bool = True
-    """Whether wordpiece and words lowercase text and remove accents. Other kinds never change text.
+    """Whether the kinds wordpiece and words convert text to lower case and remove accents. Other
+    kinds never change text.
     """
 
     path: str | None = None
@@ -53,32 +55,33 @@ class TokenizerConfig(Checked):
 def train_tokenizer(
     texts: Iterable[str], config: TokenizerConfig, *, reserved: int = 0
 ) -> Tokenizer:
-    """Trains the vocabulary that a config describes, or loads the one that it names.
+    """Trains the vocabulary that a configuration describes, or loads the tokenizer that it names.
 
-    WordPiece and words have BERT's special tokens, ``[PAD]`` with id 0; a word that is not in the
-    vocabulary is ``[UNK]``. Every other vocabulary has ``<|endoftext|>`` with id 0, which begins
-    and ends a document, and can encode any text.
+    Vocabularies of the kinds WordPiece and words have BERT's special tokens, of which ``[PAD]`` has
+    the id 0; a word that is not in the vocabulary is encoded as ``[UNK]``. All other vocabularies
+    have ``<|endoftext|>`` with the id 0, which begins and ends a document, and can encode any text.
 
     Args:
       texts: The documents of the training split, which are read once, or twice for WordPiece.
         Their order matters only for sentencepiece.
       config: The kind and the number of tokens.
-      reserved: How many of these tokens the caller adds to the vocabulary, such as sentinels.
+      reserved: The number of these tokens that the caller adds to the vocabulary, such as
+        sentinels.
 
     Returns:
       The tokenizer, without the reserved tokens.
 
     Raises:
-      DataError: The number of tokens is missing, given for characters, smaller than the
-        minimum of the kind, or larger than the texts can fill; or ``texts`` has no text, or is a
-        single string.
+      DataError: The number of tokens is missing, is given for characters, is smaller than the
+        minimum for the kind, or is larger than the texts can fill; or ``texts`` contains no text or
+        is a single string.
     """
     problem = "texts is one string: give a list of texts, or split it into documents"
     require(not isinstance(texts, str), problem, DataError)
     if config.path is not None:
         return load_tokenizer(config.path)
-    # A size is an error for the kind characters, optional for words, and required for the other
-    # kinds.
+    # For characters a size is an error, for words it is optional, and for all other kinds it is
+    # required.
     kind, size = config.kind, config.vocab_size
     require(
         kind != "characters" or size is None,
@@ -99,12 +102,12 @@ def train_tokenizer(
 
 
 class _Corpus:
-    """The texts of a vocabulary, and the size that it should have.
+    """The texts that train a vocabulary, and the size that the vocabulary should have.
 
     Attributes:
       kind: The kind of the vocabulary.
-      size: The number of tokens to train; 0 for any number.
-      has_text: Whether one of the texts read so far is more than white space.
+      size: The number of tokens to train. If 0, any number is allowed.
+      has_text: Whether any of the texts read so far contains more than white space.
     """
 
     def __init__(self, texts: Iterable[str], kind: str, size: int, reserved: int) -> None:
@@ -118,7 +121,7 @@ class _Corpus:
             yield text
 
     def check_minimum(self, least: int) -> None:
-        """Checks that the size has room for all bytes, characters and special tokens.
+        """Checks that the size leaves room for all bytes, characters and special tokens.
 
         Raises:
           DataError: The size is below ``least``.
@@ -133,7 +136,7 @@ class _Corpus:
         )
 
     def check_filled(self, possible: float = math.inf) -> None:
-        """Checks that the texts fill the vocabulary, after they have been read.
+        """Checks that the texts fill the vocabulary. Call this method after reading the texts.
 
         Raises:
           DataError: The texts are empty, or the size is above ``possible``.
@@ -166,7 +169,7 @@ def _train_byte_bpe(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     corpus.check_minimum(len(alphabet) + 1)
     backend = byte_level_backend(models.BPE())
-    # Every byte gets a piece, so the vocabulary can encode any text.
+    # Every byte gets a piece, so that the vocabulary can encode any text.
     trainer = trainers.BpeTrainer(
         vocab_size=corpus.size,
         special_tokens=[END_OF_TEXT],
@@ -178,20 +181,21 @@ def _train_byte_bpe(corpus: _Corpus, lowercase: bool) -> Tokenizer:
 
 
 def _train_wordpiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
-    """Trains BPE merges and keeps only the pieces, like the library's own WordPiece trainer.
+    """Trains BPE merges and keeps only the pieces, as the library's WordPiece trainer does.
 
-    The library adds the ``##`` pieces in the order of a hash table, and that order decides between
-    equally frequent merges. flaxzoo gives it all ``##`` pieces at the start, in a fixed order.
+    The library's trainer adds the ``##`` pieces in the order of a hash table, and if merges are
+    equally frequent, the result depends on this order. To make the result deterministic, this
+    function gives all ``##`` pieces to the library at the start, in a fixed order.
     """
     from tokenizers import models, trainers
 
     from .huggingface import WORDPIECE_SPECIALS, wordpiece, wordpiece_backend
 
-    # The texts are read twice: for the alphabet, then for the merges.
+    # The texts are read twice: first for the alphabet, then for the merges.
     texts = list(corpus)
     backend = wordpiece_backend(models.WordPiece(unk_token="[UNK]"), lowercase)
     alphabet = _alphabet(backend.normalizer, texts)
-    # Give each character as two pieces: at the start of a word, and inside a word.
+    # Each character is two pieces: one at the start of a word, and one inside a word.
     given = [*WORDPIECE_SPECIALS, *alphabet, *(f"##{character}" for character in alphabet)]
     corpus.check_minimum(len(given))
     trainer = trainers.WordPieceTrainer(
@@ -207,11 +211,11 @@ def _train_wordpiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
 
 
 def _train_words(corpus: _Corpus, lowercase: bool) -> Tokenizer:
-    """Takes the most frequent words of the texts; equally frequent words in alphabetical order."""
+    """Selects the most frequent words; if words are equally frequent, in alphabetical order."""
     from .huggingface import WORDPIECE_SPECIALS, wordpiece
 
     corpus.check_minimum(len(WORDPIECE_SPECIALS) + 1)
-    # A vocabulary without words splits a text in the same way as the final vocabulary will.
+    # A vocabulary without words splits a text in the same way as the final vocabulary.
     backend = wordpiece(list(WORDPIECE_SPECIALS), lowercase, whole_words=True).backend()
     counts: Counter[str] = Counter()
     for text in corpus:
@@ -239,8 +243,8 @@ def _train_sentencepiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
     del lowercase
     model = io.BytesIO()
     try:
-        # Keep text unchanged: no normalization, no prefix, all spaces. Unknown characters become
-        # bytes.
+        # Keep text unchanged: do not normalize it, add no prefix, and keep all spaces. Unknown
+        # characters are encoded as bytes.
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=_lines(corpus),
             model_writer=model,
@@ -262,7 +266,7 @@ def _train_sentencepiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
         )
     except RuntimeError as error:
         message = str(error)
-        # Two of the library's error messages state a possible size of the vocabulary.
+        # Two of the library's error messages state a vocabulary size that would be possible.
         for pattern, check in _BOUNDS.items():
             for bound in re.findall(pattern, message):
                 check(corpus, int(bound))
@@ -273,7 +277,7 @@ def _train_sentencepiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Splits texts at line feeds, which are separate pieces, and long lines anywhere."""
+    """Splits texts at line feeds, which are separate pieces, and splits long lines at any point."""
     for text in texts:
         for line in text.split("\n"):
             for start in range(0, len(line), _MAX_LINE):
@@ -288,7 +292,7 @@ _TRAINERS: dict[str, Callable[[_Corpus, bool], Tokenizer]] = {
     "characters": _train_characters,
     "words": _train_words,
 }
-# Patterns of sentencepiece's errors that state a bound of the size, and the check of this bound.
+# For each pattern of a sentencepiece error that states a limit of the size: the check to call.
 _BOUNDS = {
     r"value <= (\d+)": _Corpus.check_filled,
     r"required_chars\. \d+ vs (\d+)": _Corpus.check_minimum,

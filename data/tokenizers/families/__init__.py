@@ -1,1 +1,1 @@
-"""The tokenizers of the model families, as transformers 5 makes them from a folder."""
+"""Creates the tokenizers of model families from folders, in the same way as transformers 5."""

@@ -1,10 +1,11 @@
-"""Makes the tokenizer of a folder as ``AutoTokenizer`` of transformers 5 does.
+"""Creates the tokenizer of a folder in the same way as ``AutoTokenizer`` of transformers 5.
 
-If a folder states a class (``table.py``), the class makes the tokenizer from the folder's
-vocabulary. Otherwise the tokenizer is ``tokenizer.json`` itself, or a conversion of
+If a folder states a class (``table.py``), the class creates the tokenizer from the folder's
+vocabulary. Otherwise the tokenizer is read from ``tokenizer.json``, or converted from
 ``tokenizer.model``. Then the tokens that the files name are added, in the order of
-``TokenizersBackend.__init__`` (``tokenization_utils_tokenizers.py``), and the template is set. Two
-deliberate differences: text never becomes special tokens, and BPE dropout is off.
+``TokenizersBackend.__init__`` (``tokenization_utils_tokenizers.py``), and the template is set.
+There are two deliberate differences: text is never encoded as special tokens, and BPE dropout is
+off.
 """
 
 import base64
@@ -48,7 +49,7 @@ from ..sentencepiece_model import (
 from .table import BERT, GPT2, Family, family_of
 from .vocabulary import Vocabulary
 
-# The names of special tokens, used if the files state neither a class nor a model.
+# The usual names of special tokens, which are used if the files state neither a class nor a model.
 _USUAL_NAMES = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
@@ -60,19 +61,20 @@ _USUAL_NAMES = {
 }
 
 
-# The longest text that a step may insert, and the largest growth of a text by all steps.
+# The maximum length of a text that a step inserts, and the maximum growth of a text in all steps.
 _LONGEST_REPLACEMENT, _LARGEST_GROWTH = 256, 64
 
 
 def load_folder(path: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | None:
-    """Makes the tokenizer of a folder.
+    """Creates the tokenizer of a folder.
 
     Args:
-      path: The folder.
-      files: The vocabulary: ``tokenizer.json``, or the files of an older format.
+      path: The path of the folder.
+      files: The files of the vocabulary: ``tokenizer.json``, or the files of an older format.
 
     Returns:
-      The tokenizer; None for a sentencepiece file that transformers would not read there.
+      The tokenizer, or None for a sentencepiece file that transformers would not read in this
+      folder.
 
     Raises:
       DataError: A file is damaged, or a setting has a value that is not supported.
@@ -86,10 +88,10 @@ def load_folder(path: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | N
 
 
 def _load_json(folder: Folder, file: Path) -> HuggingFaceTokenizer:
-    """Loads a ``tokenizer.json``; a family takes only its vocabulary and its template."""
+    """Loads a ``tokenizer.json``, from which a family uses only the vocabulary and the template."""
     with library_errors(f"{file} is not a tokenizer of the tokenizers library"):
         source = tokenizers.Tokenizer.from_file(str(file))
-    # BPE dropout would give the same text different ids each time.
+    # With BPE dropout, a text would have different ids each time it is encoded.
     if isinstance(source.model, models.BPE):
         source.model.dropout = None
     family, vocabulary = family_of(folder), Vocabulary()
@@ -98,7 +100,7 @@ def _load_json(folder: Folder, file: Path) -> HuggingFaceTokenizer:
         family = Family(backend=lambda *_: source)
     else:
         vocabulary = _vocabulary_of_json(file, folder.content, source, family)
-    # tokenizer.json may name the padding token in its padding section only.
+    # tokenizer.json may name the padding token only in its padding section.
     padding = {"pad_token": source.padding["pad_token"]} if source.padding else {}
     family = _usually_named(folder, family, source.get_vocab(with_added_tokens=True))
     family = dataclasses.replace(family, tokens={**padding, **family.tokens})
@@ -106,12 +108,12 @@ def _load_json(folder: Folder, file: Path) -> HuggingFaceTokenizer:
 
 
 def _check_growth(file: Path, content: JsonObject) -> None:
-    """Checks that neither the normalizer nor the decoder multiplies text.
+    """Checks that the normalizer and the decoder do not make a text much longer.
 
-    A folder of a stranger could otherwise fill the memory with a short text.
+    Otherwise, with a folder from an untrusted source, even a short text could fill the memory.
 
-    One step's output may be another step's input, so the steps run in order on a short probe of
-    everything that they match or insert.
+    The output of a step may be the input of another step. Therefore the check applies all steps in
+    order to a short text that contains everything that they match or insert.
     """
     steps = [*_steps(content.get("normalizer")), *_steps(content.get("decoder"))]
     steps = [step for step in steps if step.get("type") not in _OF_TOKENS]
@@ -124,7 +126,7 @@ def _check_growth(file: Path, content: JsonObject) -> None:
             f"not supported: the limit is {_LONGEST_REPLACEMENT}",
             DataError,
         )
-    # Add one character of each kind: cases, a digit, white space, an accent, an ideograph.
+    # Add characters of each kind: both cases, a digit, white space, an accent, an ideograph.
     probe = "".join(dict.fromkeys([*written, *read])) + "Ab 1\té漢.\n "
     text = probe
     for step in steps:
@@ -138,7 +140,7 @@ def _check_growth(file: Path, content: JsonObject) -> None:
         )
 
 
-# Decoder steps that join tokens and hardly change the length of a text.
+# The decoder steps that join tokens and hardly change the length of a text.
 _OF_TOKENS = ("ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "CTC", "ByteFallback", "Fuse")
 _OF_TOKENS += ("Strip",)
 
@@ -162,7 +164,7 @@ def _one_step(step: JsonObject) -> tokenizers.normalizers.Normalizer:
 def _vocabulary_of_json(
     file: Path, content: JsonObject, source: tokenizers.Tokenizer, family: Family
 ) -> Vocabulary:
-    # Older files state no type of model; the library infers the type from the fields.
+    # Older files do not state the type of the model; the library infers it from the fields.
     kind = type(source.model).__name__
     require(
         kind.replace("WordLevel", "WordPiece") == family.model,
@@ -177,7 +179,7 @@ def _vocabulary_of_json(
             scores=list(map(tuple, content["model"]["vocab"])),
             charsmap=base64.b64decode(next(filter(None, charsmaps), "")),
         )
-    # The library writes each merge as a pair; older files have a string.
+    # The library writes each merge as a pair, whereas older files contain a string.
     model = json.loads(source.to_str())["model"]
     return Vocabulary(ids=model["vocab"], merges=list(map(tuple, model.get("merges", []))))
 
@@ -185,8 +187,8 @@ def _vocabulary_of_json(
 def _load_sentencepiece(folder: Folder, file: Path) -> HuggingFaceTokenizer | None:
     family = family_of(folder)
     is_stated = folder.is_stated or folder.settings.file.is_file()
-    # If no class is stated, transformers reads only tokenizer.model, and other sentencepiece files
-    # are used without a conversion.
+    # If no class is stated, transformers reads only tokenizer.model, and flaxzoo uses any other
+    # sentencepiece file without converting it.
     if family is None and not (is_stated and file.name == "tokenizer.model"):
         return None
     folder = dataclasses.replace(folder, is_stated=is_stated)
@@ -206,7 +208,7 @@ def _load_sentencepiece(folder: Folder, file: Path) -> HuggingFaceTokenizer | No
         controls=controls,
         unknown=proto.trainer_spec.unk_id,
     )
-    # A sentencepiece file has no merges; transformers derives them from the ids.
+    # A sentencepiece file contains no merges; transformers derives them from the ids.
     if family.model == "BPE":
         ids = {piece: id for id, (piece, _) in enumerate(pieces)}
         vocabulary = Vocabulary(
@@ -226,14 +228,14 @@ def _generic(folder: Folder, proto: ModelProto, controls: list[AddedToken]) -> H
         ("eos_token", spec.eos_id, spec.eos_piece),
         ("unk_token", spec.unk_id, spec.unk_piece),
     )
-    # A missing `legacy` means true, and null means false.
+    # If `legacy` is missing, it is true; if it is null, it is false.
     legacy = folder.settings.flag("legacy", "legacy" not in folder.settings.values)
     with library_errors(f"{folder.path}: tokenizer.model cannot be converted"):
         backend = transformers_backend(
             proto, {id: token.content for id, token in folder.added.items()}, legacy=legacy
         )
     if proto.normalizer_spec.add_dummy_prefix:
-        # Find added tokens in a text before the normalizer puts a space in front of the text.
+        # Find added tokens in the text before the normalizer puts a space in front of it.
         plain = {id: _changed(token, normalized=False) for id, token in folder.added.items()}
         folder = dataclasses.replace(folder, added=plain)
     special = [token for token in controls if token.special]
@@ -251,7 +253,7 @@ def _changed(token: AddedToken, **flags: bool) -> AddedToken:
 
 
 def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer:
-    """Loads an older format: ``vocab.txt``, or a JSON vocabulary with merges."""
+    """Loads a vocabulary in an older format: ``vocab.txt``, or a JSON file with merges."""
     family = family_of(folder)
     names = " and ".join(file.name for file in files)
     require(
@@ -260,7 +262,7 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
         f"{names}: give {TOKENIZER_JSON}, which save_pretrained of transformers writes",
         DataError,
     )
-    # Without a class, the number of files decides between BERT and GPT-2.
+    # If no class is stated, the number of files decides between BERT and GPT-2.
     is_wordpiece = len(files) == 1
     family = family or (BERT if is_wordpiece else GPT2)
     _check_files(folder, family, files)
@@ -271,7 +273,7 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
         missing = sorted(needed - ids.keys() - set(map(str, folder.added.values())))
         problem = f"{files[0]} is not a WordPiece vocabulary: it has no line"
         require(not missing, f"{problem} {' and no line '.join(missing)}", DataError)
-        # Names of special tokens are upper case in every vocabulary.
+        # Ignore the names of special tokens, which are upper case in every vocabulary.
         words = re.sub(r"(?m)^\[.*\]$", "", "\n".join(ids))
         is_lowercase = folder.is_stated or words == words.lower()
         lowercase = folder.settings.flag("do_lower_case", is_lowercase)
@@ -281,7 +283,7 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
         vocabulary = Vocabulary(ids=ids)
     else:
         ids = read_ids(files[0])
-        # The library would silently drop bytes that have no piece.
+        # Check that every byte has a piece, because the library would silently drop other bytes.
         missing = family.alphabet - ids.keys()
         require(
             not missing,
@@ -294,7 +296,7 @@ def _load_older(folder: Folder, files: tuple[Path, ...]) -> HuggingFaceTokenizer
 
 
 def _check_files(folder: Folder, family: Family, files: tuple[Path, ...]) -> None:
-    """Checks that the files contain the kind of vocabulary that a family needs."""
+    """Checks that the files contain the kind of vocabulary that the family requires."""
     given, read = " and ".join(file.name for file in files), " and ".join(family.files)
     problem = f"{folder.path}: a {family.classes[0]} has no {given}: give {read}, or"
     is_read = files[0].suffix == Path(family.files[0]).suffix
@@ -302,7 +304,7 @@ def _check_files(folder: Folder, family: Family, files: tuple[Path, ...]) -> Non
 
 
 def _usually_named(folder: Folder, family: Family, ids: Mapping[str, int]) -> Family:
-    """Returns a family whose special tokens have their usual names, if the folder has no config."""
+    """Sets the usual names of a family's special tokens if the folder states no class or model."""
     if folder.is_stated:
         return family
     usual = {role: [*filter(ids.__contains__, names)] for role, names in _USUAL_NAMES.items()}
@@ -316,7 +318,7 @@ def _assembled(
     vocabulary: Vocabulary,
     post_processor: processors.PostProcessor | None = None,
 ) -> HuggingFaceTokenizer:
-    """Adds tokens and a template to the tokenizer of a family.
+    """Creates the tokenizer of a family, and adds its tokens and its template.
 
     Args:
       folder: The folder.
@@ -325,8 +327,8 @@ def _assembled(
       post_processor: The template of ``tokenizer.json``.
     """
     settings = folder.settings.over(family.tokens)
-    # A mask token given as a plain string strips the space before it if the class's mask token
-    # does.
+    # If the mask token is given as a plain string, it includes the space before it if the default
+    # mask token of the class does.
     mask, usual_mask = settings.values.get("mask_token"), family.tokens.get("mask_token")
     if isinstance(mask, str) and isinstance(usual_mask, AddedToken):
         settings = settings.changed(mask_token=AddedToken(mask, lstrip=usual_mask.lstrip))
@@ -334,7 +336,7 @@ def _assembled(
     with library_errors(f"{folder.path}: no tokenizer can be made of the vocabulary"):
         backend = family.backend(vocabulary, settings)
         backend.post_processor = post_processor
-        # Add tokens in the order of transformers, since the order decides the ids of new tokens.
+        # Add tokens in the same order as transformers, because the order determines their ids.
         named = settings.by_role()
         extra = settings.values.get("extra_special_tokens")
         others = (
@@ -346,11 +348,11 @@ def _assembled(
         if family.plain_specials:
             every = dict.fromkeys(map(name_of, [*named.values(), *others]))
             backend.add_tokens([AddedToken(name, special=True) for name in every])
-        # The template refers to special tokens by id, so all of them must exist by now.
+        # The template refers to special tokens by their ids, so add it after all special tokens.
         backend.post_processor = family.template(backend, settings)
     problem = f"{folder.path}: the vocabulary of the tokenizer is empty: fetch it again"
     require(backend.get_vocab_size(with_added_tokens=True), problem, DataError)
-    # transformers ignores the clean-up setting for BPE unless it is forced.
+    # For BPE, transformers ignores the clean-up setting unless another setting forces it.
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     applies = settings.flag(forced, False) or not isinstance(backend.model, models.BPE)
     cleans = applies and settings.flag("clean_up_tokenization_spaces", False)
@@ -363,7 +365,7 @@ def _assembled(
 def _special_ids(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialIds:
     roles = names.keys() & {*ROLES}
     ids = {role.removesuffix("_token"): backend.token_to_id(names[role]) for role in roles}
-    # Padding must not mask the end of a text.
+    # If padding were the end token, the end of a text would be masked as padding.
     if ids.get("pad") == ids.get("eos"):
         ids["pad"] = None
     return SpecialIds(**ids)
@@ -375,11 +377,11 @@ def _add_tokens(
     named: Mapping[str, Token],
     extra: list[Token],
 ) -> None:
-    # Do not add a token by its name alone if a file describes it with properties.
+    # If a file describes a token with its properties, do not add the token by its name alone.
     described = [*backend.get_added_tokens_decoder().values(), *folder.added.values()]
     known = set(map(name_of, described))
     others = [token for token in (*named.values(), *extra) if name_of(token) not in known]
-    # A token with a role is special, even if its file does not mark it.
+    # A token with a role is special, even if its file does not mark it as special.
     names = set(map(name_of, named.values()))
     backend.add_tokens(
         [

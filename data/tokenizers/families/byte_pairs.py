@@ -1,4 +1,4 @@
-"""Tokenizers with WordPiece or byte-pair encoding: BERT, GPT-2, GPT, Llama and Gemma."""
+"""Creates tokenizers with WordPiece or byte-pair encoding: BERT, GPT-2, GPT, Llama and Gemma."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def _pairs(vocabulary: Vocabulary, **options: str | bool) -> models.BPE:
 
 
 def bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes BERT's tokenizer, of WordPiece."""
+    """Creates BERT's tokenizer, which uses WordPiece."""
     unknown = settings.named("unk_token")
     require(
         unknown in vocabulary.ids,
@@ -36,7 +36,7 @@ def bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.flag("tokenize_chinese_chars", True),
-        # If None, the library strips accents whenever it lowercases.
+        # If None, the library strips accents if it converts text to lower case.
         strip_accents=settings.get("strip_accents", bool),
         lowercase=settings.flag("do_lower_case", True),
     )
@@ -45,13 +45,18 @@ def bert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     return make_tokenizer(model, normalizer, splitting, decoders.WordPiece(prefix="##"))
 
 
-# BPE: GPT-2's alphabet of bytes, and GPT's characters.
+# BPE over bytes (GPT-2) and over characters (GPT).
 
 
 def byte_level(
     normalizer: normalizers.Normalizer | None = None, words: str | None = None
 ) -> Callable[[Vocabulary, Settings], tokenizers.Tokenizer]:
-    """Returns a backend; ``words`` is the pattern that splits text into words, GPT-2's if None."""
+    """Returns a function that creates a byte-level tokenizer.
+
+    Args:
+      normalizer: The normalizer, or None to leave text unchanged.
+      words: The pattern that splits text into words. Defaults to the pattern of GPT-2.
+    """
 
     def backend(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
         prefix = settings.flag("add_prefix_space", False)
@@ -66,7 +71,7 @@ def byte_level(
 
 
 def openai_gpt(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes GPT's tokenizer, of lowercase characters."""
+    """Creates GPT's tokenizer, which uses BPE over lowercase characters."""
     unknown = settings.named("unk_token")
     model = _pairs(vocabulary, unk_token=unknown, end_of_word_suffix="</w>")
     normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -74,17 +79,17 @@ def openai_gpt(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokeniz
     return make_tokenizer(model, normalizer, splitting, decoders.BPEDecoder(suffix="</w>"))
 
 
-# Llama and Gemma: BPE over characters, and bytes for characters that are not pieces.
+# BPE over characters, with bytes for characters that are not pieces (Llama and Gemma).
 
 _FALLS_BACK = {"fuse_unk": True, "byte_fallback": True}
 _SPACES_AND_BYTES = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
 def llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes Llama's tokenizer, with bytes for characters that are not pieces."""
+    """Creates Llama's tokenizer, which encodes characters that are not pieces as bytes."""
     prefix = settings.flag("add_prefix_space", True)
-    # Legacy tokenizers put a space before each part between added tokens, not only before the first
-    # part.
+    # Legacy tokenizers put a space before each part of a text between added tokens, not only before
+    # the first part.
     scheme = "always" if settings.flag("legacy", False) else "first"
     splitting = pre_tokenizers.Metaspace(
         replacement=SPACE, prepend_scheme=scheme if prefix else "never", split=False
@@ -95,10 +100,10 @@ def llama(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 
 def gemma(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes Gemma's tokenizer, with bytes for characters that are not pieces."""
+    """Creates Gemma's tokenizer, which encodes characters that are not pieces as bytes."""
     model = _pairs(vocabulary, unk_token=settings.named("unk_token"), **_FALLS_BACK)
     normalizer = normalizers.Replace(" ", SPACE)
-    # This step has no effect, because the normalizer leaves no space to split at, but transformers
-    # has it as well.
+    # This step has no effect, because the normalizer leaves no spaces at which to split. It is the
+    # same as in transformers.
     splitting = pre_tokenizers.Split(" ", "merged_with_previous")
     return make_tokenizer(model, normalizer, splitting, decoders.Sequence(_SPACES_AND_BYTES))

@@ -1,8 +1,8 @@
-"""The tokenizers of the model families, as transformers 5 makes them from their vocabularies.
+"""Describes how transformers 5 creates the tokenizer of each model family from its vocabulary.
 
-The table has one record per class of transformers (``models/*/tokenization_*.py``), with its
-special tokens, its normalizer, its pre-tokenizer, its decoder and its template. Such a class reads
-only the vocabulary from a ``tokenizer.json``, and applies its settings to this vocabulary as well.
+The table has one record for each tokenizer class of transformers (``models/*/tokenization_*.py``),
+with its special tokens, its normalizer, its pre-tokenizer, its decoder and its template. From a
+``tokenizer.json``, such a class reads only the vocabulary, to which it applies its own settings.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,31 +26,32 @@ def _as_stated(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A class of tokenizers."""
+    """The description of a tokenizer class in transformers."""
 
     classes: tuple[str, ...] = ()
     """The names of the class in transformers, without ``Fast``."""
     model_types: tuple[str, ...] = ()
-    """The model types that use this class if their files state no other class."""
+    """The model types that use this class if their files do not state another class."""
     model: Literal["BPE", "Unigram", "WordPiece"] = "BPE"
     """The kind of vocabulary."""
     files: tuple[str, ...] = ()
-    """The files of a vocabulary without ``tokenizer.json``."""
+    """The files that contain the vocabulary if there is no ``tokenizer.json``."""
     tokens: Mapping[str, Token | None] = field(default_factory=dict)
-    """The default special token of each role, used if the files do not state one."""
+    """The default special token for each role, which is used if the files do not state one."""
     backend: Callable[[Vocabulary, Settings], tokenizers.Tokenizer]
-    """Makes the tokenizer without its added tokens and its template."""
+    """Creates the tokenizer, but without its added tokens and its template."""
     rearranged: Callable[[Vocabulary, Settings], Vocabulary] = _as_stated
-    """Assigns ids to the pieces of a sentencepiece file as the family does."""
+    """Assigns ids to the pieces of a sentencepiece file in the order that the family uses."""
     extra: Callable[[Vocabulary, Settings], list[Token]] = controls
-    """Returns the special tokens to which no role is assigned, if the files state no
+    """Returns the special tokens that have no role. It is called if the files do not state
     ``extra_special_tokens``."""
     template: templates.Template = templates.stated_template
-    """Makes the template."""
+    """Creates the template."""
     plain_specials: bool = False
-    """Whether special tokens lose the other properties that the files give them."""
+    """Whether to ignore the properties that the files state for special tokens."""
     alphabet: frozenset[str] = frozenset(pre_tokenizers.ByteLevel.alphabet())
-    """The pieces that ``vocab.json`` must have: by default a piece for each byte."""
+    """The pieces that ``vocab.json`` must contain. By default, these are the pieces for all bytes.
+    """
 
 
 _BYTE_FILES = ("vocab.json", "merges.txt")
@@ -245,7 +246,7 @@ _BY_CLASS = {name: family for family in FAMILIES for name in family.classes}
 
 
 def family_of(folder: Folder) -> Family | None:
-    """Returns the family of a folder as ``AutoTokenizer`` chooses it.
+    """Returns the family of a folder, which is chosen in the same way as by ``AutoTokenizer``.
 
     Returns:
       The family, or None to use ``tokenizer.json`` or ``tokenizer.model`` unchanged.
@@ -253,7 +254,8 @@ def family_of(folder: Folder) -> Family | None:
     class_name = folder.class_name
     if folder.keeps_class:
         return _BY_CLASS.get(class_name)
-    # Some byte-level vocabularies state LlamaTokenizer, whose class would split them wrongly.
+    # Some folders with a byte-level vocabulary state LlamaTokenizer, which would split text
+    # wrongly.
     if folder.model_type in GENERIC_TYPES or (
         class_name == "LlamaTokenizer" and folder.is_byte_level
     ):

@@ -1,4 +1,4 @@
-"""Templates: where a tokenizer puts special tokens around one text and two texts."""
+"""Creates templates, which define the special tokens that are put around one or two texts."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ..folder import Settings
 from ..sentencepiece_model import when
 
 Template: TypeAlias = Callable[[tokenizers.Tokenizer, Settings], processors.PostProcessor | None]
-"""Makes the template of a tokenizer that has all of its special tokens."""
+"""A function that creates the template of a tokenizer to which all special tokens were added."""
 
 
 def _with_id(backend: tokenizers.Tokenizer, name: str) -> tuple[str, int]:
@@ -21,14 +21,14 @@ def _with_id(backend: tokenizers.Tokenizer, name: str) -> tuple[str, int]:
 
 
 def layout(single: str, pair: str) -> Template:
-    """Makes a template from layouts of one text and of two texts, such as ``cls_token:0 $A:0``.
+    """Creates a template from the layouts of one text and of two texts.
 
-    ``$A`` and ``$B`` are the texts; other words are settings that name special tokens. The number
-    after a colon is the token type.
+    In a layout such as ``cls_token:0 $A:0``, ``$A`` and ``$B`` stand for the texts, and all other
+    words are settings that name special tokens. The number after a colon is the token type.
     """
 
     def template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-        # The names of roles are the only words in lowercase.
+        # Only the names of roles consist of lowercase letters.
         names = {role: settings.named(role) for role in re.findall("[a-z_]+", pair)}
 
         def written(layout: str) -> list[str]:
@@ -51,7 +51,7 @@ BERT_LAYOUT = layout(
 def stated_template(
     backend: tokenizers.Tokenizer, settings: Settings
 ) -> processors.PostProcessor | None:
-    """Returns the template of ``tokenizer.json``, unless settings request begin and end tokens."""
+    """Returns the template of ``tokenizer.json``, or the one that settings request, if any."""
     if {"add_bos_token", "add_eos_token"}.isdisjoint(settings.values):
         return backend.post_processor
     return plain_template(backend, settings)
@@ -60,7 +60,7 @@ def stated_template(
 def plain_template(
     backend: tokenizers.Tokenizer, settings: Settings
 ) -> processors.PostProcessor | None:
-    """Makes the template that ``add_bos_token`` and ``add_eos_token`` request."""
+    """Creates the template that the settings ``add_bos_token`` and ``add_eos_token`` request."""
     known = settings.by_role()
     begin, end = (
         when(settings.flag(f"add_{role}", False) and role in known, role)
@@ -76,13 +76,13 @@ def plain_template(
 def albert_template(
     backend: tokenizers.Tokenizer, settings: Settings
 ) -> processors.PostProcessor | None:
-    """Makes BERT's template, unless settings request begin and end tokens."""
+    """Creates BERT's template, unless settings state whether to add begin and end tokens."""
     stated = {"add_bos_token", "add_eos_token"} & settings.values.keys()
     return (plain_template if stated else BERT_LAYOUT)(backend, settings)
 
 
 def roberta_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-    """Makes RoBERTa's template, which also trims the offsets of tokens."""
+    """Creates RoBERTa's template, which also trims spaces from the offsets of tokens."""
     begin, end = settings.named("cls_token"), settings.named("sep_token")
     return processors.RobertaProcessing(
         _with_id(backend, end),
@@ -93,13 +93,13 @@ def roberta_template(backend: tokenizers.Tokenizer, settings: Settings) -> proce
 
 
 def mpnet_template(backend: tokenizers.Tokenizer, settings: Settings) -> processors.PostProcessor:
-    """Makes RoBERTa's template with MPNet's fixed settings."""
+    """Creates RoBERTa's template with the fixed settings of MPNet."""
     usual = settings.changed(trim_offsets=True, add_prefix_space=False)
     return roberta_template(backend, usual)
 
 
 def language_layout(languages: tuple[str, ...], single: str, pair: str) -> Template:
-    """Makes a template with the language ``src_lang`` of a text."""
+    """Creates a template that contains the token of the text's language, ``src_lang``."""
     known: object = Literal[languages]  # pyright: ignore
 
     def template(

@@ -1,4 +1,4 @@
-"""Tokenizers with unigram models: T5, ALBERT, DeBERTa, Pegasus, mBART, XLM-R and CamemBERT."""
+"""Creates unigram tokenizers: T5, ALBERT, DeBERTa, Pegasus, mBART, XLM-R and CamemBERT."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def _unigrams(
     splits_words: bool = False,
     scheme: Literal["always", "never"] = "always",
 ) -> tokenizers.Tokenizer:
-    """Makes a unigram tokenizer; the scheme "always" puts a space before each text."""
+    """Creates a unigram tokenizer. The scheme "always" puts a space before each text."""
     metaspace = {"replacement": SPACE, "prepend_scheme": scheme, "split": True}
     splitting: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace(**metaspace)
     if splits_words:
@@ -53,7 +53,7 @@ _ONE_SPACE = normalizers.Replace(Regex(" {2,}"), " ")
 
 
 def t5(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes T5's tokenizer."""
+    """Creates T5's tokenizer."""
     del settings
     return _unigrams(vocabulary, 2, precompiled(vocabulary.charsmap), splits_words=True)
 
@@ -63,7 +63,7 @@ def _sentinels(settings: Settings) -> list[str]:
 
 
 def albert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes ALBERT's tokenizer, which normalizes quotes, accents and case."""
+    """Creates ALBERT's tokenizer, which normalizes quotes, accents and case."""
     accents = normalizers.NFKD(), normalizers.StripAccents()
     rules = [
         *(normalizers.Replace(quotes, '"') for quotes in ("``", "''")),
@@ -75,14 +75,13 @@ def albert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 
 def _scheme(settings: Settings) -> Literal["always", "never"]:
-    """Returns the scheme that says where a space is put before words, as the settings state it."""
+    """Returns the scheme for putting a space before words, which depends on a setting."""
     return "always" if settings.flag("add_prefix_space", True) else "never"
 
 
 def deberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes the tokenizer of DeBERTa version 2 and 3."""
-    # Version 2 has a vocabulary of unigrams. transformers does not use the normalization of version
-    # 2.
+    """Creates the tokenizer of DeBERTa versions 2 and 3."""
+    # Version 2 also has a unigram vocabulary, but transformers does not use its normalization.
     unknown, prefix = settings.named("unk_token"), settings.flag("add_prefix_space", True)
     pieces = list(vocabulary.scores)
     named = (unknown, 0.0) in pieces
@@ -107,16 +106,16 @@ def deberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 
 def with_sentinels(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
-    """Appends the sentinels of T5 to the pieces."""
-    # <extra_id_0> has the last id.
+    """Appends T5's sentinels to the pieces."""
+    # Sentinels are counted from the end, so <extra_id_0> has the last id.
     last = [(name, 0.0) for name in reversed(_sentinels(settings))]
     return dataclasses.replace(vocabulary, scores=[*vocabulary.scores, *last])
 
 
 def t5_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the stated special tokens of T5, and its sentinels."""
+    """Returns the special tokens that T5's files state, and its sentinels."""
     stated, sentinels = controls(vocabulary, settings), _sentinels(settings)
-    # If the files also list the sentinels, there must be as many as the setting says.
+    # If the files also list the sentinels, their number must be the same as in the setting.
     known = [token for token in stated if "<extra_id_" in name_of(token)]
     require(
         not known or not sentinels or len(known) == len(sentinels),
@@ -128,9 +127,9 @@ def t5_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
 
 
 def pegasus(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes Pegasus's tokenizer."""
+    """Creates Pegasus's tokenizer."""
     name = settings.named("unk_token")
-    # The id depends on the number of reserved tokens before it.
+    # The id of the unknown token depends on the number of reserved tokens before it.
     ids = [id for id, piece in enumerate(vocabulary.scores) if piece == (name, 0.0)]
     require(ids, f"{settings.file.parent}: the vocabulary has no {name}: fetch it again", DataError)
     rules = precompiled(vocabulary.charsmap) or [normalizers.Replace(Regex(r"\n"), " ")]
@@ -139,11 +138,11 @@ def pegasus(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
 
 def with_masks(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
     """Puts the reserved tokens of Pegasus before the pieces."""
-    # The defaults of this class differ from the defaults of the record, as in transformers.
+    # As in transformers, these defaults differ from the special tokens in the table.
     stated = settings.stated
     names = [stated.get("mask_token", "<mask_1>"), stated.get("mask_token_sent", "<mask_2>")]
     masks = [str(getattr(name, "content", name)) for name in names if name is not None]
-    # The reserved tokens come first: padding, end, masks and unused tokens.
+    # The reserved tokens have the first ids: padding, end, masks and unused tokens.
     ends = [settings.named("pad_token"), settings.named("eos_token")]
     first = [(name, 0.0) for name in [*ends, *dict.fromkeys(masks)]]
     unused = [(f"<unk_{n}>", -100.0) for n in range(2, settings.number("offset", 103))]
@@ -151,7 +150,7 @@ def with_masks(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 
 
 def pegasus_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the mask of sentences and the unused tokens of Pegasus."""
+    """Returns Pegasus's mask token for sentences and its unused tokens."""
     mask = settings.values.get("mask_token_sent", "<mask_1>")
     stated = list(map(name_of, controls(vocabulary, settings)))
     of_sentences = [] if mask is None or mask in stated else [str(getattr(mask, "content", mask))]
@@ -159,31 +158,31 @@ def pegasus_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
 
 
 def mbart(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes mBART's tokenizer, which does not normalize text."""
+    """Creates mBART's tokenizer, which does not normalize text."""
     del settings
     return _unigrams(vocabulary, 3, [], splits_words=True)
 
 
 def mbart50(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes the tokenizer of mBART-50."""
+    """Creates the tokenizer of mBART-50."""
     del settings
     return _unigrams(vocabulary, 3, [*precompiled(vocabulary.charsmap), _ONE_SPACE])
 
 
 def xlm_roberta(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes XLM-R's tokenizer."""
+    """Creates XLM-R's tokenizer."""
     return _words(vocabulary, settings, 3)
 
 
 def camembert(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
-    """Makes CamemBERT's tokenizer."""
+    """Creates CamemBERT's tokenizer."""
     unknown = settings.named("unk_token")
     ids = [id for id, (piece, _) in enumerate(vocabulary.scores) if piece == unknown]
     return _words(vocabulary, settings, ids[0] if ids else 0)
 
 
 def _words(vocabulary: Vocabulary, settings: Settings, unknown: int) -> tokenizers.Tokenizer:
-    """Makes a unigram tokenizer that puts a space before each word, unless a setting forbids it."""
+    """Creates a unigram tokenizer that puts a space before words, unless a setting forbids it."""
     return _unigrams(
         vocabulary,
         unknown,
@@ -197,7 +196,7 @@ _UNUSED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 
 
 def as_camembert(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
-    """Orders pieces as CamemBERT does: five tokens, all pieces but the first, and the mask."""
+    """Orders pieces as in CamemBERT: five tokens, all pieces except the first, then the mask."""
     begin, end, unknown = _UNUSED
     pad, unk, mask = map(settings.named, ("pad_token", "unk_token", "mask_token"))
     start = [(begin, 0.0), (pad, 0.0), (end, 0.0), (unk, 0.0), (unknown, -100.0)]
@@ -206,7 +205,7 @@ def as_camembert(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
 
 
 def camembert_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the special tokens that CamemBERT's files state, or else its unused tokens."""
+    """Returns the special tokens that CamemBERT's files state, or its unused tokens if none."""
     del vocabulary
     return settings.tokens("additional_special_tokens") or list(_UNUSED)
 
@@ -214,7 +213,10 @@ def camembert_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
 def as_fairseq(
     languages: tuple[str, ...], first: str
 ) -> Callable[[Vocabulary, Settings], Vocabulary]:
-    """Orders pieces as in fairseq: four tokens, pieces from the fourth, the languages, the mask."""
+    """Returns a function that orders pieces as in fairseq.
+
+    The order is: four special tokens, all pieces from the fourth on, the languages, the mask.
+    """
 
     def numbered(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
         roles = (first, "pad_token", "eos_token", "unk_token")
@@ -226,10 +228,10 @@ def as_fairseq(
 
 
 def mbart_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns mBART's tokens of languages, then the special tokens that the files state."""
+    """Returns mBART's language tokens, then the special tokens that the files state."""
     return [*LANGUAGES_25, *controls(vocabulary, settings)]
 
 
 def mbart50_extra(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the special tokens that mBART-50's files state, then its tokens of languages."""
+    """Returns the special tokens that mBART-50's files state, then its language tokens."""
     return [*controls(vocabulary, settings), *LANGUAGES_50]

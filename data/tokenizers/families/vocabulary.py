@@ -1,4 +1,4 @@
-"""A vocabulary, as the files of a folder state it."""
+"""Represents the vocabulary that the files of a folder contain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from ..folder import Settings, Token
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A vocabulary, read from any of the supported files.
+    """A vocabulary that was read from any of the supported files.
 
     Attributes:
       ids: The id of each piece.
-      merges: The merges of BPE in rank order.
-      scores: The pieces of a unigram model in the order of their ids, with scores.
-      charsmap: The normalization of a sentencepiece model; None if it does not change text.
+      merges: The merges of a BPE model, in rank order.
+      scores: The pieces of a unigram model and their scores, in the order of their ids.
+      charsmap: The normalization rules of a sentencepiece model; None if there are none.
       controls: The control and user-defined pieces of a sentencepiece file; None for other files.
       unknown: The id of the unknown piece in a sentencepiece file; 1 for other files.
     """
@@ -31,7 +31,7 @@ class Vocabulary:
 
 
 def controls(vocabulary: Vocabulary, settings: Settings) -> list[Token]:
-    """Returns the special tokens to which the files assign no role."""
+    """Returns the special tokens that have no role according to the files."""
     if vocabulary.controls is not None:
         return list(vocabulary.controls)
     return settings.tokens("additional_special_tokens")
@@ -43,7 +43,7 @@ def make_tokenizer(
     pre_tokenizer: pre_tokenizers.PreTokenizer,
     decoder: decoders.Decoder,
 ) -> tokenizers.Tokenizer:
-    """Makes a tokenizer from its parts, without added tokens and template."""
+    """Creates a tokenizer from its parts, but without added tokens and without a template."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizer
