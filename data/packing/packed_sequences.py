@@ -32,7 +32,7 @@ _SIZE = np.dtype("<u4")
 
 
 class PackedTokens(NamedTuple):
-    """The tokens of a sequence before they become arrays.
+    """The tokens of a sequence before their conversion to arrays.
 
     Attributes:
       tokens: The tokens of all spans, int [sum of sizes + number of spans].
@@ -61,7 +61,7 @@ def gather_tokens(corpus: TokenCorpus, spans: Sequence[Span]) -> PackedTokens:
 
 
 def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
-    """Makes one example.
+    """Makes one example from the tokens of a sequence.
 
     Args:
       pieces: The tokens of the sequence.
@@ -83,7 +83,7 @@ def packed_arrays(pieces: PackedTokens, length: int) -> dict[str, np.ndarray]:
     arrays["input_ids"][: len(spans)] = tokens[inputs]
     arrays["labels"][: len(spans)] = tokens[inputs + 1]
     arrays["segment_ids"][: len(spans)] = spans + 1
-    # The position of a target token is its index minus the index at which its span starts.
+    # The position of a target token is its index minus the start index of its span.
     arrays["position_ids"][: len(spans)] = targets - (np.cumsum(sizes) - sizes)[spans]
     return arrays
 

@@ -62,7 +62,7 @@ def concat_then_split(
       length: The number of target tokens in a sequence, T.
       target_starts: The first target token of each document, int64 [num_documents].
       total: The number of target tokens.
-      offset: The target token at which the first sequence starts, in ``[0, total)``.
+      offset: The index of the first target token of the first sequence, in ``[0, total)``.
 
     Returns:
       The spans of the sequence, which have ``length`` target tokens in total.

@@ -51,7 +51,7 @@ class Settings:
       source: The name of the source, as the user wrote it.
       tokenizer: The fingerprint of the tokenizer.
       vocab_size: The size of the vocabulary; every token id is smaller.
-      length: The number of target tokens of a sequence, T.
+      length: The number of target tokens in a sequence, T.
       packing: How documents fill sequences: ``concat`` or ``first-fit``.
       validation_fraction: The fraction of documents held out for validation. The hash of a document
         decides whether it is held out.
@@ -77,7 +77,7 @@ class Settings:
         require_one_of("format", self.format, [FORMAT])
 
     def written(self) -> dict[str, object]:
-        """Returns the settings as written to files."""
+        """Returns the settings in the form that is written to files."""
         # `keep` identifies the selector, which itself cannot be written as JSON.
         return {name: value for name, value in vars(self).items() if name != "selector"}
 
@@ -114,9 +114,9 @@ class Shard:
 
     Attributes:
       name: The name of the shard's folder.
-      input: The name of the source that consists of this file only.
+      input: The name of a source that consists of the input file only.
       input_sha256: The hash of the input, hexadecimal.
-      counts_sha256: The hash of the file of token counts, hexadecimal.
+      counts_sha256: The hash of the file that contains the token counts, hexadecimal.
       splits: The summary of each split that has at least one sequence.
       left_out: The number of documents left out, by reason, such as ``the filter score>=3``.
     """

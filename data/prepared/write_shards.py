@@ -82,7 +82,7 @@ def prepare(
     selector: Selector | None = None,
     workers: Workers = in_order,
 ) -> list[Shard]:
-    """Creates a folder of training sequences, or adds its missing shards.
+    """Creates a folder of training sequences, or adds the shards that an existing folder lacks.
 
     Args:
       source: The name of the text files, see ``source_names``.
@@ -154,7 +154,7 @@ def prepare_shard(part: Source, folder: Path, settings: Settings) -> Shard:
     """Writes the shard of one input file, unless the shard exists and is intact.
 
     Args:
-      part: The file, one of ``input_files``.
+      part: The input file, which is one of the results of ``input_files``.
       folder: The folder of all shards, see ``create_folder``.
       settings: The settings of the folder.
 
@@ -240,7 +240,7 @@ def finish(folder: Path, parts: Sequence[Source], settings: Settings) -> list[Sh
 
 
 def _missing(part: Source, folder: Path, parts: Sequence[Source], settings: Settings) -> NoReturn:
-    """Raises an error with the reason why the workers did not write a shard."""
+    """Raises an error that says why the workers did not write a shard."""
     names = list(map(shard_name, parts))
     missing = sum(read_shard(folder / SHARDS / name) is None for name in names)
     # If the input file has an error, this call raises it.

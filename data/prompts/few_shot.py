@@ -1,4 +1,4 @@
-"""Few-shot prompts: some examples of a task, followed by a query."""
+"""Makes few-shot prompts: several examples of a task, followed by a query."""
 
 import random
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""The pattern of a prompt: instance, label, instance, label, …, instance.
+"""Defines the pattern of a prompt: instance, label, instance, label, …, instance.
 
 A few-shot prompt repeats one pattern (Brown et al. 2020, section 2 and appendix G). The choice of
 the pattern hardly matters, as long as all examples follow the same pattern.

@@ -81,7 +81,7 @@ def read_words(lines: Iterator[Line]) -> Iterator[Sentence]:
 
 
 def _column(source: LabelledSource) -> int:
-    """Returns the index of the tag column; -1 stands for the last column."""
+    """Returns the index of the tag column; -1 means the last column."""
     if not source.fields:
         return -1
     column = ",".join(source.fields)

@@ -26,7 +26,7 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class Documents(Sequence[str]):
-    """The documents of one split, read from disk on access.
+    """The documents of one split, which are read from disk on access.
 
     Attributes:
       records: The records, which can be read by index, such as a TFDS data source.

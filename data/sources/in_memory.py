@@ -1,4 +1,4 @@
-"""Examples in memory, which can be used in place of a source name.
+"""Provides examples in memory, which can be used in place of a source name.
 
 A run's ``config.json`` records the number of examples, their hash and their fields, but not the
 examples themselves, as in ``memory:1200 examples blake2b:0f3c…#label,text``. To resume the run, or

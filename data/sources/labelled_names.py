@@ -78,10 +78,10 @@ class LabelledSource:
 
 @dataclass(frozen=True)
 class Record:
-    """One labeled record as read from its source.
+    """One labeled record as it was read from its source.
 
     Attributes:
-      location: The file and line, for messages: ``train.tsv line 7``.
+      location: The file and line, for messages, such as ``train.tsv line 7``.
       values: One value for each field of the source, in order.
       first: Whether the record is the first line of a table, which might be a header.
       part: The part of the source that the record belongs to, if the source has named parts.

@@ -121,7 +121,7 @@ class ParallelText:
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """All source texts, read into memory on first access."""
+        """All source texts, which are read into memory on first access."""
         return tuple(pair.source for pair in self)
 
     @cached_property

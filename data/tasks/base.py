@@ -94,7 +94,7 @@ class DataConfig(Checked, ABC):
 
     @abstractmethod
     def texts(self) -> Texts:
-        """Returns the training texts, on which a vocabulary can be trained."""
+        """Returns the training texts, which are used to train a vocabulary."""
 
     def make_tokenizer(self) -> Tokenizer:
         """Loads the tokenizer of a new run, or trains a tokenizer on the training texts."""

@@ -85,7 +85,7 @@ class PretrainingExamples:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingData(DocumentsData):
-    """Documents from which segments, or pairs of segments, with masked tokens are made."""
+    """Documents that are divided into segments or pairs of segments, with masked tokens."""
 
     kind: ClassVar[str] = "pretraining"
 
@@ -93,7 +93,7 @@ class PretrainingData(DocumentsData):
     """Whether to train on segment pairs with the next-sentence objective (BERT) or without the
     objective (RoBERTa)."""
     pair_label: Literal["next", "order"] = "next"
-    """What next_sentence predicts. next: whether the second segment continues the first (BERT).
+    """The label to predict. next: whether the second segment continues the first (BERT).
     order: which of two consecutive segments comes first (ALBERT)."""
     segments: Literal["sentences", "halves", "packed"] = "sentences"
     """sentences: segments are whole sentences, as in the original code. halves: `length` tokens

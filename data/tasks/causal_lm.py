@@ -1,4 +1,4 @@
-"""Prepares data for causal language modeling: packed documents, in which labels are next tokens.
+"""Prepares data for causal language modeling: packed documents with the next tokens as labels.
 
 The arrays of a batch are ``input_ids``, ``labels``, ``segment_ids`` and ``position_ids``, each
 int32 [B, T]; see ``packed_sequences.packed_arrays``.

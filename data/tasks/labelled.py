@@ -124,7 +124,7 @@ class RecordData(DataConfig, Generic[E]):
         return ExampleTexts(self._part("train").examples)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the examples that are not held out, the same in every epoch."""
+        """Returns the examples that are not held out. They are the same in every epoch."""
         return self._split(self._part("train"), tokenizer, labels, training=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
@@ -334,7 +334,7 @@ class LabelledData(RecordData[E]):
         return usual if numbers else fields
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns the examples that are not held out, the same in every epoch."""
+        """Returns the examples that are not held out. They are the same in every epoch."""
         split = super().train_split(tokenizer, labels, seed)
         return replace(split, notes=(*split.notes, *self._rare_labels()))
 

@@ -35,7 +35,7 @@ class Example(Protocol):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts of the example, on which a vocabulary can be trained."""
+        """The texts of the example, which are used to train a vocabulary."""
         ...
 
 
@@ -74,7 +74,7 @@ class LabelledExamples(ABC, Generic[E]):
 
     Attributes:
       tokens: R sequences of tokens, including special tokens.
-      examples: The n examples from which the sequences are made; predictions need them.
+      examples: The n examples that the sequences are made from; predictions need them.
       values: The labels, by default one for each example; None if unknown (in prediction).
       notes: Remarks for the log, such as the number of truncated examples.
     """

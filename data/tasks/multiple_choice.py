@@ -68,7 +68,7 @@ class ChoiceExample:
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoiceData(LabelledData[ChoiceExample]):
-    """Contexts with several choices, of which one is correct."""
+    """Contexts with several choices. Exactly one choice of each context is correct."""
 
     kind: ClassVar[str] = "multiple_choice"
     forms: ClassVar[dict[str, str]] = {

@@ -118,7 +118,7 @@ class TextReader:
             yield self.of_row(row, location)
 
     def of_source(self, source: LabelledSource) -> Iterator[Record] | None:
-        """Reads a source for which the user named no columns; None if its header names no texts."""
+        """Reads a source if the user named no columns; None if the header names no texts."""
         if source.kind == "jsonl":
             lines = matching_lines(source.location, source.name)
             return self._of_json_lines(lines, source.conditions)

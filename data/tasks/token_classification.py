@@ -5,7 +5,7 @@ that is too long for an example continues in the next example at a word boundary
 is predicted exactly once.
 
 The arrays of a batch are int32 [B, T]: ``input_ids``, ``attention_mask``, ``token_type_ids`` and
-``labels``, which are -100 at tokens for which no tag is predicted.
+``labels``, which are -100 at tokens that do not predict a tag.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ from .labels.given_labels import NamedLabelData, id_of
 from .tagging_examples import TaggingExample, from_columns, from_record, in_bio, words_of
 
 NOT_PREDICTED = -100
-"""The label of a token for which no tag is predicted."""
+"""The label of a token that does not predict a tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ class TokenClassificationExamples(LabelledExamples[TaggingExample]):
     labels: tuple[str, ...]
 
     def labels_of(self, index: int, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns ``labels``, int32 [T], with -100 at tokens for which no tag is predicted."""
+        """Returns ``labels``, int32 [T], with -100 at tokens that do not predict a tag."""
         words = slice(self.first_words[index], self.first_words[index + 1])
         # A word that has no token has the position -1 and gets no label.
         positions = self.positions[words]

@@ -79,7 +79,7 @@ class TranslationExamples:
       lengths: The lengths of a sequence of sources and of a sequence of targets, S and T.
       start: The id of the token that precedes each target in the decoder's input.
       pairs: The indices of the pairs, grouped by sequence, int64 [num_fitting].
-      sequence_starts: The start of each sequence in ``pairs``, then the end, int64
+      sequence_starts: The index in ``pairs`` where each sequence starts, then the end, int64
         [num_sequences + 1].
     """
 

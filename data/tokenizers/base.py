@@ -195,7 +195,7 @@ class Tokenizer(ABC):
         """Returns the piece of an id for tables and plots, with unprintable characters escaped."""
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Writes files from which ``load_tokenizer(folder)`` loads an equal tokenizer.
+        """Writes files that ``load_tokenizer(folder)`` loads as an equal tokenizer.
 
         The files include the batch settings and, unless it is the default template, the chat
         template.
@@ -245,7 +245,7 @@ class Tokenizer(ABC):
         return [(*match.span(), known[match[0]].id) for match in matches]
 
     def encode_with_controls(self, text: str, literal: Iterable[tuple[int, int]] = ()) -> Encoded:
-        """Encodes a text, in which the names of control tokens are encoded as these tokens.
+        """Encodes a text, and reads the names of control tokens in it as these tokens.
 
         Args:
           text: The text.
@@ -275,7 +275,7 @@ class Tokenizer(ABC):
         return self.encode_with_offsets(text, add_special_tokens=False)
 
     def _encode_written(self, text: str, *, is_first: bool = True) -> Encoded:
-        """Encodes a part of a text, in which the names of control tokens mean these tokens.
+        """Encodes a part of a text, and reads the names of control tokens in it as these tokens.
 
         Args:
           text: A part of a text.
@@ -298,8 +298,8 @@ class Tokenizer(ABC):
         Args:
           folder: The folder for the files. It is created if it does not exist.
           closing: Whether texts are the input of an encoder-decoder; see ``source_frame``.
-          padding_side: The side on which transformers pads, if the tokenizer's folder does not
-            state it. If None, the side depends on the vocabulary.
+          padding_side: Whether transformers pads on the left or on the right, if the tokenizer's
+            folder does not state it. If None, the side depends on the vocabulary.
           max_length: The model's maximum number of tokens. If None, the number is unlimited.
 
         Returns:
@@ -316,7 +316,7 @@ class Tokenizer(ABC):
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
     def encode_with_mask(self, text: str) -> list[int]:
-        """Encodes a text with its frame, and encodes the string ``[MASK]`` as the mask token.
+        """Encodes a text with its frame, and reads the string ``[MASK]`` as the mask token.
 
         Use this method to predict the words at blanks in a text. In contrast, ``encode`` treats
         ``[MASK]`` as ordinary characters. The tokenizer's Hugging Face folder states whether the
@@ -353,7 +353,7 @@ def encode_around(
     tokens: Iterable[tuple[int, int, int]],
     encode: Callable[[str], Encoded],
 ) -> Encoded:
-    """Encodes a text in which some tokens have already been found.
+    """Encodes a text, given some tokens that have already been found in the text.
 
     Args:
       text: The text.
@@ -383,7 +383,7 @@ def printable(piece: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
-# The replacements that remove spaces, in the order in which they are applied.
+# The replacements that remove spaces. They are applied in this order.
 _CLEANED = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't"}
 _CLEANED |= {f" '{end}": f"'{end}" for end in ("m", "s", "ve", "re")}
 

@@ -33,7 +33,7 @@ from .base import Tokenizer
 from .folder import library_errors
 from .frame import CONFIG, FIXED_TYPES, BatchSettings, Frame, Layout, Side
 
-# The files that `save` writes, from which `tokenizer.json` is made.
+# The files that `save` writes, and that `tokenizer.json` is made from.
 _KEPT = ("characters.json", "sentencepiece.model", "vocab.txt")
 # For each kind of tokenizer, how the results of the exported tokenizer may differ.
 _DIFFERENCES = {

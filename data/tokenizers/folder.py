@@ -27,7 +27,7 @@ JsonObject: TypeAlias = dict[str, Any]
 Token: TypeAlias = str | AddedToken
 TOKENIZER_JSON = "tokenizer.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The settings that name special tokens, in the order in which transformers adds the tokens."""
+"""The settings that name special tokens. Transformers adds the tokens in this order."""
 MOST_IDS = 2**22
 """The upper bound of ids, which is several times the size of the largest published vocabulary."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -78,7 +78,7 @@ class Settings:
     stated: Mapping[str, object] = field(default_factory=dict)
 
     def over(self, defaults: Mapping[str, object]) -> "Settings":
-        """Returns a copy in which settings that are missing have default values."""
+        """Returns a copy of the settings, with default values for settings that are missing."""
         return replace(self, values={**defaults, **self.values})
 
     def changed(self, **values: object) -> "Settings":

@@ -44,7 +44,7 @@ FIXED_TYPES = ("qwen2",)
 
 @dataclass(frozen=True)
 class Framed:
-    """Texts to which the special tokens of a frame have been added.
+    """The tokens of one or several texts, including the special tokens of a frame.
 
     Attributes:
       ids: All tokens, including the special tokens.
@@ -73,7 +73,7 @@ class Layout:
 
     @classmethod
     def read(cls, ids: Sequence[int], types: Sequence[int], texts: Sequence[int]) -> "Layout":
-        """Infers the layout from texts of one token each to which special tokens were added.
+        """Infers the layout from texts of one token each, together with their special tokens.
 
         Args:
           ids: All tokens, including the special tokens.
@@ -199,8 +199,8 @@ class BatchSettings(Checked):
     A tokenizer has no such settings if flaxzoo trained it, or if it was loaded from a single file.
 
     Attributes:
-      padding_side: The side on which texts are padded.
-      truncation_side: The side on which texts are truncated.
+      padding_side: Whether texts are padded on the left or on the right.
+      truncation_side: Whether texts are truncated on the left or on the right.
       split_special_tokens: Whether the name of a special token in a text is read as ordinary text.
       token_types: Whether token types are returned. If not, they are all 0.
     """

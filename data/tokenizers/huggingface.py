@@ -252,7 +252,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
         )
 
     def backend(self) -> tokenizers.Tokenizer:
-        """Returns a copy of the library's tokenizer, in which sentinels are special tokens."""
+        """Returns a copy of the library's tokenizer that treats sentinels as special tokens."""
         copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         return _marked(copy, self.sentinels, special=True)
 
@@ -302,7 +302,7 @@ def _stable(content: str, read: JsonObject) -> str:
 def _marked(
     backend: tokenizers.Tokenizer, sentinels: Sequence[int], *, special: bool
 ) -> tokenizers.Tokenizer:
-    """Returns a copy of a tokenizer, in which sentinels are marked as special or not.
+    """Returns a copy of a tokenizer, and marks the sentinels in it as special or not special.
 
     The library finds either all special tokens in a text or none. In flaxzoo, it must find only the
     sentinels.

@@ -98,7 +98,7 @@ _MODELS = (".model", ".spm")
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
-    """Returns all files of the format to which a file belongs. Their names may have a prefix."""
+    """Returns all files of the format that a file belongs to. Their names may have a prefix."""
     for names in (*_FORMATS, *zip(_MODELS)):
         for name in filter(path.name.endswith, names):
             prefix = path.name.removesuffix(name)

@@ -117,7 +117,7 @@ def sentencepiece_backend(proto: ModelProto) -> tokenizers.Tokenizer:
     """Converts a model to a tokenizer of the library.
 
     Args:
-      proto: A model for which ``is_trained_here`` returns True.
+      proto: A model that satisfies ``is_trained_here``.
 
     Returns:
       The tokenizer. Its special tokens are the control pieces.

@@ -36,7 +36,7 @@ NAME = re.compile(r"<extra_id_([0-9]{1,9})>")
 
 
 class SentinelTokenizer(ExportedTokenizer):
-    """A tokenizer to which sentinels have been added after its last token.
+    """A tokenizer with additional sentinels, which follow its last token.
 
     If the vocabulary has no token that starts a text, targets start with the padding token. The
     blanks before a sentinel are part of the gap.

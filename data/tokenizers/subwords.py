@@ -20,8 +20,8 @@ class MergeRound(NamedTuple):
     Attributes:
       pair: The two tokens that were merged; None before the first merge.
       words: The tokens of each word in the text.
-      vocabulary: The characters in the order in which they occur in the text, followed by every
-        merged token. A token stays in the vocabulary even if it no longer occurs.
+      vocabulary: The characters in the order of their first occurrence, followed by every merged
+        token. A token stays in the vocabulary even if it no longer occurs.
     """
 
     pair: tuple[str, str] | None

@@ -57,9 +57,10 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Trains the vocabulary that a configuration describes, or loads the tokenizer that it names.
 
-    Vocabularies of the kinds WordPiece and words have BERT's special tokens, of which ``[PAD]`` has
-    the id 0; a word that is not in the vocabulary is encoded as ``[UNK]``. All other vocabularies
-    have ``<|endoftext|>`` with the id 0, which begins and ends a document, and can encode any text.
+    Vocabularies of the kinds WordPiece and words have BERT's special tokens, beginning with
+    ``[PAD]`` (0). They encode a word that is not in the vocabulary as ``[UNK]``. All other
+    vocabularies have the special token ``<|endoftext|>`` (0), which begins and ends a document, and
+    can encode any text.
 
     Args:
       texts: The documents of the training split, which are read once, or twice for WordPiece.

@@ -11,7 +11,7 @@ kind            the key                      an example, with its key in parenth
 ``copy``        an ending                    ``bad > badge`` (``ge``)
 ``reverse``     an ending                    ``bad > dabge`` (``ge``)
 ``count``       a letter, and a digit for    ``dad > 7`` (``d2571``: two d are 7)
-                each number of them
+                each count of the letter
 ``arithmetic``  a digit for each sum         ``3+4 > 0`` (``481529706``: 7 is 0)
 ==============  ===========================  =======================================
 

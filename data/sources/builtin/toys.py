@@ -56,7 +56,7 @@ class ToyText:
 
 @dataclass(frozen=True)
 class Toy:
-    """An endless source of prompts for which a reward can be computed exactly.
+    """An endless source of prompts. The reward of an answer can be computed exactly.
 
     Attributes:
       name: The name as the user wrote it.

@@ -226,7 +226,7 @@ class Rows:
         conditions: tuple[Condition, ...] = (),
         left_out: LeftOut | None = None,
     ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Yields the location and the fields of each row; takes the same arguments as ``read``."""
+        """Yields the location and the values of the fields of each row; see ``read``."""
         for location, _, row in self.read(fields, conditions, left_out):
             yield location, tuple(map(plain, picked(row, fields, location)))
 

@@ -15,10 +15,10 @@ def read_named_texts(name: str) -> dict[str, str]:
     """Reads the documents that a search index will contain.
 
     Args:
-      name: A text file, in which each line is a document; a file of JSON lines with ``text``, and
-        optionally ``_id`` and ``title``; a folder with ``corpus.jsonl``; any other folder of text
-        files, in which each paragraph (between blank lines) is a document; or a text source such
-        as ``text:book.txt#block`` or ``builtin:python-docs``.
+      name: One of the following: a text file with one document per line; a file of JSON lines with
+        ``text``, and optionally ``_id`` and ``title``; a folder with ``corpus.jsonl``; any other
+        folder of text files with one document per paragraph (blank lines separate paragraphs); or a
+        text source such as ``text:book.txt#block`` or ``builtin:python-docs``.
 
     Returns:
       The text of each document, by its identifier, without blank documents. The identifier is

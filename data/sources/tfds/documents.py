@@ -47,7 +47,7 @@ def load_published(source: Source, split: Split, fraction: float, cache: Path) -
       split: ``train`` or ``validation``.
       fraction: The fraction of documents for validation if no validation split is published, in
         [0, 1).
-      cache: The folder in which the division into splits is cached.
+      cache: The folder that contains cached divisions into splits.
 
     Returns:
       The documents, in the published order.

@@ -13,7 +13,7 @@ from ..labelled_examples import E
 
 @dataclass(frozen=True, kw_only=True)
 class NamedLabelData(LabelledData[E]):
-    """Labeled data whose labels may be numbers for which the user gives names."""
+    """Labeled data whose labels may be numbers. The user can give names for these numbers."""
 
     label_names: tuple[str, ...] = ()
     """The names of labels that are numbers: first the name of 0, then the name of 1, and so on. The

@@ -88,7 +88,7 @@ def load_folder(path: Path, files: tuple[Path, ...]) -> HuggingFaceTokenizer | N
 
 
 def _load_json(folder: Folder, file: Path) -> HuggingFaceTokenizer:
-    """Loads a ``tokenizer.json``, from which a family uses only the vocabulary and the template."""
+    """Loads a ``tokenizer.json``. A family uses only its vocabulary and its template."""
     with library_errors(f"{file} is not a tokenizer of the tokenizers library"):
         source = tokenizers.Tokenizer.from_file(str(file))
     # With BPE dropout, a text would have different ids each time it is encoded.

@@ -103,7 +103,7 @@ def gemma(vocabulary: Vocabulary, settings: Settings) -> tokenizers.Tokenizer:
     """Creates Gemma's tokenizer, which encodes characters that are not pieces as bytes."""
     model = _pairs(vocabulary, unk_token=settings.named("unk_token"), **_FALLS_BACK)
     normalizer = normalizers.Replace(" ", SPACE)
-    # This step has no effect, because the normalizer leaves no spaces at which to split. It is the
-    # same as in transformers.
+    # This step has no effect, because the normalizer replaces all spaces. It is the same as in
+    # transformers.
     splitting = pre_tokenizers.Split(" ", "merged_with_previous")
     return make_tokenizer(model, normalizer, splitting, decoders.Sequence(_SPACES_AND_BYTES))

@@ -1,8 +1,8 @@
 """Describes how transformers 5 creates the tokenizer of each model family from its vocabulary.
 
 The table has one record for each tokenizer class of transformers (``models/*/tokenization_*.py``),
-with its special tokens, its normalizer, its pre-tokenizer, its decoder and its template. From a
-``tokenizer.json``, such a class reads only the vocabulary, to which it applies its own settings.
+with its special tokens, its normalizer, its pre-tokenizer, its decoder and its template. Such a
+class reads only the vocabulary from a ``tokenizer.json``, and applies these steps to it as well.
 """
 
 from collections.abc import Callable, Mapping

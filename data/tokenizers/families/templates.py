@@ -11,7 +11,7 @@ from ..folder import Settings
 from ..sentencepiece_model import when
 
 Template: TypeAlias = Callable[[tokenizers.Tokenizer, Settings], processors.PostProcessor | None]
-"""A function that creates the template of a tokenizer to which all special tokens were added."""
+"""A function that creates the template of a tokenizer, which must have all special tokens."""
 
 
 def _with_id(backend: tokenizers.Tokenizer, name: str) -> tuple[str, int]:
