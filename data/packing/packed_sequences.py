@@ -36,8 +36,8 @@ class PackedTokens(NamedTuple):
 
     Attributes:
       tokens: The tokens of all spans, int [sum of sizes + number of spans].
-      sizes: The number of target tokens of each span, int [spans]. This is one less than the number
-        of its tokens.
+      sizes: The number of target tokens of each span, int [spans]. A span has one more token than
+        target tokens.
     """
 
     tokens: np.ndarray

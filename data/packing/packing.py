@@ -54,8 +54,8 @@ def concat_then_split(
     """Returns one of the ``total // length`` full sequences of an epoch.
 
     The target tokens form a ring, and the first sequence starts at ``offset``. The last
-    ``total % length`` tokens of the ring do not fill a sequence, so this epoch leaves them out.
-    Each epoch has a different offset and therefore leaves out different tokens.
+    ``total % length`` tokens of the ring do not fill a sequence, so this epoch leaves them out. The
+    offset differs between epochs, and therefore the omitted tokens also differ.
 
     Args:
       sequence: The index of the sequence, in ``[0, total // length)``.

@@ -319,7 +319,7 @@ def _fill(
 
 
 def _dropped(part: Source, selector: Selector | None) -> tuple[frozenset[bytes], LeftOut]:
-    """Returns the digests of documents that a selector drops, and the number of all omissions."""
+    """Returns the digests of documents that a selector drops, and counts of all omitted ones."""
     left_out = LeftOut()
     texts = documents_in(part, left_out)
     if selector is None:

@@ -29,8 +29,8 @@ class FewShot(Checked):
       num_shots: The number of examples before the query.
       seed: If None, the first examples are chosen, in their order; otherwise the examples are
         shuffled first. In both cases, increasing the number of shots only adds examples.
-      balanced: Whether each answer occurs equally often among the chosen examples, if there are
-        enough examples.
+      balanced: Whether all answers occur about equally often among the chosen examples, if there
+        are enough examples.
 
     Raises:
       UserError: There are fewer examples than shots, or an example lacks a field of the pattern.
@@ -76,7 +76,7 @@ class FewShot(Checked):
         return of_task
 
     def _balanced(self, indices: Sequence[int]) -> list[int]:
-        """Sorts examples into rounds, with one example of each remaining answer per round."""
+        """Sorts examples into rounds. Each round has one example of every answer that is left."""
         seen: Counter[str] = Counter()
         rounds = {}
         for index in indices:

@@ -128,7 +128,7 @@ class PromptPattern:
 
     @property
     def stop(self) -> str:
-        """The text that ends an answer: the template's end, or a line feed if the end is blank."""
+        """The text that ends an answer: the text after the last field, or a line feed if blank."""
         return self._end if self._end.strip() else "\n"
 
     @property

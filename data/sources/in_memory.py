@@ -20,7 +20,7 @@ from ..filters.conditions import Condition, LeftOut, keeps, split_conditions
 
 KIND: Literal["memory"] = "memory"
 PAIR = ("source", "target")
-"""The field names that the two texts of an example get if it is given as a pair."""
+"""The field names for the two texts of an example that is given as a pair."""
 
 
 class Examples(str):

@@ -51,7 +51,7 @@ _NEXT_CORPUS = re.compile(r"\s\|\s+(?=[\w-]+=\w+:)")
 
 
 def forms_of_rows(fields: str) -> dict[str, str]:
-    """Returns the kinds of source whose rows have named fields, with the fields read by default."""
+    """Returns the kinds of source whose rows have named fields, each with its default fields."""
     return dict.fromkeys(("jsonl", *FILE_KINDS, *PUBLISHED), fields)
 
 
@@ -145,7 +145,7 @@ def _with_usual_fields(
 
 
 def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
-    """Parses sources of documents with labels, as ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
+    """Parses labeled sources of documents such as ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
 
     Args:
       rest: The labels and sources.
@@ -162,7 +162,7 @@ def parse_corpora(rest: str, name: str) -> list[tuple[str, tuple[Source, ...]]]:
 
 
 def named_parts(rest: str, problem: str) -> list[tuple[str, str]]:
-    """Splits a list of named sources, as ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
+    """Splits a list of named sources such as ``good=text:a/*.txt | crawl=jsonl:b.jsonl``.
 
     Raises:
       DataError: There are fewer than two entries, or an entry lacks its name or its source. The
@@ -178,9 +178,9 @@ def with_known_fields(source: LabelledSource, known: Mapping[str, str]) -> Label
     """Sets the fields of a well-known published data set, unless the user named fields."""
     if source.kind not in PUBLISHED or source.named:
         return source
-    # Look up the data set without its version, and first together with its configuration.
+    # Look up the data set with its configuration first, and then without. Ignore the version.
     name, _, _ = source.location.partition(":")
-    # On the hub, a name may begin with an owner, as nyu-mll/glue/sst2; the columns are the same.
+    # On the hub, a name may begin with an owner, as in nyu-mll/glue/sst2; the columns are the same.
     names = (name, name.split("/")[0], name.partition("/")[2].partition("[")[0])
     fields = next((known[name] for name in names if name in known), None)
     return replace(source, fields=tuple(fields.split(","))) if fields else source

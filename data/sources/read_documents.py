@@ -107,7 +107,7 @@ _READERS: dict[str, Callable[[Source, LeftOut | None], Iterator[str]]] = {
 
 
 def rows_of(source: Source) -> Rows:
-    """Returns the rows of a columnar source; for a Hugging Face data set, of the training split.
+    """Returns the rows of a columnar source, or of a Hugging Face data set's training split.
 
     Raises:
       DataError: No file matches, or the data set cannot be opened.

@@ -184,8 +184,8 @@ def require_unmixed(name: str, reader: str) -> None:
 
     Args:
       name: The name of the source.
-      reader: What uses the source but does not support weights, such as ``a policy``; the message
-        names it.
+      reader: The use of the source that does not support weights, such as ``a policy``, for the
+        message.
 
     Raises:
       DataError: The source is a mixture.

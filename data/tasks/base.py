@@ -74,7 +74,7 @@ class DataConfig(Checked, ABC):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The maximum number of tokens that a model reads, and that it writes, per sequence."""
+        """The maximum lengths of the sequences that a model reads and writes."""
         return self.length, self.length
 
     @property

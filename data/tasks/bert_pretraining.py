@@ -96,10 +96,10 @@ class PretrainingData(DocumentsData):
     """The label to predict. next: whether the second segment continues the first (BERT).
     order: which of two consecutive segments comes first (ALBERT)."""
     segments: Literal["sentences", "halves", "packed"] = "sentences"
-    """sentences: segments are whole sentences, as in the original code. halves: `length` tokens
-    from a random position, or two halves from two parts of the text, with [SEP] halfway; without
-    next_sentence, windows from random positions. packed: rows without padding that contain several
-    documents, each with its special tokens (ModernBERT); requires next_sentence False."""
+    """sentences: segments are whole sentences, as in the original code. halves: a sequence is a
+    window from a random position that is divided in the middle, or two halves from different parts
+    of the text; without next_sentence, it is a single window. packed: rows without padding contain
+    several documents, each with its special tokens (ModernBERT); requires next_sentence False."""
     masking_rate: Annotated[float, Range(above=0, below=1)] = 0.15
     """The fraction of tokens that are predicted."""
     whole_word: bool = False
@@ -143,7 +143,7 @@ class PretrainingData(DocumentsData):
     def input_split(
         self, path: SourceLike, tokenizer: Tokenizer, labels: tuple[str, ...]
     ) -> DataSplit:
-        """Reads two texts per line, separated by a tab, to predict whether the second comes next.
+        """Reads two tab-separated texts per line, to predict whether text 2 continues text 1.
 
         Raises:
           DataError: The run was not trained with the next-sentence objective, or a line does not

@@ -110,7 +110,7 @@ class CausalLMEvaluationExamples:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples that are necessary to contain all target tokens."""
+        """The number of examples that together contain all target tokens."""
         return -(-self.corpus.num_targets // self.length)
 
     def example(self, epoch: int, index: int) -> dict[str, np.ndarray]:
@@ -209,7 +209,7 @@ class CausalLMData(DocumentsData):
         return packed_specs(self.length)
 
     def train_split(self, tokenizer: Tokenizer, labels: tuple[str, ...], seed: int) -> DataSplit:
-        """Returns packed examples; epochs of `concat` differ, unless the source is prepared."""
+        """Returns packed examples. With `concat`, epochs differ unless the source is prepared."""
         if is_prepared(self.source_name):
             # The settings of the folder must be the same, because its sequences are already packed.
             requested = {"length": self.length, "packing": self.packing, **self._held_out()}
@@ -255,7 +255,7 @@ class CausalLMData(DocumentsData):
         if seed is None:
             return _split(CausalLMEvaluationExamples(corpus, self.length), corpus)
         examples = CausalLMExamples(corpus, self.length, self.packing, seed)
-        # Access the property to plan the sequences of first-fit now and not with the first batch.
+        # Accessing the property plans the sequences of first-fit now, and not with the first batch.
         _ = examples.num_examples
         return _split(examples, corpus)
 

@@ -128,7 +128,10 @@ class RecordData(DataConfig, Generic[E]):
         return self._split(self._part("train"), tokenizer, labels, training=True)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the validation examples: a named source, a published split or held-out ones."""
+        """Returns the validation examples.
+
+        They are from the validation source, or else from the published split, or else held out.
+        """
         return self._split(self._part("validation"), tokenizer, labels)
 
     def whole_source(

@@ -266,7 +266,10 @@ class TranslationData(DataConfig):
         return self._endless(numbers, tokenizer, seed)
 
     def validation_split(self, tokenizer: Tokenizer, labels: tuple[str, ...]) -> DataSplit:
-        """Returns the validation pairs: a named source, a published split or held-out pairs."""
+        """Returns the validation pairs.
+
+        They are from the validation source, or else from the published split, or else held out.
+        """
         if self.validation is not None:
             return self.whole_source(self.validation, tokenizer, labels)
         return self._split(self._open("validation"), tokenizer, EVALUATION_SEED, _OF_THE_LOSS)

@@ -35,7 +35,7 @@ Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids of a vocabulary's special tokens. They are None if the vocabulary lacks the token."""
+    """The ids of a vocabulary's special tokens. An id is None if the vocabulary lacks the token."""
 
     pad: int | None = None
     unk: int | None = None
@@ -142,7 +142,7 @@ class Tokenizer(ABC):
         return end
 
     def truncated(self, ids: list[int], length: int) -> list[int]:
-        """Returns the first ``length`` tokens, or the last ones if the folder truncates left."""
+        """Returns the first ``length`` tokens, or the last if the settings truncate on the left."""
         settings = self.batch_settings
         if settings is None or settings.truncation_side == "right":
             return ids[:length]
@@ -152,9 +152,9 @@ class Tokenizer(ABC):
     def begins_document(self) -> tuple[int, ...]:
         """The tokens that precede the first token of a document.
 
-        These are the tokens that the frame puts before a text. If the frame has no such tokens, it
-        is the BOS token, which also separates the documents of a corpus. If the vocabulary has no
-        BOS token, the result is empty.
+        These are the tokens that the frame puts before a text. If the frame has no such tokens, the
+        result is the BOS token, which also separates the documents of a corpus. If the vocabulary
+        has no BOS token, the result is empty.
         """
         return self.frame.before or self.special_ids.before
 
@@ -320,8 +320,8 @@ class Tokenizer(ABC):
 
         Use this method to predict the words at blanks in a text. In contrast, ``encode`` treats
         ``[MASK]`` as ordinary characters. The tokenizer's Hugging Face folder states whether the
-        spaces before and after the mask are part of it. If there is no folder, the spaces before
-        the mask are.
+        mask includes the spaces before and after it. If there is no folder, the mask includes only
+        the spaces before it.
 
         Args:
           text: A text such as ``The [MASK] pulled into the station.``

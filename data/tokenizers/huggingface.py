@@ -128,7 +128,7 @@ class HuggingFaceTokenizer(ExportedTokenizer):
 
     @cached_property
     def _without_named_pieces(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, but these pieces have random names that no text contains."""
+        """The same tokenizer, but with random names for the pieces of ``_named_pieces``."""
         content: JsonObject = json.loads(self._backend.to_str())
         model = content["model"]
         names = {self._backend.id_to_token(id): id for id in self._named_pieces}
@@ -286,7 +286,7 @@ def _hashed(text: str) -> str:
 
 
 def _stable(content: str, read: JsonObject) -> str:
-    """Returns a tokenizer's content, with scores that do not change by saving and loading.
+    """Returns a tokenizer's content, with scores that saving and loading do not change.
 
     The library may change the last digit of a unigram score on loading, so scores are rounded.
     """
@@ -302,7 +302,7 @@ def _stable(content: str, read: JsonObject) -> str:
 def _marked(
     backend: tokenizers.Tokenizer, sentinels: Sequence[int], *, special: bool
 ) -> tokenizers.Tokenizer:
-    """Returns a copy of a tokenizer, and marks the sentinels in it as special or not special.
+    """Returns a copy of a tokenizer whose sentinels are marked as special or not special.
 
     The library finds either all special tokens in a text or none. In flaxzoo, it must find only the
     sentinels.

@@ -65,7 +65,10 @@ class HubData:
 
     @property
     def validation(self) -> str | None:
-        """The name of the published validation split; None if missing or if a split is named."""
+        """The name of the published validation split.
+
+        It is None if there is no such split, or if the source names a split.
+        """
         published = filter(self.splits.__contains__, VALIDATION)
         return None if self.split is not None else next(published, None)
 
@@ -107,7 +110,7 @@ class HubData:
         return Rows(self.name, KIND, (table,))
 
     def identity(self, split: str) -> tuple[str, ...]:
-        """Returns metadata that identify a split's content, including the hash by ``datasets``."""
+        """Returns metadata that identify a split's content, with a hash from ``datasets``."""
         # The package provides no public access to this hash.
         return KIND, split, str(self.splits[split]._fingerprint), str(len(self.splits[split]))
 
@@ -148,7 +151,7 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
         import datasets as package
     # Disable type checks: the functions have many parameters that are not used here.
     datasets: Any = package
-    # `save_to_disk` must have written a folder or a URL; any other path is a name on the hub.
+    # A folder or a URL must be the output of `save_to_disk`; any other path is a name on the hub.
     load, attempts = datasets.load_from_disk, [(path,)]
     if not is_url(path) and not Path(path).expanduser().is_dir():
         load, attempts = datasets.load_dataset, list(_names(path))

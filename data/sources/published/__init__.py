@@ -1,1 +1,1 @@
-"""Provides the records of published data sets: the interface, its implementations, and opening."""
+"""Provides the records of published data sets, with one interface for all kinds of data sets."""

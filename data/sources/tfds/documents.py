@@ -34,7 +34,8 @@ from ..labelled_names import LabelledSource
 from ..numbered import NumberedTexts
 from ..source_names import Source
 
-# How long to probe the network. TFDS would retry a failing download for minutes.
+# The time limit for probing the network. Without the probe, TFDS would retry a failing download for
+# minutes.
 _PROBE_SECONDS = 4.0
 _READ_AT_ONCE = 256
 

@@ -365,7 +365,7 @@ def _assembled(
 def _special_ids(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> SpecialIds:
     roles = names.keys() & {*ROLES}
     ids = {role.removesuffix("_token"): backend.token_to_id(names[role]) for role in roles}
-    # If padding were the end token, the end of a text would be masked as padding.
+    # Do not pad with the end token, because the end of a text would then be masked as padding.
     if ids.get("pad") == ids.get("eos"):
         ids["pad"] = None
     return SpecialIds(**ids)
