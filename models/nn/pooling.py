@@ -83,8 +83,7 @@ def _pool(x: Array, masks: Array, modes: Sequence[PoolingMode]) -> Array:
 
 def _weighted(x: Array, weights: Array) -> Array:
     """Returns the mean of `x` `[B, T, D]` with weights `[B, K, T]`."""
-    # Sum with a matmul: for large batches, XLA:CPU of jaxlib 0.10.2 returns wrong sums of products
-    # that are broadcast over K.
+    # A matmul does not store the products, [B, K, T, D].
     sums = jnp.einsum("bkt,btd->bkd", weights, x, precision="highest")
     # Weights are integers, so a sum below 1 means that the sequence has no tokens.
     return sums / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1)
