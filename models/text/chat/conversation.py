@@ -182,8 +182,9 @@ class Conversation:
             if left < 0 or not (written.calls or written.malformed):
                 break
             # Count a malformed call as one call.
-            malformed = filter(None, [written.malformed])
-            outputs = [Turn(TOOL, as_error(problem), TOOL) for problem in malformed]
+            outputs: list[Turn] = []
+            if written.malformed:
+                outputs.append(Turn(TOOL, as_error(written.malformed), TOOL))
             for i, call in enumerate(written.calls):
                 outputs.append(Turn(TOOL, self._call(call, left - i), call.name))
             left -= len(outputs)
@@ -392,12 +393,12 @@ def _is_transcript(path: Path) -> bool:
 def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
     """Returns the calls of a message of a transcript."""
     calls = row.get("calls", [])
+    problem = f"{location}: calls must be a list of objects with name and arguments"
+    require(isinstance(calls, list), problem)
     try:
         return tuple(ToolCall(**call) for call in calls)  # pyright: ignore
     except TypeError:
-        raise UserError(
-            f"{location}: calls must be a list of objects with name and arguments"
-        ) from None
+        raise UserError(problem) from None
 
 
 def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:

@@ -115,6 +115,14 @@ def test_transcripts_name_writers_and_continue(scripted, tmp_path):
         other.load(tmp_path / "bad.jsonl")
 
 
+@pytest.mark.parametrize("calls", [{}, "", None, 0, "a", [{"function": "f"}], [["name"]]])
+def test_calls_of_a_transcript_are_a_list_of_objects(scripted, tmp_path, calls):
+    row = {"role": "assistant", "content": "a", "calls": calls}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    with pytest.raises(data.UserError, match=r"t.jsonl line 1: calls must be a list of objects"):
+        scripted("").load(tmp_path / "t.jsonl")
+
+
 def test_the_end_of_a_turn_is_the_token_that_the_template_writes(generator):
     from flaxzoo.data.chat.encoding import turn_ends
 
