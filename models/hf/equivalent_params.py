@@ -88,5 +88,5 @@ def with_zeros(config: TransformerConfig, params: Params) -> Params:
     """Adds zeros for the parameters that a model lacks; parameters of adapters are kept."""
     flat: Params = flatten_dict(params, sep="/")
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
-    zeros = {path: np.zeros(x.shape, x.dtype) for path, x in shapes.items()}
-    return unflatten_dict(zeros | flat, sep="/")
+    missing = {path: np.zeros(x.shape, x.dtype) for path, x in shapes.items() if path not in flat}
+    return unflatten_dict(flat | missing, sep="/")
