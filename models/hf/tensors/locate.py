@@ -84,9 +84,10 @@ def _check_ignored(
         stored = {*fnmatch.filter(names, bare), *fnmatch.filter(names, mapping.prefix + bare)}
         for name in sorted(stored):
             yield name
-            tied = mapping.find(ignored.same_as or "", names)
-            if tied in names and not _equal(tensors.read(name), tensors.read(tied), tensors):
-                mismatches.contradicting.append(f"{name} is tied to {tied}, but differs")
+            if ignored.same_as is not None:
+                tied = mapping.find(ignored.same_as, names)
+                if tied in names and not _equal(tensors.read(name), tensors.read(tied), tensors):
+                    mismatches.contradicting.append(f"{name} is tied to {tied}, but differs")
             if ignored.checked and not _close(tensors.read(name), ignored.value()):
                 mismatches.contradicting.append(
                     f"{name} differs from what its configuration implies"
