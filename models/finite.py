@@ -54,10 +54,9 @@ def check_finite(
         for path, good in jax.tree.leaves_with_path(finite)
         if not good
     ]
-    share = f"{len(bad)} of {len(jax.tree.leaves(finite))} parameters"
-    first = next(iter(bad), None)
-    problem = f"{owner} has NaN or infinity in {share}, first in {first}: {remedy}"
-    require(not bad, problem, RunError)
+    if bad:
+        share = f"{len(bad)} of {len(jax.tree.leaves(finite))} parameters"
+        raise RunError(f"{owner} has NaN or infinity in {share}, first in {bad[0]}: {remedy}")
 
 
 @jax.jit

@@ -321,9 +321,9 @@ def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: s
         except re.error as error:
             raise UserError(f"{field} {pattern!r} is not a regular expression ({error})") from None
         fitting = list(filter(parts.fullmatch, paths))
-        names = sorted({*"/".join(paths).split("/")})
-        problem = f"{field} {pattern!r} matches no {what}: {suggest(pattern, names)}"
-        require(fitting, problem)
+        if not fitting:
+            names = sorted({part for path in paths for part in path.split("/")})
+            raise UserError(f"{field} {pattern!r} matches no {what}: {suggest(pattern, names)}")
         matches.update(fitting)
     return list(filter(matches.__contains__, paths))
 

@@ -96,12 +96,11 @@ def write_adapter(
     # Reject parameters without a tensor, except the value head, which only training needs.
     needed = {*lora.whole, *(f"{m.path}{KERNEL}" for m in lora.maps)}
     unknown = {path for path in needed - mapping.paths if not path.startswith(VALUE_HEAD)}
-    require(
-        not unknown,
-        f"{min(unknown, default=None)} is trained and transformers has no such tensor: export the "
-        "model in another form",
-        WeightsError,
-    )
+    if unknown:
+        raise WeightsError(
+            f"{min(unknown)} is trained and transformers has no such tensor: export the model in "
+            "another form"
+        )
     # Collect the factors of adapted maps, and the parameters that were fully trained.
     adapters = [*filter(None, (_adapter_of(rule, flat, maps) for rule in mapping.rules))]
     whole = _whole_rules(mapping, lora)
@@ -248,13 +247,12 @@ def _whole_rules(mapping: TensorMapping, lora: LoRA) -> list[TensorRule]:
         trained, frozen = paths & lora.whole, paths - lora.whole
         if not trained:
             continue
-        require(
-            not frozen,
-            f"{min(trained)} is fully trained and {min(frozen, default=None)} is frozen, which are "
-            f"one module in peft, {module}: train both (lora.also_trained), or export the merged "
-            "model",
-            WeightsError,
-        )
+        if frozen:
+            raise WeightsError(
+                f"{min(trained)} is fully trained and {min(frozen)} is frozen, which are one "
+                f"module in peft, {module}: train both (lora.also_trained), or export the merged "
+                "model"
+            )
         require(
             f"{module}{WEIGHT}" not in tied,
             f"{min(trained)} is fully trained and shared by two modules of transformers, which "

@@ -113,9 +113,8 @@ def _read_modules(folder: Path) -> PairScoring:
     file = folder / MODULES
     modules = read_modules(file)
     check_modules(file, modules, "Transformer")
-    other = next(iter(dict(modules[1:])), None)
-    problem = f"{file}: the module {other} is not supported after a classifier"
-    require(other is None, problem, WeightsError)
+    if others := [kind for kind, _ in modules[1:]]:
+        raise WeightsError(f"{file}: the module {others[0]} is not supported after a classifier")
     file = folder / WHOLE_MODEL
     stated = read_settings(_WHOLE, file)["activation"]
     require(stated is not None, f"{file} has no activation_fn: restore it", WeightsError)

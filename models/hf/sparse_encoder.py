@@ -116,9 +116,8 @@ def read_sparse_settings(folder: Path) -> SparseSettings | None:
     # Version 5 has another class for this transformer.
     names = [("Transformer" if x == "MLMTransformer" else x, path) for x, path in modules]
     check_modules(file, names, "Transformer", "SpladePooling")
-    other = next(iter(dict(modules[2:])), None)
-    problem = f"{file}: the module {other} is not supported after SpladePooling"
-    require(other is None, problem, WeightsError)
+    if others := [kind for kind, _ in modules[2:]]:
+        raise WeightsError(f"{file}: the module {others[0]} is not supported after SpladePooling")
     pooling = folder / modules[1][1] / "config.json"
     stated = str(read_settings(_POOLING, pooling)["activation"])
     known: dict[str, SparseActivation] = {name: name for name in get_args(SparseActivation)}
