@@ -210,8 +210,8 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         rows = [self.tok_encode(request.args[0]) or [self.first_id] for request in requests]
         same_settings: dict[str, list[int]] = {}  # all texts of a batch have the same settings
         for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
-            settings = json.dumps(requests[i].arguments[1], sort_keys=True)
-            same_settings.setdefault(settings, []).append(i)
+            key = json.dumps(requests[i].arguments[1], sort_keys=True)
+            same_settings.setdefault(key, []).append(i)
         with self._shown(disable_tqdm).counter("texts", len(requests)) as advance:
             for numbers in same_settings.values():
                 for start in range(0, len(numbers), BATCH_SIZE):

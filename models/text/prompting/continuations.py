@@ -405,7 +405,7 @@ def _after_prefix(prefix: Cache, mask: Bool[Array, "B T T"]) -> dict[str, Any]:
     cache = dataclasses.replace(
         prefix,
         layers=jax.tree.map(lambda x: repeated(x, x.ndim - 4), prefix.layers),
-        positions=jax.tree.map(lambda x: repeated(x, 0), prefix.positions),  # may be None
+        positions=None if prefix.positions is None else repeated(prefix.positions, 0),
     )
     # Slot `prefix.index` + j will contain token j of the row.
     hidden = jnp.zeros((number, width, cache.length), bool)
