@@ -78,7 +78,7 @@ def load(
     """
     folder = local_folder(path).resolve()
     if is_peft_folder(folder):
-        return _load_peft(folder, base, step, execution, shardings)
+        return _load_peft(folder, base, step, execution=execution, shardings=shardings)
     require(base is None, f"{folder} is not an adapter of peft: leave base {base} out")
     model = create(model_config(folder), execution)
     targets = target_shapes(model, shardings)
@@ -93,6 +93,7 @@ def _load_peft(
     folder: Path,
     base: str | Path | None,
     step: int | None,
+    *,
     execution: Execution | None,
     shardings: Callable[[PyTree], PyTree] | None,
 ) -> tuple[Any, Params]:
