@@ -28,7 +28,7 @@ Work = TypeVar("Work")
 Event = TypeVar("Event")
 """The events of a task: the objects that its worker sends."""
 IDLE_TIME = 1.0
-"""Seconds without work after which the engine compiles one more program, if any is left."""
+"""Seconds without work after which the engine compiles one more program."""
 STOP_TIME = 1.0
 """Seconds to wait for the engine's current step when the server ends."""
 
@@ -356,21 +356,24 @@ class Engine:
 
         Returns False to stop.
         """
-        # Wait until the first worker has work, at most `IDLE_TIME` if all workers are idle.
+        # Wait until the first worker has work, or without a limit if all workers are idle.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
-        is_idle, deadline = not waits, time.monotonic() + min(waits, default=IDLE_TIME)
+        compiles = not waits and bool(self._later)
+        wait = min(waits, default=IDLE_TIME if compiles else None)
+        deadline = None if wait is None else time.monotonic() + wait
         while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                message = self._inbox.get(timeout=left)
             except queue.Empty:
-                if is_idle and self._later:
+                if compiles:
                     self._later.popleft()()
                 return True
             if message is None:
                 return False
             message()
             # Take the other messages that have arrived, but do not wait for more.
-            is_idle, deadline = False, time.monotonic()
+            compiles, deadline = False, time.monotonic()
 
     def _step(self, worker: AnyWorker) -> None:
         try:
