@@ -160,10 +160,8 @@ class RowWorker:
             self._log(f"{self._name}: {shape} compiled in {time.perf_counter() - start:.1f} s")
         if not self.settings.warm_up_all:
             longest = max((length for _, length in self._shapes), default=0)
-            self._log(
-                f"{self._name}: texts of more than {longest} tokens compile at first use; "
-                "--warm-up-all compiles more now"
-            )
+            what = f"texts of more than {longest} tokens compile" if longest else "compiles"
+            self._log(f"{self._name}: {what} at first use; --warm-up-all compiles more now")
         return ()
 
     def _window(self) -> Iterator[tuple[RowTask, int]]:
