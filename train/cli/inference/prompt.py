@@ -146,15 +146,18 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
 def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExample":
     """Returns the fields of a query: a JSON object, or the text if there is only one field."""
     from ....data.common.json_text import parse_object
-    from ....data.prompts.examples import PromptExample, prompt_examples
+    from ....data.prompts.examples import TASK, PromptExample
 
     *before, _ = pattern.fields
     # A plain text can only be a single field before the answer; several fields need names.
     if len(before) == 1:
         return PromptExample({before[0]: text}, task)
-    if text.startswith("{"):
-        (example,) = prompt_examples([parse_object(text, "--query", "correct it", UserError)])
-        return dataclasses.replace(example, task=task or example.task)
+    if before and text.startswith("{"):
+        row = parse_object(text, "--query", "correct it", UserError)
+        fields = {
+            name: value if isinstance(value, str) else to_json(value) for name, value in row.items()
+        }
+        return PromptExample(fields, task or fields.get(TASK))
     raise UserError(
         f"--query {text!r} is one text, and the pattern has {len(before)} fields before the answer "
         f"({', '.join(before)}): give a JSON object with them, or a file by --query-file"
