@@ -5,7 +5,6 @@ Each output is written completely or not at all.
 
 import dataclasses
 import io
-import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -197,13 +196,13 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         scoring=scoring,
         sparse=read_sparse_settings(exported.folder),
     )
-    # The first class of sentence-transformers that loads the export, if any.
-    classes = {
-        "SparseEncoder": settings.sparse is not None,
-        "CrossEncoder": scoring is not None,
-        "SentenceTransformer": is_embedder,
-    }
-    library = next(itertools.compress(classes, classes.values()), None)
+    # The class of sentence-transformers that loads the export, if any.
+    if settings.sparse is not None:
+        library = "SparseEncoder"
+    elif scoring is not None:
+        library = "CrossEncoder"
+    else:
+        library = "SentenceTransformer" if is_embedder else None
 
     def fill(folder: Path) -> None:
         # The card repeats the notes, so write it last.
