@@ -254,16 +254,16 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
     opened: list[Task] = []
     others: list[str] = []
     for name in settings.tasks:
-        # Without a colon, the prefix is empty.
-        prefix = name[: name.find(":") + 1]
-        if prefix in KINDS:
-            opened.append(KINDS[prefix].open(name, settings))
+        prefix, colon, _ = name.partition(":")
+        kind = KINDS.get(prefix + colon)
+        if kind is not None:
+            opened.append(kind.open(name, settings))
         else:
             others.append(name)
     if others:
         opened.append(Harness(open_tasks(others), settings))
-    names = Counter(name for task in opened for name in task.names)
-    twice = sorted(names - Counter(set(names)))
+    counts = Counter(name for task in opened for name in task.names)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     problem = f"tasks has several tasks with the name {', '.join(twice)}: rename a file or a folder"
     require(not twice, problem)
     return tuple(opened)
