@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from ...data.batching import evaluation_batches
 from ...data.common.errors import RunError
 from ...data.common.fields import require
-from ...data.common.json_text import JsonObject
 from ...data.common.progress import LogFn, Progress
 from ...data.dataset import DataSplit
 from ...data.sources.documents import SourceLike
@@ -179,11 +178,12 @@ def _opened(
     """Opens a run's model and its data. Raises the same exceptions as `score_run`."""
     config, tokenizer = _open_config(folder, max_length)
     fields = read_fields(local_folder(folder))
-    recorded = cast(JsonObject, fields.get("data_fingerprints", {}))
+    recorded = fields.get("data_fingerprints")
+    recorded = recorded if isinstance(recorded, dict) else None
     if source is None:
         # The folder of an imported model does not name validation data.
         require(
-            recorded or fields.get(SAVED_FROM_PYTHON) is True,
+            recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
             f"{folder} does not name its validation data: name the data (--data SOURCE)",
             error=RunError,
         )
@@ -206,7 +206,7 @@ def _opened(
     if source is None:
         split = data.validation_split(tokenizer, labels)
         # The scores are comparable with the metrics of the run only if the data are the same.
-        if recorded.get("validation", split.fingerprint) != split.fingerprint:
+        if recorded is not None and split.fingerprint != recorded.get("validation"):
             log("the validation data has changed since the run was created")
     else:
         split = data.whole_source(source, tokenizer, labels)
