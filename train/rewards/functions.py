@@ -71,7 +71,7 @@ def _equal(
 def _last_number(text: str) -> float:
     numbers = _NUMBER.findall(_THOUSANDS.sub("", text))
     # NaN does not equal any number, so a text that contains no number is never right.
-    return float(["nan", *numbers][-1])
+    return float(numbers[-1]) if numbers else math.nan
 
 
 def of_format(pattern: str) -> RewardFunction:
@@ -268,16 +268,14 @@ def _call(name: str, function: RewardFunction, given: Mapping[str, Sequence[obje
     """Calls a reward function with the arguments that it accepts."""
     parameters = inspect.signature(function).parameters.values()
     named = {p.name: p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    required = {x for x, p in named.items() if p.default is p.empty}
-    missing = sorted(required - given.keys())
+    missing = [x for x, p in named.items() if p.default is p.empty and x not in given]
     require(
         not missing,
         f"the reward {name} reads the field {', '.join(missing)}, but the prompts have "
         f"{', '.join(sorted(given))}: add it to the records, or choose another reward",
     )
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    accepted = given if takes_all else given.keys() & named
-    return function(**{key: given[key] for key in accepted})
+    return function(**{key: x for key, x in given.items() if takes_all or key in named})
 
 
 def _checked(name: str, values: object, number: int) -> NDArray[np.float32]:
