@@ -138,7 +138,7 @@ def starting_config(
     """
     named, preset = named_recipe(name), given.get("preset")
     config = named.config if preset is None else named_config(name, preset)
-    init_from = given.get("init_from", config.init_from)
+    init_from = given.get("init_from") or config.init_from
     if preset is None and named.of_model is not None and init_from and opens:
         config = _config_for(name, init_from, command, run, of_model=named.of_model)
     kind, objective = given.get(OBJECTIVE), config.objective
