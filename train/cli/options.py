@@ -415,9 +415,9 @@ def _hint_of_word(hint: Any) -> tuple[Any, bool]:
 
 def _plain(hint: Any) -> Any:
     """Returns a type without its range annotation and without None."""
-    # None is the last type of a union.
-    has_parts = get_origin(hint) in (Annotated, Union, types.UnionType)
-    return _plain(get_args(hint)[0]) if has_parts else hint
+    if get_origin(hint) in (Annotated, Union, types.UnionType):
+        return _plain(next(kind for kind in get_args(hint) if kind is not type(None)))
+    return hint
 
 
 def reader(hint: Any) -> Callable[[str], Any]:
