@@ -127,7 +127,7 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
     # If the answer includes log-probabilities of the prompts, score the prompts first.
     echoes = [_Echo()] * len(prompts)
     if fields.echo:
-        scores: list[list[TokenAlternatives]] = [[]] * len(prompts)
+        scores: list[list[TokenAlternatives]] = [[] for _ in prompts]
         if fields.logprobs is not None:
             ids = [group[0].ids for group in prompts]
             _, scorer = service.worker(fields.model, SCORING)

@@ -62,7 +62,7 @@ class RerankFields(Checked):
         super().__post_init__()
         if (self.texts is None) == (self.documents is None):
             raise FieldError("documents", "or texts is missing: give one of the two")
-        unused = {"texts": "return_documents", "documents": "return_text"}[self.field]
+        unused = "return_documents" if self.documents is None else "return_text"
         require_default(self, [unused], "is not supported with this format of documents")
         for i, document in enumerate(self._documents):
             if not isinstance(document, str) and [*document] != ["text"]:
