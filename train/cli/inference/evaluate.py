@@ -170,13 +170,13 @@ def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
 
 def _evaluate_tasks(parsed: EvaluateArguments) -> None:
     """Prints results in tasks, as a table and as JSON."""
-    from ...evaluation.tasks import Judged, judge, open_all
-
     require(
         len(parsed.shots) <= 1,
         f"--tasks requires a single number of examples, got --shots with {len(parsed.shots)}: "
         "give one number",
     )
+    from ...evaluation.tasks import Judged, judge, open_all
+
     tasks = cast(str, parsed.tasks)
     settings = EvaluateConfig(
         tasks=tuple(filter(None, map(str.strip, tasks.split(",")))),
@@ -196,6 +196,7 @@ def _evaluate_tasks(parsed: EvaluateArguments) -> None:
 
 def _evaluate_shots(parsed: EvaluateArguments) -> None:
     """Prints the accuracy for each number of examples, as a table and as JSON."""
+    require(parsed.data, "--shots needs examples: give --data SOURCE, or --tasks")
     from ....data.prompts.examples import prompt_examples
     from ....models.text.prompting.continuations import ContinuationScorer
     from ....models.text.prompting.few_shot import (
@@ -206,7 +207,6 @@ def _evaluate_shots(parsed: EvaluateArguments) -> None:
         table_of,
     )
 
-    require(parsed.data, "--shots needs examples: give --data SOURCE, or --tasks")
     if parsed.plot is not None:
         # Check the path before the model is evaluated, to fail fast.
         check_picture(parsed.plot)
