@@ -163,6 +163,9 @@ def test_short_batches_are_compiled_and_listed():
         f"words: {rows} × {length} tokens" for rows, length in shapes
     ]
     assert "more than 32 tokens compile at first use" in left
+    lines = []
+    RowWorker("words", RowFunction(None, iter, LONGEST, str), log=lines.append).warm_up()
+    assert lines == ["words: compiles at first use; --warm-up-all compiles more now"]
 
 
 def test_all_lengths_are_compiled_if_asked():

@@ -77,6 +77,10 @@ def test_a_pattern_with_several_fields_takes_an_object(flaxzoo):
     assert out == (
         "To yalubalu is to sing. An example of a sentence that uses the word yalubalu is:\n\n"
     )  # the line feed before the answer is in the prompt: one after it ends the answer
+    # Values that are not texts are written as JSON.
+    fields = '{"definition": ["a", 1], "word": null}'
+    _, out, _ = flaxzoo(f"prompt run --show --pattern words --query '{fields}'")
+    assert out == '["a", 1] An example of a sentence that uses the word null is:\n\n'
 
 
 def test_examples_of_the_querys_task_are_shown(flaxzoo):
