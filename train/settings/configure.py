@@ -190,13 +190,13 @@ def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Con
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
-        name = prefix + field.name
+        value, name = getattr(config, field.name), prefix + field.name
         # Copy only the nested configurations that change: a default objective carries a mark, which
         # a copy loses.
         if any(x.startswith(f"{name}.") for x in given):
-            nested = getattr(config, field.name) or OPTIONAL[name]()
+            nested = OPTIONAL[name]() if value is None else value
             values[field.name] = _replaced(nested, given, f"{name}.")
-        elif name in given:
+        elif name in given and not dataclasses.is_dataclass(value):
             # JSON and TOML have lists where fields have tuples.
             values[field.name] = tuple(x) if isinstance(x := given[name], list) else x
     # Errors of nested configurations then name the whole field, such as `model.num_layers`.

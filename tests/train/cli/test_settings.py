@@ -60,6 +60,15 @@ def test_a_file_of_settings_gives_the_same_configuration(words, tmp_path):
     assert longer == dataclasses.replace(config, steps=7)
 
 
+def test_a_file_of_settings_has_no_setting_for_a_nested_configuration(tmp_path):
+    config = train.recipe("llama", "llama3.2-1b")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, rope_scaling=None))
+    # Of the presets, only those without scaling are like this model.
+    write_settings(tmp_path / "run.toml", config)
+    again = RecipeParser("train", [str(tmp_path / "run.toml")]).read_recipe()[1]
+    assert again.model == config.model
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
