@@ -297,7 +297,7 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
 
 
 def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
-    """Adds classifiers and new parameters to what a run of adapters trains without adapters."""
+    """Lets a run of adapters also train classifiers and new parameters, without adapters."""
     if plan is None or config.lora is None:
         return config
     new = (*plan.new(config.model), *head_parameters(config.model))
