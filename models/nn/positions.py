@@ -112,8 +112,7 @@ class Positions:
         if chosen is not None and local is not None:
             chosen = _select(windowed, local, chosen)
         if chosen is not None and any(flags):
-            unrotated = flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
-            chosen = _select(unrotated, chosen.identity(), chosen)
+            chosen = _select(flag_of_layer(flags, layer), chosen.identity(), chosen)
         return dataclasses.replace(self, rotary=chosen, windowed_rotary=None, unrotated_layers=())
 
     def of_keys(self, keys: Keys) -> "Positions":
@@ -125,6 +124,11 @@ class Positions:
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Adds Π to the embeddings, the input of the first layer."""
         return x if self.vectors is None else x + self.vectors
+
+
+def flag_of_layer(flags: tuple[bool, ...], layer: int | Int[Array, ""]) -> bool | Bool[Array, ""]:
+    """Returns the flag of a layer, whose index may be traced."""
+    return flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
 
 
 def _select(condition: bool | Bool[Array, ""], first: Rotary, second: Rotary) -> Rotary:

@@ -22,7 +22,7 @@ from .experts import RouterStatistics
 from .fused_attention import LIMITS, AttentionCall, refusal
 from .kernels import KERNEL_RESIDUALS
 from .masks import AnyArray, AttentionMask, is_per_query, select_mask
-from .positions import Positions, default_positions
+from .positions import Positions, default_positions, flag_of_layer
 from .typing import Array, Bool, Float, Int, Params
 
 Config = TypeVar("Config", bound=TransformerConfig)
@@ -198,7 +198,7 @@ class LayerContext:
         # Return a static answer if all layers agree, so that only one mask is compiled.
         if self.windowed_mask is None or len(set(flags)) == 1:
             return self.windowed_mask is not None and flags[0]
-        return flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
+        return flag_of_layer(flags, layer)
 
     def self_attention(self, inputs: LayerInputs) -> AttentionContext:
         """Returns the inputs of a layer's self-attention; the whole layer uses the same `rng`."""
