@@ -5,8 +5,11 @@ from collections.abc import Callable, Sequence
 
 from ....models.nn.pooling import PoolingMode, pool, pool_segments
 from ....models.nn.typing import Array, Float
-from ..objective import Batch, Inputs
+from ..objective import Batch, Inputs, select_inputs
 from .vectors import Vectors
+
+PACKED_INPUTS = select_inputs("input_ids", "segment_ids")
+"""The inputs of a model for packed rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,7 @@ def text_rows(batch: Batch) -> tuple[TextRows, ...]:
     Texts with labels have no documents.
     """
     if "text_mask" in batch:
-        inputs = {name: batch[name] for name in ("input_ids", "segment_ids")}
+        inputs = PACKED_INPUTS(batch)
         _, slots, columns = batch["text_mask"].shape
         return (TextRows(inputs, slots * columns),)
     anchors = {"input_ids": batch["anchor_ids"], "attention_mask": batch["anchor_mask"]}
