@@ -478,3 +478,28 @@ ENTRY %main (a: f32[24,64], b: s32[], c: f32[64]) -> f32[24,64] {
 """)  # noqa: E501
     read, number, written = 4 * 64, 4, 4 * 64
     assert hbm_bytes(program) == read + number + written
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_fusion_may_end_with_a_reduction_of_several_arrays(is_async):
+    result = "(f32[24]{0}, s32[24]{0})"
+    call = f"{result} fusion(%a, %b), kind=kInput, calls=%best"
+    if is_async:
+        operands = "(f32[24,64]{1,0}, s32[24,64]{1,0})"
+        call = f"({operands}, {result}, u32[]) fusion-start(%a, %b), kind=kInput, calls=%best"
+    program = parse_hlo(f"""
+%best (x: f32[24,64], y: s32[24,64]) -> (f32[24], s32[24]) {{
+  %x = f32[24,64]{{1,0}} parameter(0)
+  %y = s32[24,64]{{1,0}} parameter(1)
+  %u = f32[] constant(0)
+  %v = s32[] constant(0)
+  ROOT %r = {result} reduce(%x, %y, %u, %v), dimensions={{1}}, to_apply=%greater
+}}
+
+ENTRY %main (a: f32[24,64], b: s32[24,64]) -> (f32[24], s32[24]) {{
+  %a = f32[24,64]{{1,0}} parameter(0)
+  %b = s32[24,64]{{1,0}} parameter(1)
+  %c = {call}
+}}
+""")
+    assert hbm_bytes(program) == 2 * 4 * 24 * 64 + 2 * 4 * 24

@@ -130,20 +130,22 @@ def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloPro
     for index, operand in enumerate(operands(fusion, computation)):
         parameter = _parameter(fused, index)
         total += min(operand.hbm_bytes, _bytes_read(parameter, fused, program))
+    result = root(fused)
+    roots = operands(result, fused) if result.opcode == "tuple" else [result]
+    # An instruction such as a reduction of several arrays computes several results.
+    values = [value for value in roots for _ in value.arrays]
     arrays = fusion.arrays
     # The result of an asynchronous fusion is ((operands), results, a number).
     if fusion.opcode == "fusion-start":
-        arrays = arrays[len(fusion.operands) : -1]
-    result = root(fused)
-    # A root that is not a tuple, such as a reduction of several arrays, computes all results.
-    values = operands(result, fused) if result.opcode == "tuple" else [result] * len(arrays)
-    return total + sum(map(_bytes_written, values, arrays, [fused] * len(arrays)))
+        arrays = arrays[-1 - len(values) : -1]
+    results = zip(values, arrays, strict=True)
+    return total + sum(_bytes_written(value, array, fused) for value, array in results)
 
 
 def _parameter(fused: Computation, index: int) -> Instruction:
     """Returns the instruction `parameter(index)` of a fused computation."""
-    printed = f"parameter({index})"
-    return next(x for x in fused.values() if f"{x.opcode}({x.attributes}".startswith(printed))
+    parameters = (x for x in fused.values() if x.opcode == "parameter")
+    return next(x for x in parameters if x.attributes.startswith(f"{index})"))
 
 
 def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> int:

@@ -189,7 +189,7 @@ class HloProgram:
         if annotated := _TRIP_COUNT.search(loop.attributes):
             return int(annotated[1])
         condition = self.computations[loop.attribute("condition")]
-        # A condition without a constant does not show the limit; count one run.
+        # If the condition has no positive constant, the limit is unknown; count one run.
         limit = max(x.integer for x in condition.values()) or 1
         # Divide and round up.
         return -(-limit // self._loop_step(loop, condition))
