@@ -126,5 +126,9 @@ def _read_int(file: Path) -> int:
 
 def _statistics(file: Path, names: Sequence[str]) -> int:
     """Returns the sum of the named statistics of a control group; a missing statistic adds 0."""
-    rows = dict(re.findall(r"(\w+) (\d+)", file.read_text(encoding="utf-8")))
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    rows = dict(re.findall(r"(\w+) (\d+)", text))
     return sum(int(rows.get(name, 0)) for name in names)
