@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-import jax
-
 from ..data.common.fields import (
     Checked,
     NonNegative,
@@ -67,7 +65,7 @@ class TrainConfig(Checked):
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body from the
-    initial model. It also takes the layers of the initial model's head that its own head has. The
+    initial model. From the model's head, it takes the layers that its own head also has. The
     run then uses only `dropout_rate` of the field `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
@@ -200,10 +198,10 @@ def objective_of(config: TrainConfig, custom: Objective | None = None) -> Object
         return {name: x for name, x in inputs.items() if name != "token_type_ids"}
 
     def inputs(batch: Batch) -> Inputs | tuple[Inputs, ...]:
-        # The inputs are one dict, or a tuple of dicts.
-        return jax.tree.map(
-            without_types, objective.inputs(batch), is_leaf=lambda x: isinstance(x, dict)
-        )
+        model_inputs = objective.inputs(batch)
+        if isinstance(model_inputs, tuple):
+            return tuple(map(without_types, model_inputs))
+        return without_types(model_inputs)
 
     return dataclasses.replace(objective, inputs=inputs)
 
