@@ -105,7 +105,7 @@ class Loop:
             stopped = True
         self._log_pending()
         self._end(stopped, time.monotonic() - started)
-        # If another error stopped the run, `_end` has raised it.
+        # If an error stopped the run, `_end` has raised it.
         return self.stopper.signal if stopped else None
 
     def _running_model(self) -> RunningModel:

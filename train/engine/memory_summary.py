@@ -189,11 +189,11 @@ def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
 
 def _remedies(config: TrainConfig, resumed: bool) -> str:
     """Returns a clause that names the options that lower the memory of a step."""
-    has_rows = config.batch_size > config.micro_batches
+    has_several_rows = config.batch_size > config.micro_batches
     remedies = {
-        f"raise micro_batches (now {config.micro_batches})": has_rows,
+        f"raise micro_batches (now {config.micro_batches})": has_several_rows,
         # A resumed run must keep its batch size.
-        f"lower batch_size (now {config.batch_size:,})": has_rows and not resumed,
+        f"lower batch_size (now {config.batch_size:,})": has_several_rows and not resumed,
         "choose execution.remat full": config.execution.remat != "full",
         "choose gather layer": config.gather == "step",
     }
