@@ -503,3 +503,23 @@ ENTRY %main (a: f32[24,64], b: s32[24,64]) -> (f32[24], s32[24]) {{
 }}
 """)
     assert hbm_bytes(program) == 2 * 4 * 24 * 64 + 2 * 4 * 24
+
+
+def test_the_branches_of_a_predicate_take_turns():
+    program = parse_hlo("""
+%region_0.1 (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  ROOT %d = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%region_1.2 (y: f32[8,8]) -> f32[8,8] {
+  ROOT %y = f32[8,8]{1,0} parameter(0)
+}
+
+ENTRY %main (p: pred[], a: f32[8,8]) -> f32[8,8] {
+  %p = pred[] parameter(0)
+  %a = f32[8,8]{1,0} parameter(1)
+  ROOT %c = f32[8,8]{1,0} conditional(%p, %a, %a), true_computation=%region_0.1, false_computation=%region_1.2
+}
+""")  # noqa: E501
+    assert matmul_flops(program) == 2 * 8 * 8 * 8 / 2
