@@ -23,7 +23,8 @@ from ...data.common.fields import require
 ENDING_SECONDS = 10.0
 """The number of seconds that the other processes have to end by themselves after one failed."""
 FORWARDED = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}
-"""The signals that `launch` forwards to the processes. Windows has no SIGHUP."""
+"""The signals that `launch` forwards to the processes; only the first two on Windows, which has no
+SIGHUP."""
 
 
 def launch(command: list[str], processes: int) -> int:
