@@ -33,8 +33,8 @@ def arrays_of_pairs(
       start: The id of the token that precedes each target in the decoder's input.
 
     Returns:
-      Three int32 [S] arrays: ``input_ids``, ``segment_ids`` and ``position_ids``; and four int32
-      [T] arrays: ``decoder_input_ids`` (the start token, then the labels shifted right),
+      The int32 [S] arrays ``input_ids``, ``segment_ids`` and ``position_ids``, and the int32 [T]
+      arrays ``decoder_input_ids`` (the start token, then the labels shifted right),
       ``decoder_segment_ids``, ``decoder_position_ids`` and ``labels``. The source and the target of
       a pair have the same segment id, counted from 1. Positions start at 0 in each source and in
       each target. Padding is at the end, and is 0 in all arrays.
