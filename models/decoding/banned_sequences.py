@@ -1,10 +1,10 @@
 """Bans sequences of tokens.
 
-If a text ends with all tokens of a banned sequence but the last, the last token gets the logit
--inf.
+If a text ends with all tokens of a banned sequence except the last one, the last token of the
+sequence gets the logit -inf.
 
-The caller specifies the sequences, or forbids each row to repeat any sequence of some length
-(`completes_repetition`).
+The caller specifies the banned sequences, or bans the repetition of any sequence of a given length
+within a row (`completes_repetition`).
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from ..nn.typing import Array, Bool, Float, Int
 from .padding import pad_rows, power_of_two
 
 ANY, NOTHING = -1, -2
-"""`ANY` pads shorter prefixes and matches every token. `NOTHING` pads rows before their first token
-and matches no prefix.
+"""Padding values. `ANY` pads short prefixes and matches every token. `NOTHING` pads rows before
+their first token and matches no token of a prefix.
 """
 
 
@@ -29,12 +29,12 @@ class BannedSequences:
     """W banned sequences, stored as arrays for the compiled steps."""
 
     prefixes: Int[Array, "W P"]
-    """The tokens of each sequence without the last one, padded on the left with `ANY`."""
+    """All tokens of each sequence except the last one, padded on the left with `ANY`."""
     last_tokens: Int[Array, " W"]
 
     @property
     def prefix_length(self) -> int:
-        """P, the number of recent tokens that are compared with the sequences."""
+        """The number of recent tokens that are compared with the sequences, P."""
         return self.prefixes.shape[1]
 
 
@@ -70,7 +70,7 @@ def banned_sequences(sequences: Sequence[Sequence[int]], vocab_size: int) -> Ban
 
 def last_tokens(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
     """Returns the last `number` tokens of each row, int32[B, number]."""
-    # Do not write row[-number:], which would be the whole row if `number` is 0.
+    # `row[-number:]` would be wrong: if `number` is 0, this slice is the whole row.
     ends = [row[max(0, len(row) - number) :] for row in rows]
     return pad_rows(ends, length=number, fill=NOTHING, left=True)[0]
 
@@ -78,7 +78,7 @@ def last_tokens(rows: Sequence[Sequence[int]], number: int) -> np.ndarray:
 def append_recent(
     recent: Int[Array, "*rows P"], tokens: Int[Array, "*rows"]
 ) -> Int[Array, "*rows P"]:
-    """Appends a token to the recent tokens of each row, and drops the oldest."""
+    """Appends a token to the recent tokens of each row, and drops the oldest token."""
     number = recent.shape[-1]
     return jnp.concatenate([recent, tokens[..., None]], axis=-1)[..., 1 : 1 + number]
 
@@ -93,8 +93,8 @@ def hide_banned(
     same: Bool[Array, "*rows W P"] = (banned.prefixes == ANY) | (
         banned.prefixes == recent[..., None, :]
     )
-    # Use `min` and not `set`: several sequences may end with the same token, and it is banned if
-    # one of them matches.
+    # Several sequences may end with the same token, which is banned if any of them matches, so use
+    # `min` and not `set`.
     bound = jnp.where(jnp.all(same, axis=-1), -jnp.inf, jnp.inf)  # [*rows, W]
     return logits.at[..., banned.last_tokens].min(bound)
 
@@ -102,15 +102,15 @@ def hide_banned(
 def completes_repetition(
     written: Int[Array, "*rows L"], length: Int[Array, ""], size: int, *, vocab_size: int
 ) -> Bool[Array, "*rows {vocab_size}"]:
-    """Returns the tokens that would repeat a sequence of `size` tokens of the same row.
+    """Returns which next tokens would repeat a sequence of `size` tokens in the same row.
 
     Args:
       written: the tokens of each row.
-      length: the number of tokens written so far.
-      size: the number of tokens of a sequence, at least 1.
+      length: the number of tokens in each row so far.
+      size: the length of a sequence, at least 1.
       vocab_size: the size of the vocabulary.
     """
-    # A sequence of this size may begin at this number of positions.
+    # The number of positions where a sequence of this size may begin.
     number = written.shape[-1] - size + 1
     if number < 1:
         return jnp.zeros((*written.shape[:-1], vocab_size), bool)
@@ -126,7 +126,7 @@ def completes_repetition(
     def mark(tokens: Array, repeated: Array) -> Array:
         return jnp.zeros(vocab_size, jnp.int32).at[tokens].add(repeated.astype(jnp.int32)) > 0
 
-    # The token that ends each repeated sequence is banned.
+    # Ban the last token of each repeated sequence.
     rows = jax.vmap(mark)(
         written[..., size - 1 :].reshape(-1, number), repeated.reshape(-1, number)
     )

@@ -1,4 +1,4 @@
-"""Adapters that run a model for beam search: first a prefill of all rows, then beam steps.
+"""Adapters that run a model for beam search: first a prefill of all rows, then one step per token.
 
 The K beams of a row share the cache of the row. A step has K queries per row, and each query has
 separate visible slots and a separate position.
@@ -39,14 +39,17 @@ class Prefill:
 
     cache: Cache
     visible_slots: Bool[Array, "B S"]
-    """Which cache slots contain the tokens that precede the beams."""
+    """Whether each cache slot contains a token that precedes the beams."""
     logits: Float[Array, "B 1 V"]
-    """The logits of the first token of the beams."""
+    """The logits of the first new token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoderBeams:
-    """Rows are sources, which the encoder reads. Targets begin with a start token."""
+    """The adapter for encoder-decoders.
+
+    Rows are sources, which the encoder reads. Targets begin with a start token.
+    """
 
     model: Model
 
@@ -66,7 +69,7 @@ class EncoderDecoderBeams:
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
         """Reads the sources into a cache with `num_tokens` slots for each beam."""
         config, number = self.model.config, rows.ids.shape[0]
-        # Add one slot for the start token, which all beams share.
+        # Add one slot for the start token, which is shared by all beams.
         slots = num_beams * num_tokens + 1
         cache = init_cache(config, self.model.execution, number, slots, num_beams=num_beams)
         output = self.model.apply(
@@ -90,7 +93,7 @@ class EncoderDecoderBeams:
         count: Int[Array, ""],
         cache: Cache,
     ) -> Seq2SeqLMOutput:
-        """Runs the model on the newest token of each beam, its `count`-th token."""
+        """Runs the model on the newest token of each beam, which is its `count`-th token."""
         return self.model.apply(
             {"params": params},
             None,
@@ -104,7 +107,10 @@ class EncoderDecoderBeams:
 
 @dataclasses.dataclass(frozen=True)
 class CausalBeams:
-    """Rows are prompts, padded on the left, which beams continue without a start token."""
+    """The adapter for causal language models.
+
+    Rows are prompts, padded on the left. The beams continue the prompts without a start token.
+    """
 
     model: Model
 
@@ -123,7 +129,7 @@ class CausalBeams:
 
     def prefill(self, params: Params, rows: SearchRows, num_beams: int, num_tokens: int) -> Prefill:
         """Reads the prompts into a cache with `num_tokens` slots for each beam."""
-        # Slots of new tokens become visible to a beam when it writes them.
+        # The slot of a new token becomes visible to a beam when the token is written.
         visible = jnp.pad(rows.mask, ((0, 0), (0, num_beams * num_tokens)))
         cache = init_cache(
             self.model.config, self.model.execution, *visible.shape, num_beams=num_beams
@@ -141,8 +147,8 @@ class CausalBeams:
         count: Int[Array, ""],
         cache: Cache,
     ) -> CausalLMOutput:
-        """Runs the model on the newest token of each beam, its `count`-th token."""
-        # Beams of a row have the same number of tokens, so they share a position.
+        """Runs the model on the newest token of each beam, which is its `count`-th token."""
+        # All beams of a row have the same number of tokens, so they share one position.
         positions = jnp.sum(rows.mask, axis=1, keepdims=True) + count - 1
         return self.model.apply(
             {"params": params}, tokens, visible_slots, position_ids=positions, cache=cache

@@ -1,10 +1,10 @@
 """Beam search as a compiled loop, for any generative model. With one beam, the search is greedy.
 
-- Length penalty, and early stopping when no beam can win: Wu et al. 2016, "Google's neural machine
-  translation system", equation 14; Vaswani et al. 2017, section 6.1.
-- Each step considers the best 2 K continuations of a row's K beams (with one end token). If one of
-  the best K continuations ends, it becomes a finished hypothesis. The best K continuations that do
-  not end are the next beams (as in transformers).
+- The length penalty, and early stopping when no beam can win any more, follow Wu et al. 2016,
+  "Google's neural machine translation system", equation 14, and Vaswani et al. 2017, section 6.1.
+- If there is one end token, each step considers the best 2 K continuations of a row's K beams. If
+  one of the best K continuations ends, it becomes a finished hypothesis. The best K continuations
+  that do not end are the next beams (as in transformers).
 
 The result of a row does not depend on the other rows. The K beams of a row share one cache. Tokens
 stay in the slots where they were written, and each beam has a mask of the slots that it sees. When
@@ -51,10 +51,10 @@ def begin(
       max_lengths: the maximum target length of each row.
       recent: the last tokens of each row, for banned sequences.
       beam_params: the settings.
-      num_beams: K.
-      num_tokens: T, at least the maximum of `max_lengths`.
+      num_beams: the number of beams, K.
+      num_tokens: the size of the token arrays, T, at least the maximum of `max_lengths`.
     """
-    # The model never reads the last token, so this token needs no slot.
+    # The model never reads the last new token, so it needs no slot.
     prefill = model.prefill(params, rows, num_beams, num_tokens - 1)
     state = empty_state(prefill, recent, max_lengths, num_beams=num_beams, num_tokens=num_tokens)
     # Before the first token, each row has a single beam.
@@ -90,7 +90,7 @@ def proceed(
 
     def step(state: BeamState) -> BeamState:
         tokens = jax.lax.dynamic_index_in_dim(state.tokens, state.count - 1, axis=2, keepdims=False)
-        # The newest token of each beam is written to a separate slot, visible to it alone: [K, S].
+        # [K, S]: the newest token of each beam is written to a slot that only this beam sees.
         own = state.cache.index + jnp.arange(num_beams)
         written = jnp.arange(state.visible_slots.shape[-1]) == own[:, None]
         visible = state.visible_slots | written

@@ -1,8 +1,8 @@
-"""One step of beam search for all beams of all rows: which beams continue, and which end.
+"""One step of beam search: decides which beams of each row continue and which end.
 
-`beam_search` calls these functions in a compiled loop. Each of B rows has K beams with K · V
-continuations, and the best C of these continuations are the candidates. T is the maximum target
-length.
+`beam_search` calls these functions in a compiled loop. Each of the B rows has K beams. With a
+vocabulary of V tokens, these beams have K · V continuations by one token, and the best C of these
+are the candidates. T is the maximum target length.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ from .banned_sequences import (
 from .beam_adapters import Prefill
 from .request import GenerationRequest
 
-# Width of the blocks whose maxima locate the best tokens of a large vocabulary (`top_tokens`).
+# `top_tokens` divides a large vocabulary into blocks of this many tokens.
 BLOCK = 128
 
 
 @struct.dataclass
 class BeamParams:
-    """The settings of a search as traced arrays, so that changing a value does not recompile."""
+    """The settings of a search as traced arrays, so that changing a value does not recompile it."""
 
     length_penalty: Float[Array, ""]
     eos_ids: Int[Array, " E"]
-    """Tokens that end a hypothesis, or -1 if no token does."""
+    """The tokens that end a hypothesis, or -1 if there are none."""
     num_return: Int[Array, ""]
     banned: BannedSequences
     penalty_form: str = struct.field(pytree_node=False)
@@ -49,7 +49,7 @@ class BeamParams:
     """If above 0, sequences of this many tokens must not repeat within a target."""
 
     def penalty(self, length: Array) -> Array:
-        """Returns the divisor of the log-probability of `length` tokens."""
+        """Returns the divisor for the log-probability of a hypothesis of `length` tokens."""
         base = length.astype(jnp.float32)
         if self.penalty_form == "gnmt":
             base = (5 + base) / 6
@@ -57,15 +57,15 @@ class BeamParams:
 
 
 def beam_params(request: GenerationRequest, vocab_size: int) -> BeamParams:
-    """Returns the beam parameters of a request.
+    """Converts a request to beam parameters.
 
     Raises:
       UserError: an id is not in the vocabulary.
     """
     # Greedy search ignores the length penalty, and stops at the first finished hypothesis.
     greedy, forced_bos = request.num_beams == 1, request.forced_bos_token_id
-    # An end token beyond the vocabulary cannot occur. The forced end token must be the first of
-    # `eos_ids`.
+    # Omit end tokens beyond the vocabulary, which cannot occur. The forced end token must come
+    # first in `eos_ids`.
     forced = () if request.forced_eos_token_id is None else (request.forced_eos_token_id,)
     ends = [token for token in request.eos_token_id if token < vocab_size and token not in forced]
     return BeamParams(
@@ -85,7 +85,7 @@ def beam_params(request: GenerationRequest, vocab_size: int) -> BeamParams:
 
 @struct.dataclass
 class Finished:
-    """The K best hypotheses of each row, best first. Empty entries have the score -inf."""
+    """The K best finished hypotheses of each row, best first. Empty entries have the score -inf."""
 
     tokens: Int[Array, "B K T"]
     scores: Float[Array, "B K"]
@@ -100,21 +100,21 @@ class BeamState:
 
     cache: Cache
     visible_slots: Bool[Array, "B K S"]
-    """Which slots of the row's cache each beam attends to."""
+    """Whether each beam attends to each slot of its row's cache."""
     tokens: Int[Array, "B K T"]
     recent: Int[Array, "B K P"]
-    """The most recent tokens of each beam, including tokens of the prompt if the beam is short."""
+    """The last P tokens of each beam, including tokens of the prompt if the beam is short."""
     log_probs: Float[Array, "B K"]
-    """The log-probability of each beam; -inf if the row has fewer beams."""
+    """The log-probability of each beam. If a row has fewer than K beams, the rest have -inf."""
     finished: Finished
     done: Bool[Array, " B"]
     count: Int[Array, ""]
-    """The number of new tokens of every beam."""
+    """The number of new tokens, which is the same for all beams."""
 
 
 @struct.dataclass
 class Candidates:
-    """The candidates of a row: continuations of its beams by one token, best first."""
+    """The candidates of each row: continuations of its beams by one token, best first."""
 
     log_probs: Float[Array, "B C"]
     beams: Int[Array, "B C"]
@@ -129,7 +129,7 @@ def empty_state(
     num_beams: int,
     num_tokens: int,
 ) -> BeamState:
-    """Returns the state before the first token. All beams of a row see the same slots."""
+    """Returns the state before the first token, where all beams of a row see the same slots."""
     shape = max_lengths.shape[0], num_beams
     slots = prefill.visible_slots
     tokens = jnp.zeros((*shape, num_tokens), jnp.int32)
@@ -154,7 +154,7 @@ def hidden_by_target(
     params: BeamParams,
     vocab_size: int,
 ) -> Bool[Array, "B K V"] | None:
-    """Returns the next tokens that the minimum length or the ban on repetition excludes.
+    """Returns which next tokens are excluded by the minimum length or the ban on repetition.
 
     Args:
       tokens: the tokens of each beam.
@@ -202,11 +202,11 @@ def best_candidates(
       params: the settings.
       num_beams: the number of beams after this step. If there are fewer than C continuations, the
         remaining candidates have -inf.
-      first: whether the search chooses the first tokens of the targets.
+      first: whether this step chooses the first token of each target.
       hidden: additional tokens that must not be chosen.
     """
     number = (1 + params.eos_ids.shape[0]) * num_beams  # C
-    rows, beams_before, vocabulary = logits.shape  # in the first step, a row has one beam
+    rows, beams_before, vocabulary = logits.shape  # each row has one beam in the first step
     allowed = hide_banned(logits, recent, params.banned)
     allowed = allowed if hidden is None else jnp.where(hidden, -jnp.inf, allowed)
     normalizer = jax.nn.logsumexp(allowed if params.renormalize else logits, axis=-1)  # [B, K]
@@ -221,7 +221,7 @@ def best_candidates(
         scores = jnp.where(last[:, None, None], only_one, scores)
         tokens = jnp.where(last[:, None, None], params.eos_ids[0], tokens)
     per_beam = scores.shape[-1]
-    # With a tiny vocabulary there are fewer than C continuations: pad them.
+    # With a tiny vocabulary, there are fewer than C continuations, so pad them.
     short = ((0, 0), (0, max(0, number - per_beam * beams_before)))
     flat = jnp.pad(scores.reshape(rows, -1), short, constant_values=-jnp.inf)  # [B, ≥ C]
     best, indices = jax.lax.top_k(flat, number)  # [B, C]; index = beam · per_beam + rank
@@ -233,9 +233,10 @@ def best_candidates(
 def top_tokens(
     logits: Float[Array, "B K V"], number: int
 ) -> tuple[Float[Array, "B K C"], Int[Array, "B K C"]]:
-    """Returns the best C logits and their tokens, like `lax.top_k`, in one pass.
+    """Returns the best C logits and their tokens, like `lax.top_k`.
 
-    The best C tokens are in the C blocks with the highest maxima, so only these blocks are sorted.
+    The vocabulary is divided into blocks. The best C tokens are in the C blocks with the highest
+    maxima, so only these blocks are sorted.
     """
     vocabulary = logits.shape[-1]
     # If the chosen blocks are at least half of the vocabulary, sort the vocabulary directly.
@@ -270,7 +271,7 @@ def advance_beams(
     ends |= (count >= max_lengths)[:, None]
     finished = _finish(state, candidates, tokens, ends, params=params)
 
-    # If a candidate ends, the next best candidate becomes a beam.
+    # If a candidate ends, the next best candidate becomes a beam in its place.
     live = jnp.where(ends, -jnp.inf, candidates.log_probs)
     log_probs, kept = jax.lax.top_k(live, num_beams)  # [B, K], indices of candidates
     parents = jnp.take_along_axis(candidates.beams, kept, axis=1)  # indices of previous beams
@@ -299,7 +300,8 @@ def _finish(
 ) -> Finished:
     """Adds the hypotheses that end with this token; returns the K best finished hypotheses."""
     num_beams, count = state.tokens.shape[1], state.count + 1
-    # Only the best K candidates may end. Other candidates only fill the beams, as in transformers.
+    # Only the best K candidates may become hypotheses. The other candidates can only become beams,
+    # as in transformers.
     among_best = jnp.arange(ends.shape[1]) < num_beams
     counts = ends & among_best & ~state.done[:, None]
     scores = jnp.where(counts, candidates.log_probs / params.penalty(count), -jnp.inf)
@@ -318,7 +320,7 @@ def score_upper_bound(
     """Returns an upper bound on the final score of a live beam of `count` tokens.
 
     The bound assumes that the log-probability does not decrease further. If `early_stopping` is
-    "never", the bound uses the length with the best penalty; otherwise, the current length.
+    "never", the bound uses the length with the best penalty. Otherwise, it uses the current length.
     """
     # A log-probability is negative, so the largest divisor gives the best score.
     now = params.penalty(count)
@@ -328,7 +330,7 @@ def score_upper_bound(
 
 
 def is_done(finished: Finished, bound: Float[Array, " B"], params: BeamParams) -> Bool[Array, " B"]:
-    """Returns whether a row can stop, by the rule of `early_stopping`."""
+    """Returns whether each row can stop, according to `early_stopping`."""
     if params.early_stopping == "never":
         worst = jnp.take(finished.scores, params.num_return - 1, axis=1)
         return bound <= worst
@@ -341,5 +343,5 @@ def is_done(finished: Finished, bound: Float[Array, " B"], params: BeamParams) -
 
 
 def _gather(x: Array, indices: Int[Array, "B C"]) -> Array:
-    """Returns x[b, indices[b, c]] of x `[B, N, …]`."""
+    """Returns x[b, indices[b, c]] for an array x `[B, N, …]`."""
     return jnp.take_along_axis(x, indices.reshape(*indices.shape, *(1,) * (x.ndim - 2)), axis=1)

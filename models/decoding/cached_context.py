@@ -1,4 +1,4 @@
-"""A context that grows, such as a conversation. Each of its tokens is read only once."""
+"""A growing context, such as a conversation, whose tokens are each read only once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,18 +21,15 @@ CHUNKS = (64, 16, 4, 1)
 """Tokens are read in chunks of these sizes, so that few programs are compiled."""
 
 SPARE = 64
-"""The number of tokens that can be removed from the cache of a model with sliding windows. Tokens
-are removed because the chat template may write the end of an answer differently in the next
-turn."""
+"""The number of tokens that can be removed from the cache of a model with sliding windows. Removal
+is needed if the chat template formats the end of an answer differently in the next turn."""
 
 
 class CachedContext(ContinuousBatch):
-    """A batch of one row. Each text replaces the previous text.
+    """A batch of one row, where each text replaces the previous text.
 
-    The cached tokens of the common prefix of both texts are reused.
-
-    Only the new tokens of the next turn of a conversation are read. The cache grows with the
-    context.
+    The cached tokens of the common prefix of both texts are reused. In a conversation, each turn
+    therefore reads only its new tokens. The cache grows with the context.
 
     Args:
       model: a causal language model in the layout of `unstack_layers`.
@@ -88,7 +85,7 @@ class CachedContext(ContinuousBatch):
             greedy=not request.samples,
             scored=False,
         )
-        # Drop an unfinished text, if the caller stopped early; its cache is still used.
+        # If the caller stopped early, drop the unfinished text, but keep its cache.
         self._texts = [None]
         limit = min(request.max_new_tokens or longest, longest - len(context) + 1)
         self.add(0, context, key=keys, limit=limit)
@@ -107,8 +104,8 @@ class CachedContext(ContinuousBatch):
         rows = reader.with_space(rows, len(tokens)).moved_to(jnp.asarray([common]))
         logits: Any = None
         start, sizes = common, divided(len(tokens) - common, CHUNKS)
-        # Read the whole text at once if the first of several chunks would get the rotary
-        # frequencies of a short text.
+        # Read the whole text at once if its length determines the rotary frequencies: the first
+        # of several chunks would get the frequencies of a short text.
         if start == 0 and rotates_by_length(config, len(tokens)):
             sizes = [len(tokens)]
         for size in sizes:
@@ -121,14 +118,14 @@ class CachedContext(ContinuousBatch):
         return logits, rows
 
     def _kept(self, tokens: Sequence[int]) -> tuple[RowCaches | None, int]:
-        """Returns the caches of the last text, if reusable, and the number of reusable tokens."""
+        """Returns the caches of the last text (or None) and the number of reusable tokens."""
         if self._state is None or self._last is None:
             return None, 0
         rows, config, limit = self._state.context, self._config, self._config.reread_length
         assert isinstance(rows, RowCaches)
         cached = self._last.context[: self._last.slot]
         self._most_written = max(self._most_written, self._last.slot)
-        # The last token must be read for its logits.
+        # The last token must be read again, because its logits are needed.
         common = min(common_prefix(cached, tokens), len(tokens) - 1)
         # A convolution stores only the inputs of the last tokens, so no tokens can be removed.
         convolved = common < self._last.slot and bool(config.recent_shapes)
@@ -141,7 +138,7 @@ class CachedContext(ContinuousBatch):
 
 
 def rotates_by_length(config: TransformerConfig, length: int) -> bool:
-    """Returns whether texts of this length are rotated by other frequencies than shorter texts."""
+    """Returns whether texts of this length have different rotary frequencies than shorter texts."""
     scaling = config.rope_scaling
     if scaling is None or scaling.kind not in ("dynamic", "longrope"):
         return False

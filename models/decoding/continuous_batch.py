@@ -1,8 +1,9 @@
-"""Generation of many texts in a few rows, in lockstep or by continuous batching.
+"""Generates many texts in a few rows, in lockstep or by continuous batching.
 
-With continuous batching (Orca, Yu et al. 2022, section 4.1) the next text takes the row of a text
-that has ended. Rows that advance in lockstep are faster, but new texts begin only when all texts
-have ended. The tokens of a text are independent of the other texts and of its start time.
+With continuous batching (Orca, Yu et al. 2022, section 4.1), the next text takes the row of a text
+that has ended. Rows that advance in lockstep are faster, but new texts begin only when all current
+texts have ended. The tokens of a text do not depend on the other texts or on the time when the text
+begins.
 """
 
 import dataclasses
@@ -34,8 +35,8 @@ from .rows import (
 from .sample import History, SamplingParams, history_of, require_tokens
 
 READ_BUCKET = 32
-"""Contexts are padded to a multiple of this number, or of a quarter of the next power of two if
-that is larger."""
+"""Contexts are padded to a multiple of this number. Long contexts are padded to a multiple of a
+quarter of the next power of two."""
 SLOT_BUCKET = 64
 """The final length of a growing cache is a multiple of this number."""
 
@@ -55,7 +56,7 @@ class Written:
 
 @dataclasses.dataclass
 class Usage:
-    """Counts the tokens that a batch computed."""
+    """The numbers of tokens that a batch has computed."""
 
     contexts: int = 0
     """Number of contexts that were read. Reading a context also yields one new token."""
@@ -64,8 +65,8 @@ class Usage:
     positions_read: int = 0
     """Number of context positions that were read, including padding."""
     positions_advanced: int = 0
-    """Number of new tokens after the first new token of each context, including tokens of idle
-    rows."""
+    """Number of computed new tokens, except for the first new token of each context. Includes the
+    tokens of idle rows."""
 
     @property
     def positions_written(self) -> int:
@@ -79,10 +80,9 @@ class Text:
 
     number: int
     context: list[int]
-    """The tokens of the prompt and the text, up to the newest token. The oldest tokens may have
-    been dropped."""
+    """The tokens of the prompt and the new tokens. The oldest tokens may have been dropped."""
     used: set[int]
-    """The set of all tokens of the text, including dropped tokens, for the repetition penalty."""
+    """All tokens that have occurred, including dropped tokens, for the repetition penalty."""
     key: Any
     """The random key, `Key[Array, "1"]`; None in an open batch."""
     limit: int
@@ -106,7 +106,7 @@ class Text:
 
 @dataclasses.dataclass
 class Call:
-    """A call of the compiled step. Its result may not be computed yet."""
+    """A call of the compiled step, whose result may not be computed yet."""
 
     texts: list[tuple[int, Text]]
     """The indices of the rows that have a text, and their texts."""
@@ -120,15 +120,15 @@ class ContextReader:
     model: Model
     params: Params
     step: int
-    """The number of slots of a row that one call of the compiled step writes."""
+    """The number of slots that one call of the compiled step writes in each row."""
     spare: int
-    """The number of newest tokens that can be removed from a cache again."""
+    """The number of newest tokens that can be removed from a cache."""
     usage: Usage
     most: int = 0
     """The maximum number of slots that a text needs."""
 
     def expect(self, length: int, limit: int) -> None:
-        """Announces a text of `length` tokens that grows by at most `limit` tokens."""
+        """Makes `most` large enough for a text of `length` tokens and `limit` new tokens."""
         longest = self.model.config.max_length
         self.most = max(self.most, _most_slots(longest, length, limit, self.step))
 
@@ -143,8 +143,8 @@ class ContextReader:
 
         Args:
           contexts: the tokens of each context.
-          kind: the kind of cache.
-          with_space: whether the cache gets space for the new tokens of one call.
+          kind: the class of the cache.
+          with_space: whether to add space in the cache for the new tokens of one call.
         """
         length = self.read_length(contexts)
         ids, _ = pad_rows(contexts, length=length, left=True)
@@ -188,7 +188,7 @@ class ContinuousBatch:
       num_rows: the number of rows, R.
       lockstep: whether all rows start together and advance together.
       tokens_per_call: the number of tokens per call of the compiled loop.
-      spare: the number of newest tokens that can be removed again.
+      spare: the number of newest tokens that can be removed from the caches.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class ContinuousBatch:
     def _rows_to_fill(self) -> list[int]:
         """Returns the free rows to fill together with the next texts."""
         free = [row for row, text in enumerate(self._texts) if text is None]
-        # The first texts are read together. Later texts are read one by one when a row is free.
+        # The first texts are read together. Each later text is read alone when a row is free.
         most = len(free) if len(free) == len(self._texts) else 0 if self._lockstep else 1
         return free[: min(most, len(self._waiting))]
 
@@ -276,13 +276,14 @@ class ContinuousBatch:
         """Reads the contexts of texts into rows; returns the first new token of each text.
 
         Args:
-          pairs: pairs of row and text: one pair, or any number if all rows are free or in lockstep.
+          pairs: rows and their texts. There must be a single pair unless all rows are free or in
+            lockstep.
         """
         num_rows, (first, last) = len(self._texts), pairs[-1]
         texts = [last]
         if self._lockstep or not any(self._texts):
-            # Fill rows without a text with a copy of another text, so that the same program is used
-            # for any number of texts.
+            # Copy another text to each row without a text, so that the same program is used for any
+            # number of texts.
             first, by_row = 0, dict(pairs)
             texts = [by_row.get(row, last) for row in range(num_rows)]
         # Read the contexts, and choose the first token of each row.
@@ -312,7 +313,7 @@ class ContinuousBatch:
         for text in texts:
             text.context = shortened(text.context, self._config.max_length)
             text.room = tokens_left(self._config, len(text.context))
-        # Record the next slot of each text, and how many tokens it can grow by.
+        # Record the next slot of each text, and the number of tokens that can be added to it.
         contexts = [text.context for text in texts]
         # If rows are in lockstep, all of them must be read again as soon as one of them is full.
         least = min(text.room for text in texts)
@@ -334,10 +335,10 @@ class ContinuousBatch:
         return self._collect(self._start())
 
     def _start(self, ahead: int = 0) -> Call:
-        """Starts the computation of the next tokens, and does not wait for them.
+        """Starts the computation of the next tokens without waiting for the result.
 
         Args:
-          ahead: the number of tokens of each row that another call is still computing.
+          ahead: the number of tokens that an earlier call is still computing for each row.
         """
         # Call the program with all rows, including idle rows, so that the same program is used for
         # any number of texts.
@@ -369,7 +370,7 @@ class ContinuousBatch:
         return self._append(row, text, new, row, length=min(length, text.most_new))
 
     def _append(self, row: int, text: Text, new: NewTokens, index: int, *, length: int) -> Written:
-        """Adds the first `length` new tokens to the text of a row, and ends it at its limit."""
+        """Adds the first `length` new tokens to the text of a row; ends the text at its limit."""
         tokens = require_tokens(new.tokens[index, :length]).tolist()
         text.context.extend(tokens)
         text.used.update(tokens)
@@ -380,13 +381,13 @@ class ContinuousBatch:
         log_probs = [] if new.log_probs is None else new.log_probs[index, :length].tolist()
         best = []
         if new.alternatives is not None:
-            # Two arrays [N, K] become a list of K pairs (token, log-probability) for each token.
+            # Convert two arrays [N, K] to a list of K pairs (token, log-probability) per position.
             ids, scores = (x[index, :length].tolist() for x in new.alternatives)
             best = [list(zip(*pair, strict=True)) for pair in zip(ids, scores, strict=True)]
         return Written(text.number, tokens, log_probs, best)
 
     def _with_space(self, ahead: int = 0) -> RowStates:
-        """Returns the state with caches long enough for the next tokens of all texts."""
+        """Returns the state, with caches that have space for the next tokens of all texts."""
         assert self._state is not None
         slot = max(text.slot for _, text in self._present) + ahead
         context = self._reader.with_space(self._state.context, slot)
@@ -396,7 +397,8 @@ class ContinuousBatch:
 def read_length(length: int, longest: int) -> int:
     """Returns the padded length of a context.
 
-    Programs are compiled for few lengths, and at most a third of a long context is padding.
+    There are few padded lengths, so that few programs are compiled, and at most a third of a long
+    context is padding.
     """
     return min(round_up(length, max(READ_BUCKET, power_of_two(length) // 4)), longest)
 
@@ -429,5 +431,5 @@ def _most_slots(longest: int, length: int, limit: int, step: int) -> int:
         return read_length(length, longest) + min(longest - length + 1, limit) + step
 
     prompt = longest - longest // 4 if length > longest else length
-    # If the positions do not suffice, the oldest quarter of the context is dropped.
+    # If the text exceeds the model's positions, the oldest quarter of the context is dropped.
     return max(slots(prompt), slots(longest - longest // 4) if length + limit > longest else 0)

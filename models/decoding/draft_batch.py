@@ -36,7 +36,7 @@ class DraftBatch(ContinuousBatch):
         draft: Draft,
         acceptance: Acceptance,
     ) -> None:
-        # All draft tokens may be rejected, so leave room to remove them.
+        # All draft tokens may be rejected, so ensure that this many tokens can be removed.
         step, spare = draft.num_tokens + 1, draft.num_tokens
         super().__init__(
             model, params, sampling, num_rows=num_rows, tokens_per_call=step, spare=spare
@@ -56,8 +56,8 @@ class DraftBatch(ContinuousBatch):
         return DraftedStates(context, tokens, past, self._read_draft(texts), before)
 
     def _read_draft(self, texts: Sequence[Text]) -> RowCaches:
-        """Reads the contexts, without their newest tokens, with the draft model."""
-        # A context that leaves no room for a round loses its oldest quarter.
+        """Reads the contexts, except for their newest tokens, with the draft model."""
+        # Drop the oldest quarter of a context that leaves no room for a round of proposals.
         longest, num_tokens = self._draft.model.config.max_length, self._draft.num_tokens
         most = min(longest - num_tokens, longest - longest // 4)
         contexts = [
@@ -103,7 +103,7 @@ class DraftBatch(ContinuousBatch):
         return dataclasses.replace(state, draft=self._draft_reader.with_space(state.draft, slot))
 
     def _renew_drafts(self) -> None:
-        """Reads a context again if the draft model has too few positions left for another round."""
+        """Reads contexts again if the draft model has too few positions left for another round."""
         longest = self._draft.model.config.max_length
         for row, text in self._present:
             if text.draft_length + self._draft.num_tokens > longest + 1:

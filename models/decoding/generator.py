@@ -1,6 +1,6 @@
-"""Generates tokens: `stream` samples continuations, `search` finds the best by beam search.
+"""Generates tokens: `stream` samples continuations, and `search` finds the best by beam search.
 
-Rows of different lengths share a batch. Rows are padded to few different lengths, so that few
+A batch may contain rows of different lengths. Rows are padded to few different lengths, so that few
 programs are compiled.
 """
 
@@ -37,8 +37,9 @@ ROW_BUCKET, TOKEN_BUCKET = 16, 32
 numbers.
 """
 
-# Tokens per call of the compiled program. On CPU, one token per call is as fast as a compiled loop,
-# and each token is available immediately. On an accelerator every call waits for the host.
+# The number of tokens per call of the compiled program. On a CPU, one token per call is as fast as
+# a compiled loop, and each token is available immediately. On an accelerator, every call waits for
+# the host.
 TOKENS_PER_CALL = {"cpu": 1}
 DEFAULT_TOKENS_PER_CALL = 16
 MANY_TOKENS = 1 << 30
@@ -48,10 +49,10 @@ SEEDS = 1 << 32
 
 
 class Generator:
-    """Compiled decoding for one model.
+    """Generates tokens with one model, by compiled programs.
 
     A generator keeps an unstacked copy of the parameters (`models.unstack_layers`). All generators
-    of a model share compiled programs.
+    of a model share the same compiled programs.
 
     Args:
       model: a causal language model or an encoder-decoder.
@@ -87,23 +88,24 @@ class Generator:
 
         The result of row r depends only on its prompt, `seed` and r. Rows do not end by themselves:
         the caller checks for `request.eos_token_id` and may stop. When a row reaches the model's
-        `max_length`, its oldest quarter is dropped, and the rest is read again at new positions. A
-        row that crosses the model's `reread_length` is also read again. The length of the cache
-        doubles when it is full, so that n tokens take O(log n) programs.
+        `max_length`, the oldest quarter of its tokens is dropped, and the remaining tokens are read
+        again at new positions. A row that crosses the model's `reread_length` is also read again.
+        The length of the cache doubles when it is full, so that n tokens require only O(log n)
+        compiled programs.
 
         Args:
-          prompts: token ids of each row, at least one each.
+          prompts: the token ids of each row, at least one each.
           request: a request with one beam.
           seed: the random seed.
-          tokens_per_call: tokens per call of the compiled loop. Defaults to the fastest number on
-            this backend. With a draft model, this number has no effect.
+          tokens_per_call: the number of tokens per call of the compiled loop. Defaults to the
+            fastest number on this backend. With a draft model, this number has no effect.
 
         Yields:
           New tokens int[B, n], n ≥ 1, until there are `request.max_new_tokens`.
 
         Raises:
           UserError: prompts are missing or empty; an id is not in the vocabulary; the request
-            has beams; the model is an encoder-decoder; or the logits are NaN or infinite.
+            has several beams; the model is an encoder-decoder; or the logits are NaN or infinite.
         """
         limit = request.max_new_tokens
         require(
@@ -118,7 +120,7 @@ class Generator:
             tokens_per_call=tokens_per_call,
             scored=False,
         )
-        # Rows advance by different numbers of tokens with a draft model.
+        # With a draft model, rows advance by different numbers of tokens.
         tokens: list[list[int]] = [[] for _ in prompts]
         done = 0
         for written in batch:
@@ -143,10 +145,10 @@ class Generator:
         """Returns a batch that continues many prompts in a few rows.
 
         Rows advance in lockstep if there are as many rows as prompts, or if the model is a mixture
-        of experts. Otherwise, the next prompt takes the row of a text that has ended.
+        of experts. Otherwise, when a text has ended, the next prompt takes its row.
 
-        The tokens of a prompt depend only on the prompt and its key. Iterate over the batch, and
-        call its `stop` with the index of a prompt whose text has ended.
+        The new tokens of a prompt depend only on the prompt and its key. Iterate over the batch to
+        get the tokens. To end a text early, call `stop` with the index of its prompt.
 
         Args:
           prompts: as for `stream`.
@@ -199,10 +201,10 @@ class Generator:
         return batch
 
     def open_batch(self, max_rows: int, *, banned: Sequence[Sequence[int]] = ()) -> OpenBatch:
-        """Returns a batch that texts may enter at any time, without a draft model.
+        """Returns a batch without a draft model that texts may enter at any time.
 
         Args:
-          max_rows: the maximum number of texts that grow at once.
+          max_rows: the maximum number of texts that are generated at the same time.
           banned: sequences of tokens that are never generated.
 
         Raises:
@@ -235,7 +237,7 @@ class Generator:
         ]
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty context for a conversation, whose turns read only new tokens.
+        """Returns an empty context for a conversation, so that each turn reads only new tokens.
 
         The context does not use a draft model.
 
@@ -263,10 +265,13 @@ class Generator:
     ) -> list[list[Hypothesis]]:
         """Finds the best targets of sources, or the best continuations of prompts.
 
-        A program is compiled for each combination of the following: the number of rows and the
-        number of banned sequences, rounded up to powers of 2; the length of the rows, rounded up to
-        a multiple of 16, and of the targets, to a multiple of 32; the number of beams; and the
-        settings that are strings or bools.
+        A program is compiled for each combination of these values:
+
+        - the number of rows and the number of banned sequences, each rounded up to a power of 2,
+        - the length of the rows, rounded up to a multiple of 16,
+        - the length of the targets, rounded up to a multiple of 32,
+        - the number of beams,
+        - the settings that are strings or bools.
 
         Args:
           rows: the tokens of each source, including its end token, or of each prompt.
@@ -309,12 +314,12 @@ class Generator:
         padded = None
         if positions is not None:
             padded, _ = pad_rows(positions, num_rows=number, length=length)
-        # Padding rows have the maximum target length 0, so they are done at once.
+        # Padding rows have the maximum target length 0, so they are done immediately.
         max_lengths = np.zeros(number, np.int32)
         max_lengths[: len(rows)] = [_max_length(model, request, len(row)) for row in rows]
         for number_of_row, row in enumerate(rows):
             _check_is_not_reread(config, number_of_row, len(row), int(max_lengths[number_of_row]))
-        # The tokens before a target (start token or prompt), for banned sequences.
+        # Banned sequences may begin in the tokens before a target: the start token or the prompt.
         first = request.decoder_start_token_id
         start = [] if first is None else [first]
         written = [start or row for row in rows] + [()] * (number - len(rows))
@@ -333,7 +338,7 @@ class Generator:
         steps, has_ended = np.int32(num_steps), False
         while not has_ended:
             state, ended = proceed(model, self._params, given, state, num_steps=steps, **settings)
-            # Waits until the tokens are computed.
+            # `bool` waits until the tokens are computed.
             if not (has_ended := bool(ended)):
                 yield None
         ends = set(np.asarray(params.eos_ids).tolist())
@@ -390,7 +395,7 @@ def _check_is_not_reread(config: TransformerConfig, number: int, length: int, ne
 
 
 def check_seed(seed: Any) -> None:
-    """Checks a seed. A key contains only the last 32 bits of a seed.
+    """Checks that a seed is within the 32 bits that a random key contains.
 
     Raises:
       UserError: the seed is out of range.

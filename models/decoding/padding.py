@@ -1,4 +1,4 @@
-"""Pads lists of token ids to arrays of few shapes, so that few programs are compiled."""
+"""Pads lists of token ids to arrays of few different shapes, so that few programs are compiled."""
 
 import itertools
 import operator
@@ -20,7 +20,7 @@ def pad_rows(
     Args:
       rows: token ids of each row.
       num_rows: the number of rows of the result, B. Defaults to the number of `rows`. Added rows
-        are all padding.
+        contain only padding.
       length: the length of the result, T. Defaults to the length of the longest row.
       fill: the padding token.
       left: whether padding precedes the tokens of a row.
@@ -39,17 +39,17 @@ def pad_rows(
 
 
 def round_up(number: int, multiple: int) -> int:
-    """Returns the smallest multiple of `multiple` that is not below `number`."""
+    """Returns the smallest multiple of `multiple` that is at least `number`."""
     return -(-number // multiple) * multiple
 
 
 def power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is not below `number`, at least 1."""
+    """Returns the smallest power of two that is at least `number` and at least 1."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def divided(length: int, sizes: Sequence[int]) -> list[int]:
-    """Divides a length into pieces of the given sizes, as few as possible, the largest first.
+    """Divides a length into as few pieces of the given sizes as possible, the largest first.
 
     Args:
       length: a multiple of the last size.
@@ -63,18 +63,22 @@ def divided(length: int, sizes: Sequence[int]) -> list[int]:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns the number of tokens at the beginning of both sequences."""
+    """Returns the length of the longest common prefix of two sequences."""
     equal = map(operator.eq, first, second)
     return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
 def shortened(context: list[int], longest: int) -> list[int]:
-    """Drops at least the oldest quarter of a context above the model's maximum length."""
+    """Returns a context that the model can read.
+
+    A context above the maximum length loses its oldest tokens, and about three quarters of the
+    maximum length remain.
+    """
     return context if len(context) <= longest else context[-max(1, longest - longest // 4) :]
 
 
 FIRST_STAGE = 256
-"""The smallest length of a cache that grows. Attention to this many empty slots takes only a few
+"""The smallest length of a growing cache. Attention to this many empty slots takes only a few
 percent of the time to compute a token, while compiling another program takes seconds.
 """
 
@@ -82,7 +86,7 @@ percent of the time to compute a token, while compiling another program takes se
 def cache_stage(needed: int, most: int) -> int:
     """Returns the length of a cache that needs `needed` slots now and at most `most` slots later.
 
-    Lengths are powers of two. So at most half of the slots that attention reads are empty, and n
-    tokens take O(log n) compiled programs.
+    Lengths are powers of two, so at most half of the slots that attention reads are empty, and n
+    tokens require only O(log n) compiled programs.
     """
     return min(max(FIRST_STAGE, power_of_two(needed)), most)

@@ -1,4 +1,4 @@
-"""A generation request: how tokens are chosen, and where texts end.
+"""A generation request, which determines how tokens are chosen and where texts end.
 
 `models.generate`, the settings of a folder, the command line and `Generator` all use the class
 `GenerationRequest`. Except for two fields, names and meanings are the same as in transformers'
@@ -24,21 +24,22 @@ from ...data.common.fields import (
 from ..tokenizer import Vocabulary
 
 NewTokens = Annotated[int, Range(least=1, most=2**24)]
-"""The type of a number of new tokens. No model has a context that is longer than this maximum."""
+"""The type of a number of new tokens. No model has a context longer than this maximum."""
 NumBeams = Annotated[int, Range(least=1, most=2**12)]
 LengthPenalty = Annotated[float, Range(least=-10, most=10)]
-"""Larger powers of a length overflow float32."""
+"""The type of a length penalty. Larger powers of a length overflow float32."""
 TopP = Annotated[float, Range(above=0, most=1)]
 
 MAX_EXTRA_TOKENS = 50
-"""By how many tokens a target may be longer than its source (Vaswani et al. 2017, section 6.1)."""
+"""The maximum number of tokens that a target may have in addition to the length of its source
+(Vaswani et al. 2017, section 6.1)."""
 SMALLEST_TEMPERATURE = 1e-6
 """Below this temperature, decoding is greedy: smaller divisors would overflow float32."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Checked):
-    """How each token is chosen.
+    """The settings that determine how each token is chosen.
 
     Raises:
       UserError: a value is out of range.
@@ -47,21 +48,21 @@ class Sampling(Checked):
     temperature: NonNegative = 1.0
     """Divides the logits; below 1e-6, the best token is always chosen (greedy)."""
     top_k: PositiveInt | None = None
-    """Samples among the k best tokens only."""
+    """Samples only among the k best tokens."""
     top_p: TopP | None = None
-    """Samples among the best tokens that together have probability p (Holtzman et al. 2020)."""
+    """Samples only among the best tokens whose total probability is p (Holtzman et al. 2020)."""
     min_p: Fraction | None = None
-    """Samples among the tokens that are at least p times as probable as the best token."""
+    """Samples only among the tokens that are at least p times as probable as the best token."""
     repetition_penalty: Positive = 1.0
-    """Divides the logits of tokens already seen, or multiplies them if negative (Keskar et al.
-    2019, section 4.1)."""
+    """Divides the logits of tokens that have already occurred, or multiplies negative logits
+    (Keskar et al. 2019, section 4.1)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationRequest(Sampling):
     """All settings that determine the generated tokens, except for the rows and the seed.
 
-    Without `do_sample` and with one beam, the best token is chosen each time (greedy).
+    Without `do_sample` and with one beam, the best token is always chosen (greedy).
 
     Raises:
       UserError: a value is out of range.
@@ -73,37 +74,39 @@ class GenerationRequest(Sampling):
     """Maximum number of new tokens of a row. If None, beam search uses all positions of the
     model."""
     max_extra_tokens: NonNegativeInt | None = None
-    """In beam search, by how many tokens a target may be longer than its source. transformers has
-    no such setting."""
+    """For beam search, the maximum number of tokens that a target may have in addition to the
+    length of its source. transformers has no such setting."""
     min_new_tokens: NonNegativeInt = 0
-    """Minimum target length of an encoder-decoder, in tokens before the end token."""
+    """For an encoder-decoder, the minimum number of tokens of a target before its end token."""
     num_return_sequences: PositiveInt = 1
     """Number of results per row."""
     num_beams: NumBeams = 1
     """Number of beams per row, K. Above 1, beam search finds the most probable sequences."""
     length_penalty: LengthPenalty = 1.0
-    """α: log-probabilities are divided by a power α of the length n, which counts the end token.
-    Greedy search ignores this exponent. Larger powers of a length overflow float32."""
+    """The exponent α: log-probabilities are divided by the length n to the power of α. The length
+    includes the end token. Greedy search ignores this exponent. Larger powers of a length overflow
+    float32."""
     penalty_form: Literal["power", "gnmt"] = "power"
-    """power: n^α. gnmt: ((5 + n) / 6)^α, as published (Wu et al. 2016). transformers has no such
-    setting."""
+    """The divisor of log-probabilities. power: n^α. gnmt: ((5 + n) / 6)^α, as published (Wu et al.
+    2016). transformers has no such setting."""
     early_stopping: bool | Literal["never"] = False
-    """When a row is done. False: when a beam that ended now would not be among the K best. True:
-    when K hypotheses are finished. never: when no live beam can win any more."""
+    """When the search of a row stops. False: when a beam that ended now would not be among the K
+    best hypotheses. True: when K hypotheses are finished. never: when no live beam can win any
+    more."""
     renormalize_logits: bool = False
     """Whether probabilities are normalized over the allowed tokens only."""
     no_repeat_ngram_size: NonNegativeInt = 0
-    """If above 0, sequences of this many tokens must not repeat in a target of an encoder-decoder,
-    which includes its start token.
+    """If above 0, sequences of this many tokens must not repeat in a target of an encoder-decoder.
+    The target includes the start token.
     """
     bad_words_ids: tuple[tuple[NonNegativeInt, ...], ...] = ()
     """Sequences of one or more tokens that are never generated."""
     decoder_start_token_id: NonNegativeInt | None = None
     """The first token of the targets of an encoder-decoder."""
     forced_bos_token_id: NonNegativeInt | None = None
-    """For beam search, the token that follows `decoder_start_token_id`, such as the target language
-    of an mBART. The model does not choose this token, and its probability is not counted (as in
-    transformers).
+    """For beam search, the token that is forced after `decoder_start_token_id`, such as the target
+    language of an mBART. The model does not choose this token, and its probability is not counted
+    (as in transformers).
     """
     eos_token_id: tuple[NonNegativeInt, ...] = ()
     """Tokens that end a row. Ids beyond the vocabulary, which some published folders contain, have
@@ -112,7 +115,7 @@ class GenerationRequest(Sampling):
     """The token, one of `eos_token_id`, that is forced as the last token at the maximum length. The
     model does not choose it, and its probability is not counted (as in transformers)."""
     pad_token_id: NonNegativeInt | None = None
-    """The padding token of rows that have ended."""
+    """The token that pads rows that have ended."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +128,7 @@ class GenerationRequest(Sampling):
 
     @property
     def samples(self) -> bool:
-        """Whether tokens are sampled, so that a row may have several results."""
+        """Whether tokens are sampled, so that one row may have several different results."""
         return self.do_sample and self.temperature >= SMALLEST_TEMPERATURE
 
     def check_tokens(self, vocab_size: int, *names: str) -> None:
@@ -141,7 +144,7 @@ class GenerationRequest(Sampling):
                 require(token is None or token < vocab_size, problem)
 
     def end(self, tokens: list[int]) -> int | None:
-        """Returns the length of a row up to and including its end token, or None without one."""
+        """Returns the length of a row through its first end token, or None if there is none."""
         return next((i + 1 for i, token in enumerate(tokens) if token in self.eos_token_id), None)
 
 
@@ -152,7 +155,7 @@ class Hypothesis:
     tokens: list[int]
     """The tokens, excluding the prompt, the start token and the end token."""
     score: float
-    """The score for ranking: `log_probability` divided by the length penalty."""
+    """The score that ranks hypotheses: `log_probability` divided by the length penalty."""
     log_probability: float
     """The log-probability of the tokens, including the end token, in nats."""
     end_id: int | None
@@ -182,7 +185,7 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
     """
     for token in ids:
         check_value(f"{name}: token id", token, int)
-    # JAX does not raise an error for such an id: the logits would be wrong.
+    # For an id outside the vocabulary, JAX would return wrong logits without an error.
     require(
         0 <= min(ids) <= max(ids) < vocab_size,
         f"token ids {min(ids)} … {max(ids)} of {name} are not within the vocabulary of "
@@ -209,10 +212,10 @@ def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationReque
             f"this {tokenizer.kind} tokenizer lacks a token that starts or ends a text: train a "
             "tokenizer (data.tokenizer.kind sentencepiece-bpe)"
         )
-    # Ban tokens that are not text, and ids of the embedding that no token has.
+    # Ban tokens that are not text, and the remaining ids of the embedding, which have no token.
     no_text = {special.pad, special.unk, special.bos, special.cls, special.sep, special.mask}
     known = sorted(token for token in no_text - {special.eos} if token is not None)
-    # Section 6.1: beams, α, and the length limit; an end token is required.
+    # The number of beams, α, and the length limit are from section 6.1. An end token is required.
     return GenerationRequest(
         num_beams=4,
         length_penalty=0.6,

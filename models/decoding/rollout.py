@@ -1,8 +1,9 @@
-"""Completions sampled by one compiled program, for reinforcement learning.
+"""Samples completions with one compiled program, for reinforcement learning.
 
-`Generator` streams text, and calls a compiled program for every token. For a rollout, the number of
-rows and the maximum length are known in advance, and results are needed only at the end. It
-therefore decodes in one loop on the devices, which works within any `jit` and with any mesh.
+`Generator` streams text, so it calls a compiled program for every token. In a rollout, the number
+of rows and the maximum length are known in advance, and the results are needed only at the end. All
+tokens are therefore decoded in one loop on the devices, which works within any `jit` and with any
+mesh.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +22,10 @@ from .sample import History, choose, sampling_params
 
 @struct.dataclass
 class Answers:
-    """The sampled answers of R prompts, of at most N tokens."""
+    """The sampled answers to R prompts, each of at most N tokens."""
 
     tokens: Int[Array, "R N"]
-    """The tokens; 0 after the end of an answer."""
+    """The tokens of each answer, followed by 0."""
     mask: Int[Array, "R N"]
     """1 for the tokens of an answer, including its end token."""
     log_probs: Float[Array, "R N"]
@@ -61,7 +62,7 @@ def sample_answers(
     its key.
 
     Args:
-      model: a causal language model; fastest in the layout of `unstack_layers`.
+      model: a causal language model. The layout of `unstack_layers` is the fastest.
       params: its parameters.
       prompt_ids: tokens of the prompts, padded on the left.
       prompt_mask: 1 for the tokens of a prompt.
@@ -69,7 +70,7 @@ def sample_answers(
       max_new_tokens: the maximum length of an answer, N.
       end_ids: the tokens that end an answer.
       temperature: divides the logits; with 0, the best token is always chosen.
-      apply_fn: a variant of `model.apply` for a mesh.
+      apply_fn: the function to call instead of `model.apply` if the model runs on a mesh.
     """
     rows, length = prompt_ids.shape
     sampling = sampling_params(Sampling(temperature), model.config.vocab_size)
@@ -80,7 +81,7 @@ def sample_answers(
         logits, context = state.context.read(model, params, ids, apply_fn=apply_fn)
         tokens, log_probs, past = choose(logits[:, 0], state.past, sampling=sampling)
         assert log_probs is not None
-        # Rows whose answers have ended continue to decode token 0, and their results are masked.
+        # Rows whose answers have ended continue to read token 0, but their results are masked.
         writes = ~state.ended
         tokens = jnp.where(writes, tokens, 0)
         new = Answers(tokens, writes.astype(jnp.int32), jnp.where(writes, log_probs, 0.0))

@@ -1,4 +1,4 @@
-"""The row engine: the caches of R rows (texts that grow), and the compiled steps that extend them.
+"""The caches of R rows (growing texts), and the compiled steps that extend them.
 
 Rows either share the next slot of one cache (`SharedCache`), which is fastest, or have separate
 positions (`RowCaches`). With separate positions, a row may advance faster than others (speculative
@@ -30,7 +30,7 @@ def last_logits(output: CausalLMOutput, number: int = 1) -> Float[Array, "B {num
 
 @struct.dataclass
 class SharedCache:
-    """The cached tokens of R rows in lockstep: a call writes to the same slots in all rows."""
+    """The cached tokens of R rows in lockstep: each call writes to the same slots in all rows."""
 
     cache: Cache
     mask: Int[Array, "R S"]
@@ -59,7 +59,7 @@ class SharedCache:
           model: the model.
           params: its parameters.
           ids: the tokens.
-          apply_fn: a variant of `model.apply` for a mesh.
+          apply_fn: the function to call instead of `model.apply` if the model runs on a mesh.
         """
         output = (apply_fn or model.apply)({"params": params}, ids, self.mask, cache=self.cache)
         return last_logits(output), dataclasses.replace(self, cache=output.cache)
@@ -67,27 +67,28 @@ class SharedCache:
     def lengthened(self, model: Model, length: int) -> "SharedCache":
         """Copies the tokens to a cache with more slots."""
         cache = grow_cache(self.cache, model.config, model.execution, length)
-        # New slots are visible: a token is written to each slot before the slot is read.
+        # The new slots may be visible, because a token is written to each slot before it is read.
         more = ((0, 0), (0, length - self.cache.length))
         mask = jnp.pad(self.mask, more, constant_values=1)
         return dataclasses.replace(self, cache=cache, mask=mask)
 
     def only_live(self, live: Bool[AnyArray, " R"]) -> "SharedCache":
-        """Returns the cache itself: idle rows advance with the other rows."""
+        """Returns the cache unchanged, because idle rows advance with the other rows."""
         del live
         return self
 
 
 @struct.dataclass
 class RowCaches:
-    """The cached tokens of R rows, each with its own next position.
+    """The cached tokens of R rows, each with a separate next position.
 
-    The compiled functions map over caches of one sequence each, so models need no support for
-    separate positions.
+    The compiled functions are vmapped over caches that contain one sequence each, so models do not
+    need to support separate positions.
     """
 
     cache: Cache
-    """R caches of one sequence each, stacked: every array, including `index`, has a leading axis R.
+    """A stack of R caches that contain one sequence each. Every array, including `index`, has a
+    leading axis R.
     """
     padding: Int[Array, " R"]
     """The number of slots before the context of each row."""
@@ -114,14 +115,14 @@ class RowCaches:
     ) -> tuple[Float[Array, "R {num_logits} V"], "RowCaches"]:
         """Runs a model on the next T tokens of each row; returns the last logits.
 
-        A token beyond the model's last position is masked and gets the index of the last position,
-        which avoids NaN. The logits of such a token are meaningless.
+        To avoid NaN, a token beyond the model's last position is masked and gets the index of the
+        last position. The logits of such a token are meaningless.
         """
 
         def one(
             ids: Int[Array, " T"], padding: Int[Array, ""], cache: Cache
         ) -> tuple[Float[Array, "n V"], Cache]:
-            # [slots]: hide the padding on the left, and slots beyond the last position.
+            # [slots]: hide the padding on the left and the slots beyond the last position.
             slot = jnp.arange(cache.length)
             visible = (slot >= padding) & (slot < padding + model.config.max_length)
             mask = visible[None].astype(jnp.int32)
@@ -130,12 +131,12 @@ class RowCaches:
 
         inputs = ids, self.padding, self.cache
         if ids.shape[0] > 1 and model.config.num_experts:
-            # jax has no vmap of ragged products, so process one row at a time.
+            # JAX cannot vmap `ragged_dot`, so process one row at a time.
             logits, cache = jax.lax.map(lambda row: one(*row), inputs)
         elif ids.shape[0] > 1:
             logits, cache = jax.vmap(one)(*inputs)
         else:
-            # With vmap over one row, a write is a scatter, and XLA on CPU then copies the caches.
+            # With vmap over one row, a write becomes a scatter, and XLA copies the caches on a CPU.
             alone = one(*jax.tree.map(lambda x: x[0], inputs))
             logits, cache = jax.tree.map(lambda x: x[None], alone)
         return logits, dataclasses.replace(self, cache=cache)
@@ -145,7 +146,7 @@ class RowCaches:
         return _overwrite(self.empty(model, self.padding, length, self.cache.spare), self, 0)
 
     def only_live(self, live: Bool[AnyArray, " R"]) -> "RowCaches":
-        """Resets idle rows to slot 0, so that they never pass the last slot."""
+        """Resets idle rows to slot 0, so that they never exceed the last slot."""
         return self.moved_to(jnp.where(live, self.cache.index, 0))
 
     def moved_to(self, index: Int[Array, " R"]) -> "RowCaches":
@@ -170,7 +171,7 @@ class RowStates:
 
 @struct.dataclass
 class NewTokens:
-    """The tokens that one call chose for R rows, up to N tokens for each row."""
+    """The tokens that one call chose for R rows, at most N tokens for each row."""
 
     tokens: Int[Array, "R N"]
     """The tokens, or `NO_TOKEN` if the logits are NaN or infinite."""
@@ -194,15 +195,15 @@ def read_contexts(
     length: int,
     spare: int,
 ) -> tuple[Float[Array, "R V"], SomeContext]:
-    """Reads contexts, padded on the left; returns the logits after their last tokens.
+    """Reads contexts that are padded on the left; returns the logits after their last tokens.
 
     Args:
       model: the model.
       params: its parameters.
-      ids: the contexts.
+      ids: the tokens of the contexts.
       padding: the number of padding tokens before each context.
-      kind: the kind of cache.
-      length: the number of slots of a row.
+      kind: the class of the cache.
+      length: the number of slots of each row.
       spare: the number of newest tokens that can be removed again (`Cache.spare`).
     """
     logits, rows = kind.empty(model, padding, length, spare).read(model, params, ids)
@@ -226,21 +227,22 @@ def lengthen(model: Model, rows: SomeContext, *, length: int) -> SomeContext:
 
 @functools.partial(jax.jit, donate_argnames="rows")
 def enter_rows(rows: RowTree, first: Int[Array, ""], new: RowTree) -> RowTree:
-    """Replaces some of R rows by the rows `new`, beginning with the row of index `first`.
+    """Overwrites consecutive rows with the rows `new`, beginning at the row with index `first`.
 
-    The new caches may be shorter, because a token's slot does not depend on the length. A ring that
-    is not full has the same property: its slots are the first slots of a longer ring.
+    The new caches may be shorter, because the slot of a token does not depend on the cache length.
+    This is also true of a ring buffer that is not full: its slots are the first slots of a longer
+    ring buffer.
     """
     return _overwrite(rows, new, first)
 
 
 def _overwrite(rows: RowTree, new: RowTree, first: Int[Array, ""] | int) -> RowTree:
-    """Replaces rows by `new`, from index `first` on. Slots that `new` lacks are unchanged."""
+    """Overwrites rows with `new`, from index `first` on. Slots that `new` lacks are unchanged."""
 
     def write(old: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice(old, new, (first, *(0,) * (new.ndim - 1)))
 
-    # Caches of different length differ in static fields, so `jax.tree.map` would raise an error.
+    # Caches of different lengths have different static fields, for which `jax.tree.map` fails.
     leaves = map(write, jax.tree.leaves(rows), jax.tree.leaves(new))
     return jax.tree.unflatten(jax.tree.structure(rows), leaves)
 
@@ -285,7 +287,7 @@ def advance_rows(
     num_tokens: int,
 ) -> tuple[RowStates, NewTokens]:
     """Chooses the next `num_tokens` tokens of each row. Tokens of idle rows are meaningless."""
-    # Reset idle rows before the loop, so that no row passes its last slot within it.
+    # Reset idle rows before the loop, so that no row exceeds its last slot in the loop.
     state = dataclasses.replace(state, context=state.context.only_live(live))
 
     def step(state: RowStates, _: None = None) -> tuple[RowStates, _Chosen]:

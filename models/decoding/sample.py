@@ -1,6 +1,6 @@
-"""The choice of the next token: greedy, temperature, top-k, top-p, min-p, repetition penalty.
+"""Chooses the next token: greedy, temperature, top-k, top-p, min-p, repetition penalty.
 
-Temperature and filters are traced arrays, so that changing a value does not recompile.
+The temperature and the filters are traced arrays, so that changing a value does not recompile.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from .banned_sequences import BannedSequences, banned_sequences, hide_banned, la
 from .request import SMALLEST_TEMPERATURE, Sampling
 
 NO_TOKEN = -1
-"""Takes the place of a token if the logits are NaN or infinite."""
+"""The value that replaces a token if the logits are NaN or infinite."""
 
 
 def require_tokens(tokens: Int[AnyArray, "..."] | list[int]) -> np.ndarray:
-    """Returns chosen tokens as a NumPy array.
+    """Returns the chosen tokens as a NumPy array, after a check for `NO_TOKEN`.
 
     Raises:
       UserError: a token is `NO_TOKEN`.
@@ -89,7 +89,7 @@ def sampling_params(
     greedy: bool = False,
     scored: bool = True,
 ) -> SamplingParams:
-    """Converts a `Sampling` to traced arrays.
+    """Converts the settings `sampling` to traced arrays.
 
     Args:
       sampling: the settings.
@@ -133,7 +133,7 @@ def filter_tokens(
     top_p: Float[Array, "*rows"],
     min_p: Float[Array, "*rows"] | float = 0.0,
 ) -> Float[Array, "B V"]:
-    """Hides all but the `top_k` best tokens, then all but the `top_p` nucleus, then `min_p`."""
+    """Hides the tokens that the filters exclude: first `top_k`, then `top_p`, then `min_p`."""
     order = jnp.argsort(logits, axis=-1, descending=True)
     ordered = jnp.take_along_axis(logits, order, axis=-1)  # [B, V], the best first
     ordered = jnp.where(jnp.arange(ordered.shape[-1]) < top_k, ordered, HIDDEN)
@@ -149,12 +149,12 @@ def filter_tokens(
 
 @struct.dataclass
 class History:
-    """The arrays that the next tokens of R rows depend on, apart from the logits."""
+    """The arrays that, together with the logits, determine the next tokens of R rows."""
 
     seen: Bool[Array, "R V"] | None
-    """Which tokens have occurred in each row, for the repetition penalty."""
+    """Whether each token has occurred in each row, for the repetition penalty."""
     recent: Int[Array, "R P"]
-    """The most recent tokens of each row, for banned sequences."""
+    """The last P tokens of each row, for banned sequences."""
     keys: Key[Array, " R"]
     count: Int[Array, " R"]
     """The number of chosen tokens of each row."""
@@ -219,7 +219,7 @@ def processed_logits(
     logits: Float[Array, "B V"], past: History, *, sampling: SamplingParams
 ) -> Float[Array, "B V"]:
     """Returns the logits that determine the next token of each row."""
-    # Greedy search needs bans and penalties too, so temperature and filters come after them.
+    # Apply bans and penalties first: greedy search needs them, but no temperature and no filters.
     logits = hide_banned(logits.astype(jnp.float32), past.recent, sampling.banned)
     if sampling.adjustments is not None and past.chosen is not None:
         logits = sampling.adjustments(logits, past.chosen)
@@ -236,7 +236,7 @@ def processed_logits(
 def best_token(logits: Float[Array, "B V"]) -> Int[Array, " B"]:
     """Returns the first token with the maximal logit, like argmax, or V if a logit is NaN.
 
-    On CPU argmax takes three times as long, because it compares pairs of a logit and a token.
+    On a CPU, argmax takes three times as long, because it compares pairs of a logit and a token.
     """
     vocabulary = logits.shape[-1]
     best = logits == jnp.max(logits, axis=-1, keepdims=True)
@@ -280,8 +280,8 @@ def most_probable(
 
 def checked(tokens: Int[Array, "*rows"], logits: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
     """Returns the tokens, with `NO_TOKEN` where the logits are NaN or infinite."""
-    # Tokens of NaN or infinite logits would be meaningless. Single logits may be -inf, so check
-    # only the maximum.
+    # Tokens chosen from NaN or infinite logits would be meaningless. Some logits may be -inf, so
+    # check only the maximum.
     return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NO_TOKEN)
 
 

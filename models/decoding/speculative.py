@@ -2,11 +2,11 @@
 
 Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", and Chen et al.
 2023, "Accelerating large language model decoding with speculative sampling". The draft model
-samples K tokens in sequence, each from its distribution q. The model computes its distributions p
-for these K tokens and the next token. A token x is accepted with probability min(1, p(x) / q(x)).
-The first rejected token is replaced by a sample from max(0, p - q), normalized. If all tokens are
-accepted, one more token is sampled from p. Every token therefore has exactly the distribution p for
-any q, so a poor draft model only takes longer.
+samples K tokens in sequence, each from its distribution q. The model computes its own distributions
+p for these K tokens and for the next token. A token x is accepted with probability
+min(1, p(x) / q(x)). The first rejected token is replaced by a sample from max(0, p - q),
+normalized. If all tokens are accepted, one more token is sampled from p. Every token therefore has
+exactly the distribution p, whatever q is, so a poor draft model only makes generation slower.
 
 p and q are the distributions after temperature, filters, penalties and bans. With temperature 0, a
 token is accepted if it is the model's best token, so the text does not change.
@@ -32,7 +32,7 @@ from .unstack_layers import unstack_layers
 NUM_DRAFT_TOKENS = 4
 """The default number of tokens that a draft model proposes at a time."""
 _PROPOSE, _ACCEPT, _REPLACE = 0, 1, 2
-"""The three random choices for a token. Each choice uses a different random key."""
+"""The three random choices that a token may require. Each choice uses a different random key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,25 +104,25 @@ class Draft:
 
 
 _CANNOT_REMOVE = {
-    # XLA's products of ragged groups cannot be mapped over rows.
+    # XLA's ragged matrix products cannot be vmapped over rows.
     "num_experts": "whose rows advance in step",
-    # In a call that crosses this length, earlier tokens would be rotated by the wrong frequencies.
+    # If a call crosses this length, earlier tokens would be rotated by the wrong frequencies.
     "reread_length": "beyond which its cache is recomputed",
 }
-"""Configuration fields that make it impossible to remove rejected tokens, and the reasons."""
+"""The configuration fields that make it impossible to remove rejected tokens, with the reasons."""
 
 
 @dataclasses.dataclass
 class Acceptance:
-    """Counts the proposed and the accepted tokens."""
+    """The numbers of proposed and accepted tokens."""
 
     calls: int = 0
-    """Number of verifications. In each, the model verified the K proposed tokens of one row."""
+    """The number of verifications. Each one verifies the K tokens proposed for one row."""
     proposed: int = 0
     accepted: int = 0
 
     def add(self, proposed: int, accepted: int) -> None:
-        """Adds the tokens of another verification."""
+        """Adds the token counts of another verification."""
         self.calls, self.proposed = self.calls + 1, self.proposed + proposed
         self.accepted += accepted
 
@@ -136,11 +136,11 @@ class Acceptance:
 
 @struct.dataclass
 class Proposed:
-    """The K tokens that a draft model proposes to each of R rows."""
+    """The K tokens that a draft model proposes for each of R rows."""
 
     tokens: Int[Array, "R K"]
     probabilities: Float[Array, "R K V"] | None
-    """The distributions q of the tokens, or None for greedy tokens."""
+    """The distributions q that the tokens were sampled from, or None if they are greedy."""
 
 
 @struct.dataclass
@@ -148,10 +148,10 @@ class DraftedStates(RowStates):
     """The state of rows with a draft model."""
 
     draft: RowCaches
-    """The draft model's caches of all tokens before `before`."""
+    """The draft model's caches, which contain all tokens that precede `before`."""
     before: Int[Array, " R"]
-    """The token before the newest token of each row. The draft model always reads both tokens, even
-    if it has read this one before.
+    """The second newest token of each row. The draft model always reads the two newest tokens, even
+    if it has read this one already.
     """
 
 
@@ -169,17 +169,17 @@ def speculate(
     sampling: SamplingParams,
     num_tokens: int,
 ) -> tuple[DraftedStates, NewTokens]:
-    """Chooses 1 to K + 1 tokens for each row, K of them proposed by the draft model.
+    """Chooses 1 to K + 1 tokens for each row, with K tokens proposed by the draft model.
 
     Args:
       model: the model.
       params: its parameters.
       state: the rows, with the caches of the draft model.
-      live: whether each row has a text. Tokens of idle rows are meaningless.
-      draft_model: the model that proposes.
+      live: whether each row has a text. The tokens of idle rows are meaningless.
+      draft_model: the model that proposes tokens.
       draft_params: its parameters.
       sampling: how tokens are chosen.
-      num_tokens: K.
+      num_tokens: the number of proposed tokens, K.
 
     Returns:
       The state after the chosen tokens, and the tokens.
@@ -213,7 +213,7 @@ def speculate(
             proposed,
             keys_of_choices(state.past, num_tokens),
         )
-    # Combine the accepted tokens and the token that follows them. Entries after these tokens are
+    # Combine the accepted tokens and the token that follows them. The remaining entries are
     # meaningless.
     index = jnp.arange(num_tokens + 1)
     new = jnp.concatenate([proposed.tokens, jnp.zeros_like(tokens)[:, None]], axis=1)
@@ -242,9 +242,9 @@ def propose(
 ) -> tuple[Proposed, RowCaches]:
     """Chooses K tokens with the draft model; returns the tokens and the caches.
 
-    The token before the newest token is always read, even if the draft model has already read it.
-    The draft model never reads the last token that it proposes, so if all tokens of the previous
-    round were accepted, it has not read the token before the newest token.
+    The draft model always reads the second newest token, even if it has already read this token.
+    It has not read this token if all tokens of the previous round were accepted, because it never
+    reads the last token that it proposes.
     """
     keys = keys_of_choices(state.past, num_tokens)  # [R, K + 1]
 
@@ -265,7 +265,8 @@ def propose(
         picked = pick(logits[:, 0], past, keys)
         return (caches, past, picked.tokens), picked
 
-    # For the first choice, the model reads two tokens, and for each later choice, one token.
+    # The draft model reads two tokens before the first choice, and one token before each later
+    # choice.
     ids = jnp.stack([state.before, state.tokens], axis=1)  # [R, 2]
     logits, caches = state.draft.read(model, params, ids)
     first = pick(logits[:, 0], state.past, keys[:, 0])
@@ -282,7 +283,7 @@ def propose(
 def verify_best(
     best: Int[Array, "R N"], proposed: Int[Array, "R K"]
 ) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """Accepts the proposed tokens that precede the first one that is not the best; N is K + 1.
+    """Accepts the proposed tokens before the first one that is not the best token; N is K + 1.
 
     Returns:
       The number of accepted tokens, and the next token.
@@ -294,9 +295,9 @@ def verify_best(
 def verify(
     probabilities: Float[Array, "R N V"], proposed: Proposed, keys: Key[Array, "R N"]
 ) -> tuple[Int[Array, " R"], Int[Array, " R"]]:
-    """Accepts proposed tokens such that all tokens have the model's distributions.
+    """Accepts proposed tokens so that all tokens follow the model's distributions.
 
-    Leviathan et al. 2023, section 2.3 and algorithm 1.
+    See Leviathan et al. 2023, section 2.3 and algorithm 1.
 
     Args:
       probabilities: the distributions p of the model for N = K + 1 tokens.
@@ -307,7 +308,7 @@ def verify(
       The number of accepted tokens, and the next token.
     """
     assert proposed.probabilities is not None
-    # After the last proposed token, q is 0, so that the next token is drawn from p.
+    # Pad q with 0 after the last proposed token, so that the next token is drawn from p.
     q = jnp.pad(proposed.probabilities, ((0, 0), (0, 1), (0, 0)))
 
     def of_proposed(x: Float[Array, "R N V"]) -> Float[Array, "R K"]:
@@ -334,11 +335,11 @@ def keys_of_choices(past: History, num_tokens: int) -> Key[Array, "R N"]:
 
 
 def _derive(keys: Key[Array, "*rows"], choice: int) -> Key[Array, "*rows"]:
-    """Returns the random key of each token for one of the choices."""
+    """Returns the random key of each token for one of its random choices."""
     flat = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys.reshape(-1), choice)
     return flat.reshape(keys.shape)
 
 
 def _until_first_false(accepted: Bool[Array, "R K"]) -> Int[Array, " R"]:
-    """Returns the number of true values of each row before the first false value."""
+    """Returns the number of true values before the first false value of each row."""
     return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32), axis=1), axis=1)

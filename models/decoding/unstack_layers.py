@@ -12,12 +12,12 @@ from ..registry import create
 
 
 def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
-    """Lays out a model and its parameters for decoding one token at a time.
+    """Converts a model and its parameters to a layout for decoding one token at a time.
 
-    Each layer has a subtree, and each kernel is a matrix `[outputs, inputs]`. In the layout for
-    training, each use of a layer's parameters copies a slice of a stacked array. The copies are
-    negligible in a training step, but on CPU they take ten times as long as the computation of one
-    token.
+    In this layout, each layer has a separate subtree, and each kernel is a matrix
+    `[outputs, inputs]`. In the layout for training, each use of a layer's parameters copies a slice
+    of a stacked array. The copies are negligible in a training step, but on a CPU they take ten
+    times as long as the computation of one token.
 
     Args:
       model: a model with stacked layers, or a model that already has this layout.
@@ -35,7 +35,7 @@ def unstack_layers(model: Model, params: Params) -> tuple[Model, Params]:
 
 
 def _unstack(params: Params) -> Params:
-    """Splits every stack `layers`, including an encoder's, into `layers_0`, `layers_1`, etc."""
+    """Splits every stack `layers`, also in an encoder, into `layers_0`, `layers_1`, etc."""
     result = {}
     for name, tree in params.items():
         if name == "layers":

@@ -1,1 +1,1 @@
-"""Continuous batching for a server, where each text has its own settings."""
+"""Continuous batching for a server, where each text has individual settings."""

@@ -1,9 +1,9 @@
 """A continuous batch for a server: texts with different settings join and leave at any time.
 
-The context of each new text is read separately, in chunks of a few fixed sizes. So a long context
-does not stall the other rows, and its tokens do not depend on other texts. The number of rows grows
-and shrinks in powers of four, so that few programs are compiled. The caller processes the previous
-tokens while the device computes the next tokens.
+The context of each new text is read separately, in chunks of a few fixed sizes. A long context
+therefore does not stall the other rows, and its tokens do not depend on the other texts. The number
+of rows changes by factors of four, so that few programs are compiled. The caller processes the
+previous tokens while the device computes the next tokens.
 """
 
 import bisect
@@ -42,7 +42,7 @@ from .reading import CHUNKS, Reading, pieces_of
 from .row_sampling import IDLE, OpenText, TextSampling, row_history, row_sampling, text_key
 
 ROW_STEP = 4
-"""The number of rows of a batch is a power of this number."""
+"""The number of rows of a batch is a power of this number, or the maximum number of rows."""
 
 
 class OpenBatch(ContinuousBatch):
@@ -76,8 +76,8 @@ class OpenBatch(ContinuousBatch):
         sampling = row_sampling([IDLE], model.config.vocab_size, self._banned)
         super().__init__(model, params, sampling, num_rows=1, tokens_per_call=tokens_per_call)
         longest = model.config.max_length
-        # The lengths of later texts are unknown, so allow caches to grow up to the model's maximum
-        # length.
+        # The lengths of later texts are unknown, so allow the caches to grow up to the model's
+        # maximum length.
         self._reader.most = round_up(longest, CHUNKS[-1]) + tokens_per_call
         self._max_rows = max_rows
         self._reading: Reading | None = None
@@ -102,7 +102,7 @@ class OpenBatch(ContinuousBatch):
 
     @property
     def row_numbers(self) -> list[int]:
-        """All numbers of rows that the batch may have."""
+        """All possible numbers of rows of the batch."""
         sizes = [1]
         while sizes[-1] < self._max_rows:
             sizes.append(min(sizes[-1] * ROW_STEP, self._max_rows))
@@ -110,7 +110,7 @@ class OpenBatch(ContinuousBatch):
 
     @property
     def cache_lengths(self) -> list[int]:
-        """All cache lengths that the rows may have, in slots."""
+        """All possible cache lengths of the rows, in slots."""
         reader, lengths = self._reader, [0]
         while not lengths[-1] >= reader.most:
             lengths.append(num_slots(lengths[-1] + 1, reader.most))
@@ -152,17 +152,17 @@ class OpenBatch(ContinuousBatch):
         self._reading, self._running, self._state, self._texts = None, None, None, [None]
 
     def step(self) -> list[Written]:
-        """Returns the tokens of the last call of all rows, and starts the next call.
+        """Returns the tokens that the last call generated, and starts the next call.
 
-        Before the next call, the batch reads at most as many context tokens as the largest chunk
-        has.
+        Before the next call, the contexts of new texts are read, at most as many tokens as the
+        largest chunk has.
 
         Raises:
           UserError: the logits are NaN or infinite.
         """
         if self._running is not None and self._is_steady():
-            # Start the next call before the results of the last call are read, so that the device
-            # never waits.
+            # Start the next call before waiting for the results of the last call, so that the
+            # device never waits.
             last, self._running = self._running, self._start(ahead=self._reader.step)
             return self._collect(last)
         written = []
@@ -184,7 +184,7 @@ class OpenBatch(ContinuousBatch):
 
         Args:
           length: one of `cache_lengths`.
-          samplings: settings of texts, whose switches select the programs.
+          samplings: the settings of texts; they determine which programs are compiled.
           longest: the number of tokens of the longest context.
         """
         texts = [_placeholder(sampling) for sampling in samplings]
@@ -202,12 +202,12 @@ class OpenBatch(ContinuousBatch):
         Args:
           size: one of `row_numbers`.
           length: one of `cache_lengths`.
-          samplings: settings of texts, whose switches select the programs.
+          samplings: the settings of texts; they determine which programs are compiled.
         """
         reader, slot = self._reader, length - self._reader.step
         rows: Context = reader.empty(size, slot)
-        # Compile the programs that copy a shorter row into the rows, and that lengthen shorter
-        # rows.
+        # Compile the programs that copy a new row with a shorter cache into the rows, and the
+        # programs that lengthen the caches of all rows.
         for other in self.cache_lengths[: self.cache_lengths.index(length) + 1]:
             rows = enter_rows(rows, jnp.int32(0), reader.empty(1, other - reader.step))
             reader.with_space(reader.empty(size, other - reader.step), slot)
@@ -225,7 +225,7 @@ class OpenBatch(ContinuousBatch):
         self.clear()
 
     def _read_all(self, length: int, longest: int) -> Iterator[Float[Array, "1 V"]]:
-        """Reads contexts with all chunk sizes that occur at a cache length; yields logits."""
+        """Reads contexts with every chunk size that occurs at a cache length; yields logits."""
         pieces_of_chunk: dict[tuple[bool, int], tuple[int, ...]] = {}
         for number in range(1, min(longest, self._config.max_length) + 1):
             pieces = tuple(pieces_of(number, self._config))
@@ -255,7 +255,7 @@ class OpenBatch(ContinuousBatch):
         needed = self.num_growing + len(self._waiting) + (self._reading is not None)
         sizes, now = self.row_numbers, self.num_rows
         size = sizes[bisect.bisect_left(sizes, min(needed, self._max_rows))]
-        # Shrink only if at most a quarter of the rows is needed, because each change copies the
+        # Shrink only if at most a quarter of the rows are needed, because each change copies the
         # caches.
         keeps_rows = self._reading is not None or needed * ROW_STEP > now
         return max(size, now) if keeps_rows else size
@@ -275,10 +275,10 @@ class OpenBatch(ContinuousBatch):
         self._has_changed = True
 
     def _read_pieces(self) -> list[tuple[Reading, Float[Array, "1 V"]]]:
-        """Reads contexts, in total about as many tokens as the largest chunk has.
+        """Reads about as many tokens of contexts as the largest chunk has.
 
         Returns:
-          The contexts that have been read completely, and the logits after their last tokens.
+          The contexts that have now been read completely, and the logits after their last tokens.
         """
         left, num_free, read = CHUNKS[0], self._texts.count(None), []
         while left > 0 and len(read) < num_free and (self._reading or self._waiting):
@@ -305,7 +305,7 @@ class OpenBatch(ContinuousBatch):
         ids = reading.ids[:, first : first + size]
         self.usage.tokens_read += size
         self.usage.positions_read += size
-        # The first chunk creates caches for the whole context, and later chunks are added to them.
+        # The first chunk creates a cache for the whole context, and later chunks are added to it.
         if reading.rows is None:
             padding = np.asarray([total - len(reading.text.context)], np.int32)
             logits, reading.rows = read_contexts(
@@ -322,12 +322,12 @@ class OpenBatch(ContinuousBatch):
         return logits
 
     def _finish(self, reading: Reading, logits: Float[Array, "1 V"]) -> Written:
-        """Moves a text whose context has been read into a free row; returns its first new token."""
+        """Moves a text into a free row after its context was read; returns its first new token."""
         text, read, row = reading.text, reading.rows, self._texts.index(None)
         assert read is not None
         history, sampling = self._settings([text])
         new, _ = choose_first(logits, history, sampling=sampling)
-        # If this is the only text, begin with empty rows of the length that it needs. `_renew` sets
+        # If this is the only text, begin with empty rows that are long enough for it. `_renew` sets
         # the tokens and the history of all rows before the next call.
         if self._state is None or not any(self._texts):
             empty = self._reader.empty(len(self._texts), text.slot)
@@ -362,7 +362,7 @@ class OpenBatch(ContinuousBatch):
             self._has_changed = False
 
     def _leave_full(self) -> None:
-        """Moves texts whose context must be read again from their rows to the waiting texts."""
+        """Moves texts whose contexts must be read again from their rows to the waiting texts."""
         for row, text in self._present:
             if text.room == 0:
                 self._texts[row], self._has_changed = None, True

@@ -1,4 +1,4 @@
-"""Contexts that are read in chunks of a few fixed sizes, so that few programs are compiled."""
+"""Divides contexts into chunks of a few fixed sizes, so that few programs are compiled."""
 
 import dataclasses
 
@@ -16,10 +16,10 @@ CHUNKS = (512, 128, 32)
 
 
 def pieces_of(length: int, config: TransformerConfig) -> list[int]:
-    """Returns the sizes of the chunks that a context of `length` tokens is read in."""
+    """Returns the sizes of the chunks for reading a context of `length` tokens."""
     if rotates_by_length(config, length):
-        # Read the whole text at once: the first of several chunks would get the rotary frequencies
-        # of a short text.
+        # Read the whole text at once, because the first of several chunks would get the rotary
+        # frequencies of a short text.
         return [read_length(length, config.max_length)]
     return divided(round_up(length, CHUNKS[-1]), CHUNKS)
 

@@ -1,4 +1,4 @@
-"""Sampling settings that differ between the rows of one batch."""
+"""Combines sampling settings that differ between the rows of one batch."""
 
 import dataclasses
 import itertools
@@ -16,14 +16,14 @@ from ..request import GenerationRequest
 from ..sample import Adjustments, History, SamplingParams
 
 MOST_ALTERNATIVES = 20
-"""The number of alternatives that are computed for each token if any text requests alternatives."""
+"""The number of alternatives that are computed for each token if a text requests alternatives."""
 
 Penalty = Annotated[float, Range(least=-2, most=2)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSampling(GenerationRequest):
-    """How the tokens of one text are chosen.
+    """The settings that determine how the tokens of one text are chosen.
 
     Raises:
       UserError: a value is out of range.
@@ -34,7 +34,7 @@ class TextSampling(GenerationRequest):
     frequency_penalty: Penalty = 0.0
     """Subtracted from a token's logit once for each time that it occurs in the generated text."""
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """Maps a token to the number that is added to its logit."""
+    """Maps tokens to numbers that are added to their logits."""
     num_alternatives: NonNegativeInt = 0
     """The number of most probable tokens that are reported at each position."""
 
@@ -48,16 +48,16 @@ class TextSampling(GenerationRequest):
 
     @property
     def is_filtered(self) -> bool:
-        """Whether tokens are hidden by their rank or probability."""
+        """Whether some tokens are hidden because of their rank or probability."""
         return self.samples and any((self.top_k, self.min_p, (self.top_p or 1.0) < 1))
 
 
 PLAIN = TextSampling(), TextSampling(do_sample=True)
-"""Greedy decoding and sampling without any other setting. Their programs are the fastest."""
+"""Greedy decoding, and sampling without any other setting. Their programs are the fastest."""
 
 
 def every_sampling() -> list[TextSampling]:
-    """Returns settings that together select every program, beginning with `PLAIN`."""
+    """Returns settings that together require every program. They begin with `PLAIN`."""
     return [
         dataclasses.replace(one, presence_penalty=penalty, num_alternatives=number)
         for penalty, number in itertools.product((0.0, 1.0), (0, 1))
@@ -67,7 +67,7 @@ def every_sampling() -> list[TextSampling]:
 
 @dataclasses.dataclass
 class OpenText(Text):
-    """A text of an `OpenBatch`, with its own settings."""
+    """A text of an `OpenBatch`, with its individual settings."""
 
     sampling: TextSampling = TextSampling()
     words: Any = None
@@ -88,13 +88,14 @@ def _key_words(seed: Array, number: Array) -> Array:
 
 
 IDLE = OpenText(0, [0], set(), None, 1, words=np.zeros(2, np.uint32))
-"""The text of a row without a text. It needs no program: it is greedy, with no other setting."""
+"""Stands for a text in a free row. It is greedy without any other setting, so it never requires an
+additional program."""
 
 
 def row_history(texts: Sequence[OpenText], vocab_size: int, prefix_length: int) -> History:
-    """Returns the history of rows, given the text of each row or `IDLE`."""
+    """Returns the history of rows, given the text of each row (`IDLE` for a free row)."""
     keys, count = np.zeros((len(texts), 2), np.uint32), np.zeros(len(texts), np.int32)
-    # Arrays [R, V] exist only if a text needs them, because they slow down every step.
+    # Create arrays [R, V] only if a text needs them, because they slow down every step.
     seen: Any = None
     chosen: Any = None
     if any(text.sampling.is_adjusted for text in texts):
@@ -124,18 +125,18 @@ def row_sampling(
     compiled.
 
     Args:
-      texts: the text of each row, or `IDLE`.
-      vocab_size: the number of tokens.
+      texts: the text of each row (`IDLE` for a free row).
+      vocab_size: the size of the vocabulary.
       banned: sequences of tokens that are never generated.
     """
     rows = [text.sampling for text in texts]
     greedy = not any(one.samples for one in rows)
 
-    # [R, 1], so that settings of rows are broadcast over the vocabulary.
+    # [R, 1], so that the settings of a row are broadcast over the vocabulary.
     def column(read: Callable[[TextSampling], float], dtype: type = np.float32) -> Any:
         return np.asarray([[read(one)] for one in rows], dtype)
 
-    # A single switch enables all changes of logits, so that few programs are compiled.
+    # A single switch enables all penalties and biases, so that few programs are compiled.
     adjustments: Any = None
     is_adjusted = any(one.is_adjusted for one in rows)
     if is_adjusted:
@@ -144,7 +145,7 @@ def row_sampling(
             bias[row, list(one.logit_bias)] = list(one.logit_bias.values())
         presence = column(lambda one: one.presence_penalty)
         adjustments = Adjustments(bias, presence, column(lambda one: one.frequency_penalty))
-    # All rows compute the same number of alternatives, and `OpenBatch` truncates them.
+    # Compute the same number of alternatives for all rows; `OpenBatch` truncates them.
     reported = any(one.num_alternatives for one in rows)
     return SamplingParams(
         temperature=column(lambda one: one.temperature if one.samples else 1.0),

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of a text, and of the most probable tokens at each position."""
+"""Computes the log-probabilities of a text's tokens and of the best tokens at each position."""
 
 import functools
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class TokenAlternatives(NamedTuple):
     log_probability: float
     """In nats."""
     best: list[tuple[int, float]]
-    """Tokens and their log-probabilities, best first."""
+    """The most probable tokens and their log-probabilities, best first."""
 
 
 @functools.partial(jax.jit, static_argnames=("model", "number"))
@@ -27,14 +27,14 @@ def score_tokens(
 ) -> tuple[Float[Array, "B T"], Int[Array, "B T {number}"], Float[Array, "B T {number}"]]:
     """Returns the log-probability of each next token, and the most probable next tokens.
 
-    The logits are computed in chunks of positions. If a token is the most probable token, both
-    log-probabilities are exactly equal.
+    The logits are computed in chunks of positions. The log-probability of a next token that is also
+    among the most probable tokens is exactly the same in both results.
 
     Args:
       model: a causal language model.
       params: its parameters.
-      ids: the texts, padded on the right.
-      number: the number of most probable tokens.
+      ids: the tokens of the texts, padded on the right.
+      number: the number of most probable tokens to return.
     """
     # [B, T]: the label of a position is the next token. The last position has no label.
     labels = jnp.pad(ids[:, 1:], ((0, 0), (0, 1)))
