@@ -1,8 +1,8 @@
-"""Checksums of a checkpoint, which detect a changed byte on disk and name its file.
+"""Checksums that detect changed bytes in a checkpoint on disk and name the damaged file.
 
 `checksums.json` is in the checkpoint's folder. It lists the size and the SHA-256 of every file in
 the parts (subfolders) of the checkpoint. `checksums.json` is written before the checkpoint gets its
-final name, so every checkpoint has this file.
+final name, so every complete checkpoint has this file.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ LARGEST = 2**26
 """The maximum size of `checksums.json`, in bytes. A larger file is not read."""
 
 Checksums: TypeAlias = dict[str, list[str]]
-"""The valid contents of each file, as `SIZE SHA256`. A file has two valid contents while it is
-replaced.
+"""For each file, its valid contents as `SIZE SHA256`. While a file is being replaced, it has two
+valid contents.
 """
 
 
@@ -127,7 +127,7 @@ def _problem(checkpoint: Path, name: str, records: Sequence[str]) -> str | None:
             return "is not a regular file"
         size = file.stat().st_size
         sizes = {record.partition(" ")[0] for record in records}
-        # Compare sizes first: most damage is found without reading the file.
+        # Compare sizes first, because this finds most damage without reading the file.
         same = str(size) in sizes and _record(file) in records
         return None if same else "differs from its checksum"
     except OSError as error:

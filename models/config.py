@@ -1,6 +1,6 @@
-"""The configuration fields that all models share, and the settings of execution.
+"""The configuration fields that all models share, and the execution settings.
 
-A configuration describes the model: its sizes, its activation, the position of its norms. An
+A configuration describes the model: its sizes, its activation and the placement of its norms. An
 `Execution` describes how the model is run (precision, scanned or unrolled layers,
 rematerialization); it may differ between machines without changing the model.
 """
@@ -36,15 +36,15 @@ MOST_POSITIONS = 2**31
 
 # No model exceeds these bounds. They reject a file whose sizes would exhaust the memory.
 Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
-"""The type of a width or another size of an array."""
+"""The type of array sizes, such as widths."""
 Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
-"""The type of counts of rows or tokens, and of token ids."""
+"""The type of row counts, token counts and token ids."""
 Depth: TypeAlias = Annotated[int, Range(least=1, most=2**13)]
-"""The type of counts of layers."""
+"""The type of layer counts."""
 NumExperts: TypeAlias = Annotated[int, Range(least=0, most=2**13)]
-"""The type of counts of experts in a layer."""
+"""The type of the number of experts in a layer."""
 RotatedFraction: TypeAlias = Annotated[float, Range(above=0, most=1)]
-"""The fraction of the dimensions of a head that rotary positions rotate."""
+"""The fraction of a head's dimensions that rotary positions rotate."""
 
 NormKind: TypeAlias = Literal["rms", "layer"]
 """The normalization of the residual stream: RMSNorm, or LayerNorm."""
@@ -114,9 +114,9 @@ class TransformerConfig(Checked):
     norm_eps: Positive = 1e-5
     """Added to the variance in layer normalization."""
     d_k: Size | None = None
-    """Size of queries and keys in a head. If None, the size of a head."""
+    """Size of the queries and keys in a head. If None, the head size."""
     d_v: Size | None = None
-    """Size of values in a head. If None, the size of a head."""
+    """Size of the values in a head. If None, the head size."""
     scale_scores: bool = True
     """Whether attention scores are divided by √d_k."""
     dropout_rate: Rate = 0.0
@@ -140,10 +140,10 @@ class TransformerConfig(Checked):
     published. halves: all sines first (Marian). per_dimension: alternating, with a separate
     wavelength, base^(i/D), for each dimension."""
     position_distance: Size | None = None
-    """The smallest distance of the last bucket. If None, 128."""
+    """The smallest distance that falls into the last bucket. If None, 128."""
     position_buckets: Annotated[int, Range(least=4, most=2**27)] = 32
-    """Number of buckets of distances, in both directions together if tokens attend to later
-    tokens."""
+    """Number of distance buckets. If tokens also attend to later tokens, this is the total for both
+    directions."""
 
     position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "position_base": ("sinusoidal", "rotary"),
@@ -151,7 +151,7 @@ class TransformerConfig(Checked):
         "position_distance": ("buckets",),
         "position_buckets": ("buckets",),
     }
-    """For each option of positions, the kinds of positions that use it."""
+    """For each position option, the kinds of positions that use it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,7 +163,7 @@ class TransformerConfig(Checked):
         self._check_positions()
 
     def _check_positions(self) -> None:
-        """Checks that the options of positions do not contradict each other."""
+        """Checks that the position options do not contradict each other."""
         kind = self.positions
         require(
             not self.adds_positions or self.max_length * self.d_model <= MOST_POSITIONS,
@@ -199,7 +199,7 @@ class TransformerConfig(Checked):
         return self.max_length if self.positions == "learned" else None
 
     def with_max_length(self, max_length: int) -> "TransformerConfig":
-        """Returns the configuration of the same model with another `max_length`.
+        """Returns the configuration of the same model with a different `max_length`.
 
         The parameters do not change: `models.create(config.with_max_length(n))`.
 
@@ -221,12 +221,12 @@ class TransformerConfig(Checked):
 
     @property
     def input_vocab_size(self) -> int:
-        """The size of the vocabulary of `input_ids`; a source may have a separate vocabulary."""
+        """The vocabulary size of `input_ids`, which may differ between source and target."""
         return self.source_vocab_size or self.vocab_size
 
     @property
     def position_dim(self) -> int:
-        """Width of the vectors of positions."""
+        """Width of the position vectors."""
         return self.d_model
 
     @property
@@ -248,7 +248,7 @@ class TransformerConfig(Checked):
         return ()
 
     def score_scale(self, layer: "int | jax.Array") -> "float | jax.Array":
-        """Returns the factor of the attention scores of a layer; `layer` counts from 0."""
+        """Returns the attention scale of a layer; `layer` counts from 0."""
         del layer
         return self.key_dim**-0.5 if self.scale_scores else 1.0
 
@@ -282,25 +282,26 @@ class TransformerConfig(Checked):
     """Whether every head begins with the transform of the head for masked words: a linear map, an
     activation and a norm. A model with this transform has no pooler (ModernBERT)."""
     transform_bias: ClassVar[bool] = True
-    """Whether the linear map of the transform of a head has a bias."""
+    """Whether the linear map in a head's transform has a bias."""
     num_token_types: ClassVar[int] = 0
     """Number of token types, or 0 if the model has none."""
     rope_scaling: ClassVar[RotaryScaling | None] = None
-    """How rotary frequencies are scaled for sequences longer than in training."""
+    """How rotary frequencies are scaled for sequences longer than the training sequences."""
     rotary_interleaved: ClassVar[bool] = False
-    """Whether neighboring dimensions are rotated together (GPT-J)."""
+    """Whether rotary positions rotate pairs of neighboring dimensions (GPT-J)."""
     position_offset: ClassVar[int] = 0
-    """Number of rows of the position table before the row of position 0."""
+    """Number of rows that precede the row of position 0 in the position table."""
     source_vocab_size: ClassVar[int | None] = None
     """Number of tokens of the source language. Defaults to `vocab_size`."""
     query_key_norm: ClassVar[QueryKeyNorm | None] = None
-    """How queries and keys are normalized before they are rotated, or None."""
+    """How queries and keys are normalized before they are rotated. If None, they are not
+    normalized."""
     norm_affine: ClassVar[bool] = True
     """Whether LayerNorm has learned scales and biases. If False, it only normalizes."""
     norm_bias: ClassVar[bool] = True
     """Whether LayerNorm adds a learned bias. False in ModernBERT."""
     norm_offset: ClassVar[float] = 0.0
-    """Added to the learned scales of RMSNorm. 1 in Gemma, which stores scales minus 1."""
+    """Added to the learned scales of RMSNorm. 1 in Gemma, which stores each scale minus 1."""
     score_cap: ClassVar[float | None] = None
     """If not None, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
     num_experts: ClassVar[int] = 0
@@ -322,10 +323,10 @@ class TransformerConfig(Checked):
         return self.__dataclass_fields__["head"].metadata.get("choices", (self.head,))
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "TransformerConfig":
-        """Returns the configuration of the same body with another head.
+        """Returns the configuration of the same body with a different head.
 
         Raises:
-          UserError: The family has no such head.
+          UserError: The family does not support the head.
         """
         del labels
         require(head == self.head, f"head {head!r} is unknown: choose {', '.join(self.heads)}")
@@ -333,12 +334,12 @@ class TransformerConfig(Checked):
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
-        """The window of each layer in tokens, including the token itself; None for all tokens."""
+        """The window of each layer, in tokens including the current one; None means all tokens."""
         return (None,) * self.num_layers
 
     @property
     def layer_order(self) -> tuple[int, ...]:
-        """The index of the stored parameters of each layer that runs.
+        """For each layer in the order of execution, the index of its stored parameters.
 
         Several layers may share parameters (ALBERT).
         """
@@ -359,7 +360,7 @@ class TransformerConfig(Checked):
 
     @property
     def decoder(self) -> "TransformerConfig":
-        """The configuration of the layers that generate tokens, such as a decoder's."""
+        """The configuration of the layers that generate tokens, such as the decoder."""
         return self
 
     @property
@@ -404,17 +405,17 @@ class TransformerConfig(Checked):
 
     @property
     def query_init_std(self) -> float | None:
-        """Standard deviation of the initial projection to queries."""
+        """Standard deviation of the initial query projection."""
         return self.init_std
 
     @property
     def transform_init_std(self) -> float | None:
-        """Standard deviation of the initial linear map of the transform of a head."""
+        """Standard deviation of the initial kernel in a head's transform."""
         return self.init_std
 
     @property
     def score_init_std(self) -> float | None:
-        """Standard deviation of the initial maps to labels and other scores of heads."""
+        """Standard deviation of the initial kernels that compute the scores of a head."""
         return self.init_std
 
     @property
@@ -456,8 +457,8 @@ class MixtureConfig(Checked):
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
     router_balance_over: Literal["sequence", "batch"] = "sequence"
     """Whether the loss balances the experts per sequence or per batch. sequence: for each sequence
-    and layer separately. batch: over all sequences and layers together, as in transformers. This
-    does not support micro-batches.
+    and layer separately. batch: over all sequences and layers together, as in transformers. The
+    option batch does not support micro-batches.
     """
     router_z: NonNegative = 0.0
     """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
@@ -495,14 +496,15 @@ class Execution(Checked):
     the layer in the program. separate: one parameter subtree per layer, in a layout for decoding
     (`models.unstack_layers`)."""
     remat: Literal["none", "dots", "full"] = "none"
-    """The activations that the backward pass recomputes. none: no activations. dots: all except the
-    results of matmuls. full: each whole layer, from its input."""
+    """The activations that the backward pass recomputes. none: no activations. dots: all
+    activations except the results of matmuls. full: all activations in a layer, from the layer's
+    input."""
     attention: Literal["auto", "xla", "cudnn", "splash", "flash", "triton", "blocks"] = "auto"
     """The implementation of attention. xla: no fused kernel. cudnn: a kernel for GPUs. splash: a
     kernel for TPUs. triton, flash: kernels for GPUs and TPUs that support dropout of attention
-    weights. blocks: blockwise computation on any device, also with dropout. auto: in `train`, a
-    kernel for the devices, which the log names; otherwise, xla. Calls that a kernel does not
-    support use xla."""
+    weights. blocks: blockwise computation on any device, also with dropout. auto: `train` chooses a
+    kernel for the devices and logs its name; elsewhere, auto means xla. Calls that a kernel does
+    not support use xla."""
     experts: Literal["auto", "blocked", "ragged"] = "auto"
     """How a mixture of experts without a capacity is computed; see `models.nn.experts`. auto:
     ragged on TPUs, blocked elsewhere."""

@@ -28,7 +28,7 @@ def load_finite(
 
     Raises:
         RunError: A parameter is NaN or infinite.
-        UserError: The length of the model's table of positions differs from `max_length`.
+        UserError: The length of the model's position table differs from `max_length`.
     """
     model, params = load(folder, step=step, ema=ema)
     check_finite(params, folder)

@@ -19,7 +19,7 @@ NEVER = -1e30
 
 
 def greatest_logits(projection: Projection, mask: Int[AnyArray, "B T"]) -> Float[Array, "B V"]:
-    """Returns max_t logits[t] of each sequence over its real tokens, without logits `[B, T, V]`.
+    """Returns max_t logits[t] over each sequence's real tokens, without materializing `[B, T, V]`.
 
     The gradient of a maximum goes to the first position with the maximum, as in PyTorch. The
     backward pass needs only the position of each maximum, int32 `[B, V]`, and no logits.
@@ -93,7 +93,7 @@ def _with_hidden(projection: Projection, hidden: Array) -> Projection:
 
 
 def _chunks(*arrays: Array) -> tuple[Array, ...]:
-    """Splits arrays `[B, T, …]` into chunks of positions, and adds each chunk's first position."""
+    """Returns arrays `[B, T, …]` as chunks of positions, and the first position of each chunk."""
     rows, length = arrays[0].shape[:2]
     chunk = chunk_length(rows, length)
     num_chunks = -(-length // chunk)

@@ -40,11 +40,12 @@ def local_folder(path: str | Path) -> Path:
     """Returns the folder of a model.
 
     Args:
-      path: A folder, or a name on the hub, whose files are downloaded once into the hub's cache.
-        A `Path`, and a path in a folder that exists, are never looked up on the hub.
+      path: A folder, or a name on the hub. The files of a model on the hub are downloaded once into
+        the hub's cache. A `Path` object and a path in an existing folder are never looked up on the
+        hub.
 
     Raises:
-      FileNotFoundError: No folder and no model has that name.
+      FileNotFoundError: Neither a folder nor a model on the hub has that name.
     """
     folder = Path(path).expanduser()
     if isinstance(path, Path) or folder.exists() or not NAME.fullmatch(path):

@@ -17,7 +17,7 @@ from .registry import create, smallest_inputs
 
 
 def init_params(model: Any, rng: Key[Array, ""]) -> Params:
-    """Returns the initial parameters of a model, a nested dict of arrays.
+    """Returns the initial parameters of a model as a nested dict of arrays.
 
     Example: `params = init_params(model, jax.random.key(0))`. The first call for a model compiles
         one program, which computes only the parameters, and not the outputs.
@@ -60,7 +60,7 @@ def fitting_params(model: Model, params: Params) -> Params:
         A nested dict of float32 arrays, on the devices where `params` are.
 
     Raises:
-        UserError: A parameter is missing or unknown, has another shape, or is not floating-point.
+        UserError: A parameter is missing or unknown, has a wrong shape, or is not floating-point.
             The message names its path.
     """
     require(
@@ -73,7 +73,7 @@ def fitting_params(model: Model, params: Params) -> Params:
     # A frequent mistake is to pass the result of `model.init` instead of its entry "params".
     problem = 'params has one entry, "params": give its value, params["params"]'
     require(provided.keys() != {f"params/{path}" for path in wanted}, problem)
-    # Report the first problem in the order of paths.
+    # Report the problem whose path is alphabetically first.
     for path in sorted(wanted.keys() | provided.keys()):
         shape = wanted[path].shape if path in wanted else None
         require(path in provided, f"params has no {path} {shape}: give all parameters of the model")

@@ -70,7 +70,7 @@ def load(
         `optimizer.ema_decay` keeps, instead of the last parameters.
 
     Returns:
-      The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
+      The Flax module and its parameters, for `model.apply({"params": params}, input_ids=…).logits`.
 
     Raises:
       FileNotFoundError: The folder or the checkpoint does not exist.
@@ -224,7 +224,7 @@ def _read_merged(
 
 
 def _read_body(folder: Path, step: int | None, targets: Params) -> Params:
-    """Reads the parameters of another model that the target model also has. The heads may differ.
+    """Reads the parameters that another model shares with the target model. The heads may differ.
 
     Args:
       folder: The folder of the other model.
@@ -298,7 +298,7 @@ def adapters_of(fields: JsonObject, config: TransformerConfig, folder: Path) -> 
 
 
 def _trained_shapes(lora: LoRA, targets: Params) -> Params:
-    """Returns the shapes and shardings of the trained parameters in the checkpoint of adapters.
+    """Returns the shapes and shardings of the trained parameters in an adapter checkpoint.
 
     Args:
       lora: The adapters.
@@ -373,7 +373,7 @@ def restore_params(folder: str | Path, step: int, shapes: PyTree, part: str = PA
 
 
 def _check_shapes(wanted: Params, stored: Params, checkpoint: Path) -> None:
-    """Raises UserError if the stored shapes differ from the model's, before arrays are read."""
+    """Raises UserError, before arrays are read, if stored shapes differ from the model's shapes."""
     for path in wanted.keys() | stored.keys():
         sizes = [list(x[path].shape) if path in x else "missing" for x in (stored, wanted)]
         require(

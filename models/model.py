@@ -21,5 +21,5 @@ class Model(Protocol):
         ...
 
     def apply(self, variables: PyTree, *args: object, **kwargs: object) -> PyTree:
-        """Runs the model on its variables, `{"params": params}`, and arrays."""
+        """Runs the model with its variables, `{"params": params}`, on input arrays."""
         ...

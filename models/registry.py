@@ -63,14 +63,13 @@ FAMILIES = {
     "t5": "encoder_decoders",
     "bart": "encoder_decoders",
 }
-"""The folder of each family's file, by the name of the file."""
+"""The folder that contains each family's file, by the file's name."""
 VARIANTS = {
     "lecture_gpt": "lectures",
     "lecture_bert": "lectures",
     "lecture_transformer": "lectures",
 }
-"""The folder of each family whose options no published model uses. These families have no
-presets."""
+"""The same for families whose options no published model uses. These families have no presets."""
 
 AxisRules = Mapping[str, tuple[str | None, ...]]
 """Maps a pattern of parameter paths (a regular expression for the whole path) to the logical axis
@@ -105,7 +104,7 @@ def preset_maker(
     Args:
       config: The configuration of the family.
       paper: The paper of the presets. A preset can override it.
-      sizes: The names of the fields whose values every preset lists, in order.
+      sizes: The names of the fields that every preset sets by position, in order.
       **common: The fields that presets share. A preset can override them.
     """
 
@@ -124,7 +123,7 @@ def preset_maker(
 
 
 def one_token(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Returns the smallest inputs of a model that reads token sequences, `[1, 1]`."""
+    """Returns the smallest inputs, `[1, 1]`, of a model that reads token sequences."""
     del config
     return {"input_ids": np.zeros((1, 1), np.int32)}
 
@@ -194,7 +193,7 @@ def family_of(config: TransformerConfig) -> Family:
 
 
 def families_of(model: TransformerConfig | None) -> list[Family]:
-    """Returns the family of a model in a list, or all families if the model is unknown."""
+    """Returns a list that contains a model's family, or all families if the model is unknown."""
     return list(families().values()) if model is None else [family_of(model)]
 
 
@@ -204,12 +203,12 @@ def smallest_inputs(config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def presets() -> dict[str, Preset]:
-    """Returns every published size, by name."""
+    """Returns all presets, by name."""
     return {name: p for family in families().values() for name, p in family.presets.items()}
 
 
 def family_of_preset(name: str) -> str:
-    """Returns the name of the family that has a published size.
+    """Returns the name of the family that a preset belongs to.
 
     Raises:
       UserError: The preset is unknown. The message suggests similar names.
@@ -223,7 +222,7 @@ def family_of_preset(name: str) -> str:
 
 
 def preset(name: str) -> TransformerConfig:
-    """Returns the configuration of a published size, e.g. `preset("gpt2")`.
+    """Returns the configuration of a preset, e.g. `preset("gpt2")`.
 
     Raises:
       UserError: The preset is unknown. The message suggests similar names.
@@ -237,12 +236,12 @@ def create(config: TransformerConfig, execution: Execution | None = None) -> Any
 
 
 def config_to_dict(config: TransformerConfig) -> dict[str, Any]:
-    """Returns `config` as JSON-ready values, with its family under "architecture"."""
+    """Returns `config` as a JSON-ready dict, with the family's name under "architecture"."""
     return {"architecture": family_name(config), **dataclasses.asdict(config)}
 
 
 def config_from_dict(fields: Mapping[str, object]) -> TransformerConfig:
-    """Returns the configuration that `config_to_dict` wrote.
+    """Returns the configuration that `config_to_dict` converted to a dict.
 
     Raises:
       UserError: The family or a field is unknown.

@@ -1,8 +1,9 @@
-"""Scaling of rotary frequencies for sequences longer than in training.
+"""Scaling of rotary frequencies for sequences longer than the training sequences.
 
 - linear: Chen et al. 2023, "Extending context window of large language models via positional
   interpolation".
-- dynamic: a base that grows with the sequence ("NTK-aware" scaling, first described in forums).
+- dynamic: a base that grows with the sequence length ("NTK-aware" scaling, first described in
+  forums).
 - yarn: Peng et al. 2023, "YaRN: efficient context window extension of large language models".
 - longrope: Ding et al. 2024, "LongRoPE: extending LLM context window beyond 2 million tokens".
 - llama3: the published code of Llama 3.1 (Grattafiori et al. 2024).
@@ -34,17 +35,17 @@ kind."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryScaling(Checked):
-    """Scaling of rotary frequencies, for inputs longer than in training.
+    """Settings that scale rotary frequencies for inputs longer than the training sequences.
 
     Raises:
       UserError: A field is missing, out of range, or belongs to another kind.
     """
 
     kind: ScalingKind
-    """linear: all frequencies are divided. dynamic: the base grows with the sequence. llama3: low
-    frequencies are divided, and high frequencies are unchanged. yarn: low frequencies are divided,
-    with a linear ramp over the dimensions between low and high frequencies. longrope: each
-    frequency has one divisor for short sequences and one for long sequences.
+    """linear: all frequencies are divided. dynamic: the base grows with the sequence length.
+    llama3: low frequencies are divided, and high frequencies are unchanged. yarn: low frequencies
+    are divided, with a linear ramp over the dimensions between low and high frequencies. longrope:
+    each frequency has one divisor for short sequences and one for long sequences.
     """
     factor: Positive | None = None
     """The maximum sequence length divided by the trained length. For yarn and longrope, defaults to
@@ -97,7 +98,7 @@ class RotaryScaling(Checked):
             require(getattr(self, name) is not None, problem)
 
     def of_length(self, max_length: int) -> "RotaryScaling":
-        """Returns the same scaling, with the defaults that depend on `max_length` as values."""
+        """Returns the same scaling, with the defaults that depend on `max_length` made explicit."""
         if self.kind == "dynamic":
             return dataclasses.replace(self, original_length=self.trained_length(max_length))
         if self.kind in ("yarn", "longrope"):
@@ -113,7 +114,7 @@ class RotaryScaling(Checked):
         return self.factor or max_length / self.trained_length(max_length)
 
     def amplitude(self, max_length: int) -> float:
-        """Returns the factor of sines and cosines. It multiplies attention scores twice."""
+        """Returns the factor of sines and cosines. Its square multiplies the attention scores."""
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
             return self.attention_factor or 1.0
         factor = self.growth(max_length)

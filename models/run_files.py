@@ -25,9 +25,9 @@ EMA_AUXILIARY = "ema_auxiliary"
 """The folder of the moving averages of auxiliary models."""
 TOKENIZER = "tokenizer"
 IMPORTED_FROM = "imported_from"
-"""The key of the imported folder in the `config.json` of a run."""
+"""The key in a run's `config.json` that records the imported folder."""
 READINGS = 5
-"""Number of attempts to read the newest checkpoint, because training removes old checkpoints."""
+"""Number of attempts to read the newest checkpoint, because training may remove it meanwhile."""
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ def object_field(fields: JsonObject, name: str, folder: str | Path) -> JsonObjec
 
 @contextlib.contextmanager
 def naming_writer(fields: JsonObject, folder: str | Path) -> Iterator[None]:
-    """Adds the path, the version of the writer and the remedy to an error in a `config.json`.
+    """Adds the file's path, the writer's version and a remedy to errors about a `config.json`.
 
     Args:
         fields: The content of the file.
@@ -134,7 +134,7 @@ def is_foreign(fields: JsonObject) -> bool:
 
 
 class CheckpointRemoved(UserError):
-    """A checkpoint that training removed while it was read."""
+    """Raised if training removes a checkpoint while it is being read."""
 
 
 def chosen_step(folder: Path, step: int | None) -> int | None:
@@ -163,7 +163,7 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
     Args:
       folder: A run folder, or one in the Hugging Face format.
       step: The requested step. If None, reads the newest checkpoint.
-      read: Reads the checkpoint of a step that `chosen_step` returned.
+      read: The function that reads a checkpoint, given the result of `chosen_step`.
 
     Raises:
       CheckpointRemoved: The requested checkpoint was removed during the read.
@@ -171,7 +171,7 @@ def read_step(folder: Path, step: int | None, read: Callable[[int | None], T]) -
     for _ in range(READINGS - 1):
         try:
             return read(chosen_step(folder, step))
-        # There may be a newer checkpoint: choose again, unless the caller chose the step.
+        # There may be a newer checkpoint, so choose again, unless the caller chose the step.
         except CheckpointRemoved:
             if step is not None:
                 raise

@@ -43,7 +43,7 @@ def export_forward(model: nn.Module) -> bytes:
 
 
 def input_names(config: TransformerConfig) -> list[str]:
-    """Returns the names of the inputs of a model's program."""
+    """Returns the input names of a model's exported program."""
     return list(_inputs(config))
 
 

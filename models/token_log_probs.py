@@ -19,7 +19,7 @@ from .mesh_axes import BATCH_AXES, CONTEXT, MESH_AXES, MESH_AXIS_NAMES, automati
 from .nn.typing import Array, Bool, Float, Int, PyTree
 
 MOST_POSITIONS = 1024
-"""The maximum size of a chunk, over all sequences of a device.
+"""The maximum number of positions in a chunk, counted over all sequences on a device.
 
 The gradient of the kernel, in float32, is read and written once per chunk. With 1,024 positions,
 the matmul that computes this gradient has 256 operations per byte. A TPU v5e or an H200 has about
@@ -30,10 +30,11 @@ Sums = tuple[PyTree, Array | None, Array | None]
 """A tree of losses, and the gradients of kernel `[D, V]` and bias, or None if they are not
 computed."""
 ChunkFn = Callable[..., tuple[Sums, PyTree]]
-"""The type of a `function(projection, *others) -> (sums, per_position)` of a chunk of positions."""
-DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
-"""The type of a `function(kernel, bias, positions) -> (sums, per_position)` of a device's
+"""The type of a `function(projection, *others) -> (sums, per_position)` that processes one chunk of
 positions."""
+DeviceFn = Callable[[Array, Array | None, tuple[PyTree, ...]], tuple[Sums, PyTree]]
+"""The type of a `function(kernel, bias, positions) -> (sums, per_position)` that processes all
+positions on a device."""
 
 
 def over_positions(
@@ -118,7 +119,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
     if mesh.axis_names != MESH_AXIS_NAMES:
         return function
     positions = None if length % mesh.shape[CONTEXT] else CONTEXT
-    # Some axes of the batch may be manual already: train/distributed/fsdp.py.
+    # Some batch axes may already be manual; see train/distributed/fsdp.py.
     batch_axes = automatic(BATCH_AXES)
     axes = (*batch_axes, positions) if positions else batch_axes
     if num_shards(mesh, axes) == 1:
@@ -160,7 +161,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
 
 def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
-    """Returns the gradients of hidden states, kernel `[D, V]` and bias, given that of logits."""
+    """Returns the gradients of hidden states, kernel `[D, V]` and bias, given the logit gradient."""
     gradient = exact.astype(part.hidden.dtype)
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 
@@ -181,7 +182,7 @@ def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Ar
 def as_projection(
     hidden_gradient: Array, gradients: Sequence[Array | None], projection: Projection
 ) -> Projection:
-    """Returns the gradients as a projection, in the layout and dtype of its parameters."""
+    """Returns the gradients as a `Projection`, with the layout and dtypes of `projection`."""
     kernel, bias = projection.kernel, projection.bias
     kernel_gradient, bias_gradient = gradients
     assert kernel_gradient is not None
@@ -191,7 +192,7 @@ def as_projection(
 
 
 class TokenLogProbs(NamedTuple):
-    """Log-probabilities of tokens under a model, one token at each position."""
+    """Log-probabilities of tokens under a model, for one token at each position."""
 
     log_prob: Float[Array, "B T"]
     """log softmax(logits / temperature)[label], in nats."""
@@ -204,7 +205,7 @@ class TokenLogProbs(NamedTuple):
 def token_log_probs(
     projection: Projection, labels: Int[Array, "B T"], *, temperature: float = 1.0
 ) -> TokenLogProbs:
-    """Returns log-probability, entropy and top-1 of tokens, without materializing `[B, T, V]`.
+    """Returns log-probabilities, entropies and top-1 matches without materializing `[B, T, V]`.
 
     The logits are computed in chunks of positions. The backward pass recomputes the logits once,
     for both log-probabilities and entropies. Logarithms are in float32 for any dtype of the hidden
@@ -220,7 +221,7 @@ def token_log_probs(
         projection: hidden states `[B, T, D]`, vocabulary matrix `[V, D]` and its bias, if any.
         labels: the token at each position. A label outside [0, V) has a NaN log-probability; if
           a loss masks it with `jnp.where`, gradients stay finite.
-        temperature: a divisor of the logits, positive.
+        temperature: a positive number that divides the logits.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -235,8 +236,8 @@ def _token_log_probs(temperature: float, projection: Projection, labels: Array) 
     def chunk(part: Projection, label: Array) -> tuple[Sums, TokenLogProbs]:
         logits = part.logits() / temperature  # [B, T / chunks, V]
         log_probs, entropy = _log_softmax(logits)
-        # Invalid labels give NaN. Negative labels would index from the end: move negative labels
-        # out of range.
+        # Invalid labels give NaN. Negative labels would index from the end, so move them out of
+        # range.
         label = jnp.where(label < 0, logits.shape[-1], label)[..., None]
         log_prob = jnp.take_along_axis(log_probs, label, axis=-1)[..., 0]
         per_position = TokenLogProbs(log_prob, entropy, log_prob >= jnp.max(log_probs, axis=-1))

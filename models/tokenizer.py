@@ -35,7 +35,7 @@ class SpecialTokens(Protocol):
 
     @property
     def sep(self) -> int | None:
-        """The token that ends each of two texts."""
+        """The token that ends each text of a pair."""
         ...
 
     @property
@@ -69,5 +69,5 @@ class Vocabulary(Protocol):
         padding_side: Literal["left", "right"] | None = None,
         max_length: int | None = None,
     ) -> str:
-        """Writes transformers' files. Returns a line on differences between the libraries."""
+        """Writes transformers' tokenizer files; returns a note on how the libraries differ."""
         ...
