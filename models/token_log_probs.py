@@ -161,7 +161,7 @@ def _on_each_device(function: DeviceFn, length: int) -> DeviceFn:
 
 
 def gradients_of_chunk(exact: Array, part: Projection) -> tuple[Array, Array, Array | None]:
-    """Returns the gradients of hidden states, kernel `[D, V]` and bias, given the logit gradient."""
+    """Returns gradients of hidden states, kernel `[D, V]` and bias, given the logit gradient."""
     gradient = exact.astype(part.hidden.dtype)
     hidden_gradient = jnp.einsum("BTV,VD->BTD", gradient, part.kernel)
 

@@ -23,7 +23,8 @@ class Base(Checked):
     folder: str
     """The absolute path of a run folder or Hugging Face folder, or a name on the hub."""
     relative: str
-    """The path relative to the run folder, for folders that are moved together, or the hub name."""
+    """The path relative to the run folder, in case both folders are moved together; or the hub
+    name."""
     step: int | None
     """The checkpoint of a run, or None for a folder in the Hugging Face format."""
     checksum: str
@@ -78,7 +79,7 @@ class Base(Checked):
             folder = moved if moved.exists() else local_folder(self.folder)
         except FileNotFoundError:
             raise missing from None
-        # A base that changed would give other outputs without a warning.
+        # If the base has changed, the outputs would differ without a warning.
         files = _parameters(folder, self.step)
         if not files:
             raise missing

@@ -1,9 +1,9 @@
 """Low-rank adaptation of linear maps (Hu et al. 2021, "LoRA").
 
 A frozen linear map x W + b becomes x W + b + s · dropout(x) A B, with A `[inputs, r]` and B
-`[r, outputs]` for a small rank r. B starts at zero, so that an adapted model equals its base at
-first. A and B, `lora_a` and `lora_b`, are siblings of the kernel W in the parameter tree, with a
-leading axis of layers if W has one. Training never forms W + s · A B or its gradient.
+`[r, outputs]` for a small rank r. B starts at zero, so that an adapted model initially equals its
+base. A and B, `lora_a` and `lora_b`, are siblings of the kernel W in the parameter tree, with a
+leading layer axis if W has one. Training never forms W + s · A B or its gradient.
 """
 
 import dataclasses
@@ -41,21 +41,21 @@ Kwargs = dict[str, PyTree]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig(Checked):
-    """Low-rank adapters: the adapted maps, the rank, and which other parameters are trained."""
+    """Settings of low-rank adapters: adapted maps, rank, and other trained parameters."""
 
     rank: PositiveInt = 8
     """The rank r: the number of columns of A and of rows of B."""
     alpha: Positive = 8.0
     """The product A B is multiplied by alpha / rank."""
     dropout_rate: Rate = 0.0
-    """Dropout rate of the input of an adapter."""
+    """Dropout rate of an adapter's input."""
     targets: tuple[str, ...] = ("query", "value")
     """Linear maps to adapt: regular expressions that match one or more whole components of their
     paths, such as `attention`, `attention/query`, `feed_forward`, `encoder/.*`, or `.*` for all
     except the head."""
     also_trained: tuple[str, ...] = ()
-    """Parameters that are trained directly, without an adapter, by paths as in `targets`. A run
-    adds its classifier and the parameters that its base lacks."""
+    """Parameters that are trained directly, without an adapter, selected by patterns as in
+    `targets`. A run also trains its classifier and the parameters that its base lacks."""
     use_rslora: bool = False
     """Whether A B is multiplied by alpha / √rank instead (Kalajdzievski 2023)."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -67,7 +67,7 @@ class LoRAConfig(Checked):
 
     @property
     def scale(self) -> float:
-        """The factor s of the product A B."""
+        """The factor s that multiplies A B."""
         return self.alpha / scale_divisor(self.rank, self.use_rslora)
 
 
@@ -83,7 +83,7 @@ class LinearMap:
     path: str
     """The path of its parameters, such as `layers/attention/query`."""
     layers: tuple[int, ...]
-    """The size of the kernel's leading axis of layers, `(L,)`; empty for a map outside a stack."""
+    """The size of the kernel's leading layer axis, `(L,)`; empty for a map outside a stack."""
     inputs: tuple[int, ...]
     """Sizes of the input axes, such as `(N, H)` for a map that reads heads."""
     outputs: tuple[int, ...]
@@ -141,7 +141,7 @@ class LoRA:
         A is uniform in ±1 / √inputs, as in PEFT (He et al. 2015 with a = √5), and B is 0.
 
         Args:
-            rng: The key for A; each map derives its key from its path only.
+            rng: The key for A. The key of each map depends only on `rng` and the map's path.
             params: The parameters of the model.
             keep_initial: Whether the frozen parameters include copies of the initial values of
               fully trained parameters, for a reference model.
@@ -155,7 +155,7 @@ class LoRA:
             flat[f"{m.path}/{A}"] = jax.random.uniform(key, shape, jnp.float32, -limit, limit)
             shape = *m.layers, self.config.rank, *m.outputs
             flat[f"{m.path}/{B}"] = jnp.zeros(shape, jnp.float32)
-        # Parameters that are fully trained join the adapters.
+        # The trained parameters are the adapters and the fully trained parameters.
         trained, frozen = self.split(params, keep_initial=keep_initial)
         return join_params(trained, nested(flat)), frozen
 
@@ -214,7 +214,7 @@ class LoRA:
     ) -> Float[Array, "..."]:
         """Returns W + s · A B for one map, or for the map of each layer."""
         product = functools.partial(jnp.tensordot, axes=1, precision="highest")
-        # [*inputs, r] · [r, *outputs], over the axis of layers if there is one.
+        # [*inputs, r] · [r, *outputs], vmapped over the layer axis if there is one.
         product = jax.vmap(product) if linear.layers else product
         return kernel + self.config.scale * product(a, b)
 
@@ -232,7 +232,7 @@ class LoRA:
             a, b = (module.get_variable("params", name).astype(y.dtype) for name in (A, B))
             if module.has_variable("params", KEYS):
                 keys = module.get_variable("params", KEYS)
-                # In multiple choice, there is one key for several rows, the choices of a question.
+                # In multiple choice, the choices of a question are several rows that share one key.
                 if (rows := x.shape[0] // keys.shape[0]) > 1:
                     keys = jax.vmap(functools.partial(row_keys, num_rows=rows))(keys).reshape(-1)
                 x = dropout(x, rate, keys, "lora")
@@ -251,7 +251,7 @@ class LoRA:
         return apply
 
     def _keys_of_maps(self, params: Params, rng: Key[Array, " B"]) -> Params:
-        """Returns, for each adapter in the parameters, its dropout keys, `[L, B]` or `[B]`."""
+        """Returns the dropout keys, `[L, B]` or `[B]`, of each adapter in the parameters."""
         present, flat = by_path(params), {}
         for m in self.maps:
             if f"{m.path}/{A}" not in present:
@@ -265,7 +265,7 @@ class LoRA:
 
 
 def make_lora(config: LoRAConfig, model: Model) -> LoRA:
-    """Finds the linear maps of a model that a configuration adapts.
+    """Returns the adapters that a configuration describes for a model.
 
     Maps that are fully trained and maps of the head get no adapter.
 
@@ -307,7 +307,7 @@ def without_adapters(params: Params) -> Params:
 
 
 def _without_adapters(flat: Params) -> Params:
-    """Returns the parameters by path without the factors of adapters."""
+    """Returns a flat dict of parameters without the factors of adapters."""
     return {path: x for path, x in flat.items() if not is_adapter(path)}
 
 
@@ -340,5 +340,5 @@ def by_path(params: Params) -> Params:
 
 
 def nested(flat: Params) -> Params:
-    """Returns the nested tree of parameters given by path."""
+    """Returns the nested parameter tree for a flat dict of parameters by path."""
     return unflatten_dict(flat, sep="/")

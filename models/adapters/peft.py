@@ -5,8 +5,8 @@ tensors of the model in the Hugging Face format: the adapter of `NAME.weight` is
 `base_model.model.NAME.lora_A.weight` `[r, in]` and `….lora_B.weight` `[out, r]`. The adapter of an
 embedding is `….lora_embedding_A` `[r, V]` and `….lora_embedding_B` `[D, r]`.
 
-peft changes modules, not tensors: where an embedding and the output share one matrix, an adapter of
-one module does not change the other module. A model with such an adapter has two matrices.
+peft changes modules, not tensors. If an embedding and the output share one matrix, an adapter of
+one module does not change the other module, so the adapted model has two matrices.
 """
 
 import contextlib
@@ -43,15 +43,15 @@ FACTORS = {
     "linear": ("lora_A.weight", "lora_B.weight"),
     "embedding": ("lora_embedding_A", "lora_embedding_B"),
 }
-"""The names of A and B after a module's name."""
+"""The suffixes that follow a module's name in the tensor names of A and B."""
 BIAS = "lora_B.bias"
 ROWS = "token_adapter.trainable_tokens_delta"
 PARTS = "|".join(map(re.escape, [*FACTORS["linear"], *FACTORS["embedding"], BIAS, ROWS]))
-"""The names of tensors that, together with others, define an edit of the base's tensors."""
+"""The suffixes of tensors that define an edit of a base tensor together with other tensors."""
 NAME = re.compile(rf"{re.escape(PREFIX)}(?:(.+)\.({PARTS})|((?!.*\.(?:lora_|token_adapter\.)).+))")
-"""The supported names: a module and a part of its edits, or a tensor of the base."""
+"""The supported names: a module with one of the suffixes in `PARTS`, or a tensor of the base."""
 MODULES = (("embed_out.", "lm_head."), (".block_sparse_moe.", ".mlp."))
-"""Substrings of tensor names in files, and what replaces them in the modules of transformers 5."""
+"""Substrings of tensor names in files, and their replacements in transformers 5's module names."""
 
 KINDS = ("tensor", "rows", "sum")
 """The kinds of edits, in the order in which they are applied."""
@@ -69,19 +69,19 @@ class Edit:
     """A change of one tensor of the base model."""
 
     kind: Literal["tensor", "rows", "sum"]
-    """"tensor" is a new tensor, "rows" are new rows of it, and "sum" is added to it."""
+    """"tensor" replaces the tensor, "rows" replaces some of its rows, and "sum" is added to it."""
     value: np.ndarray
     """The new tensor, the new rows, the bias to add, or the first factor of a product to add."""
     factor: np.ndarray | None = None
     """The second factor of a product to add, `[r, in]`, or `[r, D]` for an embedding."""
     scale: float = 1.0
-    """Multiplies what is added."""
+    """The factor that multiplies the value."""
     rows: tuple[int, ...] = ()
     of_module: bool = False
     """Whether the change affects only one of the modules that share the tensor."""
 
     def array(self) -> np.ndarray:
-        """Returns the new tensor or rows, or the tensor to add, with the axis of outputs first."""
+        """Returns the new tensor or rows, or the tensor to add, with the output axis first."""
         value = self.value.astype(np.float32)
         product = value if self.factor is None else value @ self.factor.astype(np.float32)
         return np.float32(self.scale) * product
@@ -99,7 +99,7 @@ class PeftAdapter:
     folder: Path
     fields: PeftFields
     edits: Mapping[str, list[Edit]]
-    """The changes of each tensor of the base model, by the tensor's name, in order."""
+    """The edits of each base tensor, by the tensor's name, in the order of application."""
 
     @classmethod
     def read(cls, folder: Path) -> "PeftAdapter":
@@ -143,7 +143,7 @@ class PeftAdapter:
     def model_config(self, base: TransformerConfig) -> TransformerConfig:
         """Returns the configuration of the adapted model.
 
-        The adapter may have another head, and may untie the output from the embedding.
+        The adapter may have a different head, and may untie the output from the embedding.
 
         Raises:
             WeightsError: The family has no model that computes the same function.
@@ -219,7 +219,7 @@ class PeftAdapter:
         for first, *others in _shared_names(before):
             stored |= dict.fromkeys(others, stored[first])
         edits = self._by_tensor(before)
-        # Modules that still share a tensor have the same edits: read those of the first module.
+        # Modules that still share a tensor have the same edits, so read the first module's edits.
         for ignored in mapping.ignored:
             edits.pop(ignored.hf, None)
         merged, used = dict(params), set[str]()
@@ -395,7 +395,7 @@ def _has_rows(edits: Sequence[Edit]) -> bool:
 
 
 def _shared_names(config: TransformerConfig) -> list[tuple[str, ...]]:
-    """Returns groups of names of one shared tensor; a parameter is stored under the first name."""
+    """Returns groups of names that share one tensor; files store it under the first name."""
     names: dict[str, list[str]] = {}
     for ignored in module_mapping(config).ignored:
         if ignored.same_as is not None:

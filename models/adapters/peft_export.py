@@ -30,9 +30,9 @@ from .lora import HEAD, A, B, LinearMap, LoRA, by_path, linear_maps, scale_divis
 from .peft import CONFIG, FACTORS, KERNEL, PREFIX, WEIGHT, WEIGHTS, module_mapping
 
 LORA_A, LORA_B = FACTORS["linear"]
-"""The names of A and B after a module's name."""
+"""The suffixes that follow a module's name in the tensor names of A and B."""
 VALUE_HEAD = "head/value/"
-"""The value head, which is only used in training and is not exported."""
+"""The path prefix of the value head, which is only used in training and is not exported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Adapter:
     b: np.ndarray
     """`[L, out, r]`."""
     is_conv1d: bool
-    """Whether the first axis of the map's matrix is that of the inputs."""
+    """Whether the first axis of the map's matrix is the input axis."""
     inner: int = 1
     """Number of values of `{j}` for each value of `{i}`; see `TensorRule`."""
 
@@ -76,7 +76,8 @@ def save_adapter(
         model: The model.
         lora: Its adapters.
         trained: The parameters that were trained, as in `TrainState.params`.
-        base: The name or the path of the base in the Hugging Face format, which loaders use.
+        base: The name or the path of the base in the Hugging Face format, for programs that load
+          the adapter.
 
     Raises:
         UserError: The folder is not empty, transformers has no such model, or one of its modules
@@ -196,7 +197,7 @@ def _peft_config(adapters: Sequence[_Adapter], mapping: TensorMapping, lora: LoR
     }
     c = lora.config
 
-    def alpha(rank: int) -> float:  # such that the scale stays the same
+    def alpha(rank: int) -> float:  # chosen so that the scale stays the same
         return c.scale * scale_divisor(rank, c.use_rslora)
 
     names = sorted({*itertools.chain(*targets.values())})
@@ -270,6 +271,6 @@ def _whole_rules(mapping: TensorMapping, lora: LoRA) -> list[TensorRule]:
 
 
 def _saved_module(rule: TensorRule) -> str:
-    """Returns the module of a whole tensor; peft saves the classifier of a sequence as a whole."""
+    """Returns the module that peft saves for a fully trained tensor, such as a whole classifier."""
     module = rule.hf.rpartition(".")[0]
     return "classifier" if module.startswith("classifier.") else module

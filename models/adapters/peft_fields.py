@@ -30,7 +30,8 @@ REMEDIES = {
     "layer_replication": USE_PEFT,
     "corda": CONVERT,
 }
-"""The remedy for each unsupported field, or value of `init_lora_weights`; `MERGE` for all others.
+"""The remedy for each unsupported field and each unsupported value of `init_lora_weights`. All
+others have the remedy `MERGE`.
 """
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """The values of `init_lora_weights` that leave the base unchanged."""
@@ -42,8 +43,8 @@ UNUSED = frozenset(
     lora_ga_config velora_config qalora_group_size runtime_config
     """.split()
 )
-"""Fields that are ignored: the tensors show their effect, they only affect training, or they have
-an effect only with another field."""
+"""Ignored fields: the tensors show their effect, they only affect training, or they have an effect
+only together with another field."""
 MAX_REPEATS = 5
 """Maximum number of repetitions in a regular expression, which limits the time of a match."""
 
@@ -59,7 +60,7 @@ class PeftFields(Checked):
     """The value of `lora_alpha` for some modules, by regular expressions that match the ends of
     their names."""
     modules_to_save: tuple[str, ...] | None = None
-    """Ends of the names of modules that the adapter replaces with a copy."""
+    """Suffixes of the names of modules that the adapter replaces with a copy."""
     trainable_token_indices: tuple[int, ...] | Mapping[str, Sequence[int]] | None = None
     """Rows of the embedding that are trained, or rows of several modules by their names."""
     task_type: str | None = None
@@ -91,7 +92,7 @@ class PeftFields(Checked):
         return fields
 
     def scale(self, module: str, rank: int) -> float:
-        """Returns the factor of the product of a module's adapter."""
+        """Returns the factor that multiplies the product A B of a module's adapter."""
         # As in peft, the first pattern that matches the end of the name is used.
         patterns = (self.alpha_pattern or {}).items()
         alphas = (x for key, x in patterns if re.fullmatch(rf"(.*\.)?({key})", module))
@@ -101,7 +102,8 @@ class PeftFields(Checked):
         """Returns the tokens whose rows in a module are trained.
 
         Raises:
-            WeightsError: The field does not name as many tokens as the module has trained rows.
+            WeightsError: The number of tokens in the field differs from the module's number of
+              trained rows.
         """
         stored = self.trainable_token_indices or ()
         if isinstance(stored, Mapping):

@@ -1,8 +1,8 @@
 """BART and mBART: a Transformer pretrained to reconstruct corrupted text.
 
 - BART: Lewis et al. 2020, "BART: denoising sequence-to-sequence pre-training for natural language
-  generation, translation, and comprehension", section 2.1: the Transformer with GELU; section 3
-  and figure 3 for the heads, which read the decoder.
+  generation, translation, and comprehension", section 2.1 for the Transformer with GELU; section 3
+  and figure 3 for the heads, which read the decoder's output.
 - mBART: Liu et al. 2020, "Multilingual denoising pre-training for neural machine translation",
   section 2.2: a BART with norms before the sublayers, and a final norm in the encoder and in the
   decoder.
@@ -39,7 +39,7 @@ BART_HEADS = tuple(name for name, spec in reversed(HEADS.items()) if spec.reads_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BartConfig(EncoderDecoderConfig):
-    """A BART; with `norm_position="pre"`, an mBART.
+    """The configuration of a BART, or of an mBART with `norm_position="pre"`.
 
     Raises:
       UserError: a size or a rate is out of range, or the head needs labels and has none.
@@ -68,11 +68,11 @@ class BartConfig(EncoderDecoderConfig):
     the decoder also reads the source."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classification head, in order of their ids; for question answering,
-    the name of the label "no answer" if questions may have none."""
+    the name of the label that means "no answer", if questions may have no answer."""
     classifier_dropout: Rate = 0.0
-    """Dropout rate before both maps of sequence classification."""
+    """Dropout rate before both linear maps of the sequence-classification head."""
     start_id: Count = 2
-    """The id of the token that the decoder reads first if it reads the source as its target."""
+    """The id of the decoder's first token if the source also serves as the target."""
     end_id: Count = 2
     """The id of the token that ends a source. Sequence classification reads the hidden state of the
     last end token."""
@@ -97,7 +97,7 @@ class BartConfig(EncoderDecoderConfig):
             )
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "BartConfig":
-        """Returns the configuration of the same body with another head.
+        """Returns the configuration of the same body with a different head.
 
         A head that does not generate tokens has no output projection, so the options of the output
         projection are reset.
@@ -191,7 +191,7 @@ class Bart(EncoderDecoder):
 def _preset(
     paper: str, published: str, sizes: tuple[int, int], fields: Settings, *, note: str = ""
 ) -> Preset:
-    """Builds a preset from the sizes (layers of the encoder and of the decoder, width)."""
+    """Builds a preset from the number of layers (of encoder and decoder alike) and the width."""
     # Every published BART has heads of size 64.
     num_layers, d_model = sizes
     config = BartConfig(

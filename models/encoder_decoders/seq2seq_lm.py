@@ -48,7 +48,7 @@ class Stack(nn.Module, Generic[Config]):
         cache: Cache | None,
         context: LayerContext,
     ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
-        """Maps embeddings to the output of the last layer; continues the cache."""
+        """Maps embeddings to the output of the last layer, and adds the tokens to the cache."""
         raise NotImplementedError
 
 
@@ -102,31 +102,31 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
           input_ids: tokens of the sources. Ignored if the call has `encoder_outputs`, or a cache
             with the keys and values of the sources.
           attention_mask: 1 for the tokens of the source that may be attended to.
-          decoder_input_ids: tokens of the targets, shifted right: a start token
-            first. Required unless the head derives the targets from the sources.
-          decoder_attention_mask: 1 for the tokens of the target that later tokens may attend to;
-            with a cache, for each of its slots. A mask `[B, T, slots]` specifies for each token all
-            tokens that it may attend to, including itself.
+          decoder_input_ids: tokens of the targets, shifted right so that a start token comes first.
+            Required unless the head derives the targets from the sources.
+          decoder_attention_mask: 1 for the tokens of the target that later tokens may attend to.
+            With a cache, the mask has one entry per slot. A mask `[B, T, slots]` specifies for each
+            token all tokens that it may attend to, including itself.
           segment_ids: for each token of a packed sequence, the id of its sentence; 0 for padding.
           decoder_segment_ids: for each target token, the id of its sentence. A target attends only
             to the source with the same id.
           position_ids: position of each token. Defaults to the index of the token among the real
-            tokens of its sequence; in a packed sequence, of its sentence.
+            tokens of its sequence, or of its sentence in a packed sequence.
           decoder_position_ids: position of each token of the targets.
           encoder_outputs: output of the encoder in an earlier call.
-          cache: keys and values of earlier calls, continued by
-            `decoder_input_ids`. Beyond the last slot of the cache, all logits are NaN.
+          cache: keys and values of earlier calls; `decoder_input_ids` are the tokens that follow.
+            Beyond the last slot of the cache, all logits are NaN.
           rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
-          head_mask: factor of the attention weights of each head of the encoder, `[N]`, or
+          head_mask: factor that multiplies the attention weights of each encoder head, `[N]`, or
             `[L, N]` with one row per layer. A factor of 0 disables a head.
-          decoder_head_mask: factor of the weights of each head of the decoder's self-attention.
-          cross_attn_head_mask: factor of the weights of each head of the decoder's cross-attention.
+          decoder_head_mask: the same factor for each head of the decoder's self-attention.
+          cross_attn_head_mask: the same factor for each head of the decoder's cross-attention.
 
         Raises:
-          UserError: a sequence is longer than a table of positions (`max_length`), a mask has the
-            wrong length, only the sources or only the targets are packed, or the sources or targets
-            are missing.
+          UserError: a sequence is longer than a position table (`max_length`), a mask has the wrong
+            length, only the sources or only the targets are packed, or the sources or targets are
+            missing.
         """
         if decoder_input_ids is None:
             decoder_input_ids = self.default_target(input_ids)
@@ -245,7 +245,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:
-        """Returns the decoder's output and the vocabulary matrix, without their product."""
+        """Returns the decoder's output and the vocabulary matrix, but does not multiply them."""
         raise NotImplementedError
 
     def default_target(self, ids: Int[AnyArray, "B S"] | None) -> Int[Array, "B S"]:
@@ -289,6 +289,6 @@ def _source_length(
 
 
 def one_token_each(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """Returns the smallest inputs of an encoder-decoder: one source and one target token."""
+    """Returns the smallest inputs of an encoder-decoder: one source token and one target token."""
     del config
     return {name: np.zeros((1, 1), np.int32) for name in ("input_ids", "decoder_input_ids")}

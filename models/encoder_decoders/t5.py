@@ -72,7 +72,7 @@ class T5Config(TransformerConfig):
     positions: PositionKind = "buckets"
     """The kind of positions; a T5 supports only buckets."""
     position_distance: Size | None = 128
-    """The smallest distance of the last bucket, which all larger distances share."""
+    """The smallest distance in the last bucket. All larger distances share this bucket."""
     num_decoder_layers: Depth | None = None
     """Number of layers of the decoder. Defaults to `num_layers`."""
     tie_output: bool = True
@@ -115,7 +115,7 @@ class T5Config(TransformerConfig):
 
 
 class T5EncoderLayer(Layer[T5Config]):
-    """A pre-norm layer of self-attention and feed-forward (section 2.1)."""
+    """A pre-norm layer with a self-attention and a feed-forward sublayer (section 2.1)."""
 
     @nn.compact
     def __call__(
@@ -181,10 +181,10 @@ class T5Stack(Stack[T5Config]):
         cache: Cache | None,
         context: LayerContext,
     ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
-        """Maps embeddings to the normalized output of the last layer; continues the cache."""
+        """Maps embeddings to the stack's normalized output, and adds the tokens to the cache."""
         # The layers use `init_std` to initialize the kernels that read the residual stream.
         c, e = dataclasses.replace(self.config, init_std=self.config.input_init_std), self.execution
-        # All layers of the encoder, and all layers of the decoder, share one table of biases.
+        # All layers of a stack share one table of biases.
         positions = make_positions(
             c,
             e,
@@ -232,7 +232,7 @@ class T5(Seq2SeqLM[T5Config]):
         return self.token_embedding(ids)
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:
-        """Returns the decoder's output and the vocabulary matrix, without their product."""
+        """Returns the decoder's output and the vocabulary matrix, but does not multiply them."""
         c = self.config
         table = self.token_embedding if c.tie_output else self.output_embedding
         x = x * c.d_model**-0.5 if c.scale_output else x

@@ -8,13 +8,14 @@ leaves open follow the authors' code as released in 2017 (tensor2tensor's
 
 - no dropout of attention weights or inside the feed-forward layers;
 - initial kernels are uniform (Glorot and Bengio 2010). Initial embeddings are normal with standard
-  deviation 1 / √D, so that embeddings have unit variance after the factor √D, and the initial
-  logits of a tied output have unit variance.
+  deviation 1 / √D, so that embeddings have unit variance after the multiplication by √D, and the
+  initial logits of a tied output have unit variance.
 
 Where the authors' code and the paper differ, this module follows the paper: the code also has
-biases in the projections of attention, puts all sines before the cosines, and adds a vector for the
-kind of target to every token of the source. The authors' layer normalization adds 1e-6; this module
-defaults to 1e-5 as in Marian, so that trained models can be exported.
+biases in the projections of attention, puts all sines before the cosines, and adds a vector that
+represents the kind of target to every token of the source. The authors' layer normalization adds
+1e-6 to the variance; this module defaults to 1e-5 as in Marian, so that trained models can be
+exported.
 
 Options that are not in the paper come from Marian's models (Junczys-Dowmunt et al. 2018, "Marian:
 fast neural machine translation in C++") and Pegasus (Zhang et al. 2020), which normalizes before
@@ -95,7 +96,7 @@ class EncoderDecoderConfig(TransformerConfig):
     matrix.
     """
     source_vocab_size: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of tokens of the source language, if its embedding is not shared. Defaults to
+    """Vocabulary size of the source language, if its embedding is not shared. Defaults to
     `vocab_size`.
     """
     tie_output: bool = True
@@ -157,7 +158,7 @@ PRESETS: dict[str, Preset] = {
 
 
 class EncoderLayer(Layer[EncoderDecoderConfig]):
-    """A layer that normalizes each residual sum of its sublayers (section 3.1)."""
+    """A layer that normalizes the residual sum after each sublayer (section 3.1)."""
 
     @nn.compact
     def __call__(
@@ -274,7 +275,7 @@ class TransformerStack(Stack[EncoderDecoderConfig]):
         cache: Cache | None,
         context: LayerContext,
     ) -> tuple[Float[Array, "B T D"], Cache | None, LayerOutputs]:
-        """Maps embeddings to the output of the last layer (section 3.1); continues the cache."""
+        """Maps embeddings to the stack's output (section 3.1), and adds the tokens to the cache."""
         c, e = self.config, self.execution
         positions = self.make_positions(
             c,
@@ -349,7 +350,7 @@ class EncoderDecoder(Seq2SeqLM[EncoderDecoderConfig]):
         return x * self.config.d_model**0.5 if self.config.scale_embedding else x
 
     def project(self, x: Float[Array, "B T D"]) -> Projection:
-        """Returns the decoder's output and the vocabulary matrix, without their product."""
+        """Returns the decoder's output and the vocabulary matrix, but does not multiply them."""
         c = self.config
         table = self.token_embedding if c.tie_output else self.output_embedding
         bias = self.output_bias if c.output_bias else None

@@ -1,12 +1,12 @@
 """The Transformer's published sizes: table 3 of Vaswani et al. 2017.
 
 The rows D are left out, because they differ from the base model only in dropout and label
-smoothing. These are settings of a training run.
+smoothing, which are settings of a training run.
 
-Section 5.1 names a vocabulary of about 37,000 tokens. The numbers of parameters in table 3 are
+Section 5.1 mentions a vocabulary of about 37,000 tokens. The numbers of parameters in table 3 are
 larger, and correspond to a vocabulary of 41,100 tokens. There are two exceptions. Neither 37,000
-nor 41,100 tokens reproduce the number for "big". For learned positions, the table has no number of
-parameters, and the paper does not state the number of positions.
+nor 41,100 tokens reproduce the number of parameters of "big". For learned positions, the table has
+no number of parameters, and the paper does not state the number of positions.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Variation(NamedTuple):
     """A row of table 3."""
 
     published: str
-    """The number of parameters in table 3, or that of the base model if the row has none."""
+    """The number of parameters in table 3. If the row has none, the base model's number."""
     counts: tuple[str, str]
     """The numbers of parameters with a vocabulary of 37,000 tokens and of 41,100 tokens."""
     fields: Settings

@@ -1,7 +1,7 @@
 """Heads: modules that turn the output of the last layer into predictions.
 
 - Masked tokens and next sentences: Devlin et al. 2019, "BERT", section 3.1 and appendix A.
-- Labels of sequences, labels of tokens, answers and choices: section 4 of the same paper.
+- Sequence labels, token labels, answers and choices: section 4 of the same paper.
 
 Classifiers apply dropout to their input, as in the authors' code: the pooled output, or the hidden
 states in token classification. Heads that are not classifiers have no dropout. The exception is
@@ -76,7 +76,7 @@ class _Head(nn.Module):
         return dropout(x, c.classifier_dropout_rate, rng, "classifier")
 
     def _projection(self, inputs: HeadInputs) -> Projection:
-        """Applies the transform, and adds the head's bias to the (tied) vocabulary matrix."""
+        """Returns transformed hidden states, the (tied) vocabulary matrix and the head's bias."""
         c, e = self.config, self.execution
         x = inputs.body.last_hidden_state
         if inputs.masked_positions is not None:
@@ -85,7 +85,7 @@ class _Head(nn.Module):
         # The transform, [B, M, W] for embeddings of width W.
         width = inputs.table.shape[-1]
         x = self._transform(x, width)
-        # The bias [V] of the vocabulary belongs to the head, even if the matrix is tied.
+        # The vocabulary bias [V] belongs to the head, even if the matrix is tied.
         bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         table = inputs.table
         if not c.tie_output:
@@ -140,7 +140,7 @@ class ClassificationHead(_Head):
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
         """Returns scores: `[B, L]` or `[B, T, L]`; for choices `[B, C]`, from B · C sequences."""
         spec = self.config.head_spec
-        # Hidden states [B, D] for a label of each sequence, [B, T, D] for a label of each token.
+        # Hidden states [B, D] to label sequences, or [B, T, D] to label tokens.
         x = inputs.pooled if spec.needs_pooler else inputs.body.last_hidden_state
         x = self._read(x, inputs.rng)
         num_scores = len(self.config.labels) if spec.needs_labels else 1
@@ -155,8 +155,8 @@ class ClassificationHead(_Head):
 class LastTokenClassificationHead(_Head):
     """Predicts labels or a score of a sequence from the last token of a causal model.
 
-    The map has no bias, as in Hugging Face's `GPT2ForSequenceClassification`. A reward model has
-    one label.
+    The linear map has no bias, as in Hugging Face's `GPT2ForSequenceClassification`. A reward model
+    has one label.
     """
 
     @nn.compact
@@ -196,7 +196,7 @@ class ReplacedTokenHead(_Head):
     def __call__(self, inputs: HeadInputs) -> ClassifierOutput:
         """Returns scores `[B, T]`, which are above 0 for tokens that were probably replaced."""
         c, e = self.config, self.execution
-        # Every token is scored, [B, T, D] to [B, T].
+        # Score every token: [B, T, D] to [B, T].
         x = Linear((c.d_model,), c.init_std, execution=e, name="dense")(
             inputs.body.last_hidden_state
         )
@@ -209,7 +209,7 @@ class QuestionAnsweringHead(_Head):
 
     @nn.compact
     def __call__(self, inputs: HeadInputs) -> QuestionAnsweringOutput:
-        """Returns the scores of each token as beginning and as end of the answer, `[B, T]`."""
+        """Returns the scores of each token as the start and as the end of the answer, `[B, T]`."""
         x = self._read(inputs.body.last_hidden_state, inputs.rng)
         logits = self._scores("span", 2, x)
         return QuestionAnsweringOutput(inputs.body, logits[..., 0], logits[..., 1])

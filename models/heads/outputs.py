@@ -133,7 +133,7 @@ class MaskedLMOutput(_WithBody):
 
 @struct.dataclass
 class PretrainingOutput(_WithBody):
-    """Logits of masked tokens and next sentences, BERT's two pretraining objectives."""
+    """Logits of BERT's two pretraining objectives: masked tokens and next sentences."""
 
     body: EncoderOutput
     projection: Projection
@@ -155,8 +155,8 @@ class ClassifierOutput(_WithBody):
 
     body: EncoderOutput
     logits: Float[Array, "B *rest"]
-    """float32: `[B, 2]` next sentence, `[B, L]` sequence, `[B, T, L]` token, `[B, C]` choice,
-    `[B, T]` replaced tokens."""
+    """float32: `[B, 2]` for next sentences, `[B, L]` for sequences, `[B, T, L]` for tokens,
+    `[B, C]` for choices, and `[B, T]` for replaced tokens."""
 
 
 @struct.dataclass

@@ -38,7 +38,7 @@ class HeadSpec:
     """The names of the arrays that the head adds to the body's output."""
     module: type[nn.Module] | None = None
     """The module on top of an encoder. If None, the model returns the output of the body, or the
-    family projects this output.
+    family's module projects this output.
     """
     needs_pooler: bool = False
     """Whether the head reads the pooled first token."""
@@ -56,19 +56,20 @@ class HeadSpec:
     """Whether the dropout rate before the head defaults to the rate of the body. If False, it
     defaults to 0."""
     own_params: tuple[str, ...] = ()
-    """Linear maps below `head/` that only the same head with the same labels can reuse."""
+    """Linear maps below `head/` whose parameters only the same head with the same labels can reuse.
+    """
     hf_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """For each linear map below `head/`, except for the map to the vocabulary, its name in Hugging
     Face's BERT.
     """
     hf_class_suffix: str
-    """The suffix of transformers' classes with this head, such as `ForMaskedLM`."""
+    """The suffix of transformers classes with this head, such as `ForMaskedLM`."""
     hub_task: str
     """The task on the Hugging Face hub (`pipeline_tag`)."""
     default_recipe: str
     """The recipe that provides the data settings of an imported model with this head."""
     peft_task: str | None = None
-    """The name of the task in the library peft, or None if it has none."""
+    """The name of the task in the library peft, or None if peft lacks the task."""
 
     @property
     def has_token_logits(self) -> bool:
@@ -266,6 +267,6 @@ def require_head(
       remedy: the clause of the message that says what the user can do.
 
     Raises:
-      UserError: the model has another head.
+      UserError: the model has a different head.
     """
     require(config.head in heads, f"a model with the head {config.head} {refusal}: {remedy}")
