@@ -11,7 +11,7 @@ def enable_compilation_cache(*, least_seconds: float = 1.0) -> None:
     """Caches compiled programs in flaxzoo's cache folder, unless jax already has a cache folder.
 
     Args:
-        least_seconds: Programs that take less time to compile are not stored.
+        least_seconds: The minimum compile time of the programs that are stored.
     """
     import jax
 
@@ -24,7 +24,7 @@ def enable_compilation_cache(*, least_seconds: float = 1.0) -> None:
 
 @contextmanager
 def cache_hits() -> Iterator[list[str]]:
-    """Yields a list that gets an entry for each program that jax reads from the cache."""
+    """Yields a list that collects an entry for each program that jax reads from the cache."""
     import jax
 
     hits: list[str] = []

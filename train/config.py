@@ -30,7 +30,7 @@ from .optimizer_config import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage(Checked):
-    """The beginning of the last stage of an extended run."""
+    """Where the last stage of an extended run begins."""
 
     start: NonNegativeInt = 0
     """The number of steps before the stage."""
@@ -44,12 +44,12 @@ class Stage(Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(Checked):
-    """The complete configuration of a training run."""
+    """The entire configuration of a training run."""
 
     model: TransformerConfig
     data: DataConfig
     objective: ObjectiveConfig[Any] = cast(ObjectiveConfig[Any], None)
-    """The training objective. Defaults to the first objective for the kind of data."""
+    """The training objective. Defaults to the first objective that supports the kind of data."""
     optimizer: OptimizerConfig
     execution: Execution = Execution()
     mesh: MeshConfig = MeshConfig()
@@ -93,18 +93,18 @@ class TrainConfig(Checked):
     """How many of the newest checkpoints to keep."""
     keep_best: NonNegativeInt = 1
     """How many of the best checkpoints to keep. The best checkpoints have the lowest validation
-    loss, or the highest nDCG@10 if the run trains vectors."""
+    loss, or the highest nDCG@10 if the run trains an embedding model."""
     best_metric: str | None = None
     """The metric that determines the best checkpoints: min: or max:, followed by the name of a
     metric, such as max:accuracy, min:ema_loss or max:hellaswag/acc (a task of `evaluate.tasks`).
-    Defaults to the loss, or to nDCG@10 if the run trains vectors."""
+    Defaults to the loss, or to nDCG@10 if the run trains an embedding model."""
     skip_bad_steps: NonNegativeInt = 3
     """Number of consecutive steps that may be skipped because their loss or gradient is not
     finite."""
     wandb_project: str | None = None
     """Also log to this Weights & Biases project (needs the `wandb` extra)."""
     sample_prompt: str | None = None
-    """Prompt of the sample at the end of the run; for BERT a text with [MASK]s to fill."""
+    """Prompt of the sample at the end of the run; for BERT, a text with [MASK] tokens to fill."""
     stage: Stage | None = None
     """The last stage of an extended run, which `train.train(…, extend=True)` sets. If None, the run
     has a single stage."""
@@ -152,16 +152,17 @@ class Recipe:
     summary: str
     """A single line of help, for the list of recipes."""
     details: str
-    """The rest of the help text: the command, the expected result, the source of the settings."""
+    """The rest of the help text: the command, the expected result and the source of the
+    settings."""
     config: TrainConfig
     of_preset: Callable[[str], TrainConfig] | None = None
-    """Returns the configuration for a preset, if the recipe can train any published size of a
-    family."""
+    """Returns the configuration for a given preset. None if the recipe cannot train all published
+    sizes of a family."""
     preset: str | None = None
     """The name of the preset that `config` uses, if the recipe belongs to a family."""
     of_model: Callable[[TransformerConfig], TrainConfig] | None = None
-    """Returns the configuration for a model, if the recipe can train published sizes of any
-    family."""
+    """Returns the configuration for a given model. None if the recipe cannot train the published
+    sizes of all families."""
 
 
 def check_length(config: TrainConfig) -> None:
@@ -182,7 +183,7 @@ def check_length(config: TrainConfig) -> None:
 
 
 def objective_of(config: TrainConfig, custom: Objective | None = None) -> Objective:
-    """Returns `custom` or, if None, the configured objective; drops inputs the model lacks."""
+    """Returns `custom` or else the configured objective, without inputs that the model lacks."""
     objective = custom
     if objective is None:
         built = config.objective.build(config.data)

@@ -17,26 +17,25 @@ class EvaluateConfig(Checked):
     """
 
     tasks: tuple[str, ...] = ()
-    """Tasks that evaluations run: names and YAML files of lm-evaluation-harness (hellaswag),
-    beir:FOLDER (a search in a whole collection) and prompts:FILE.jsonl (texts that the model writes
-    after prompts, compared with answers). The metrics of a task are named TASK/METRIC, such as
-    hellaswag/acc; best_metric uses the same names."""
+    """The tasks that evaluations run: the name or YAML file of a task in lm-evaluation-harness
+    (such as hellaswag), beir:FOLDER (retrieval over an entire collection) or prompts:FILE.jsonl
+    (prompts whose completions are compared with answers). The metrics of a task are named
+    TASK/METRIC, such as hellaswag/acc; best_metric uses the same names."""
     tasks_every: NonNegativeInt = 0
-    """Steps between two evaluations on tasks; 0: every evaluation."""
+    """Steps between two evaluations that run the tasks; 0: every evaluation runs them."""
     limit: PositiveInt | None = None
     """The number of questions of each task. Defaults to all questions. A task beir:FOLDER always
     uses all of its queries."""
     shots: NonNegativeInt | None = None
-    """The number of solved examples in each prompt of the harness. Defaults to the number that the
-    task defines."""
+    """The number of solved examples in each prompt of a harness task. Defaults to the number that
+    the task defines."""
     chat: bool = False
-    """Whether the prompts of the harness are written as turns of a conversation with the chat
-    template."""
+    """Whether the chat template formats the prompts of harness tasks as turns of a conversation."""
     max_new_tokens: PositiveInt = 256
-    """The maximum number of tokens that the model writes after a prompt of prompts:FILE."""
+    """The maximum number of tokens that the model generates for a prompt of prompts:FILE."""
     stop: tuple[str, ...] = ()
-    r"""Strings, such as '\n', that end the text after a prompt of prompts:FILE and are removed from
-    the text."""
+    r"""Strings, such as '\n', that end the completion of a prompt of prompts:FILE. The completion
+    does not include them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

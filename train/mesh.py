@@ -1,4 +1,4 @@
-"""The configuration of the device mesh, and how a step uses the mesh."""
+"""The configuration of the device mesh, and options for how a train step uses the mesh."""
 
 import dataclasses
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The base of all objectives: hyperparameters as fields, loss and metrics as methods."""
+"""The base class of all objectives: its fields are hyperparameters; its methods define the loss."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..models.hf.sparse_encoder import VectorSettings
 
 Scores = Mapping[str, object]
-"""Metrics by name. The values are numbers, except the signatures of BLEU and chrF, which are
+"""Metrics by name. The values are numbers, except that the signatures of BLEU and chrF are
 strings."""
 D = TypeVar("D", bound=DataConfig)
 OpenReference = Callable[[], Callable[[Any], np.ndarray]]
@@ -34,12 +34,12 @@ class GenerationMetrics:
     scores: Callable[[Sequence[str], Sequence[str]], Scores]
     """`scores(references, texts)` computes the metrics."""
     missing: Callable[[], str | None] = lambda: None
-    """Returns a line about a package that some metrics need and that is not installed, or None."""
+    """Returns a line about a missing package that some metrics need, or None."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(Checked, ABC, Generic[D]):
-    """The objective of a run with its hyperparameters.
+    """The training objective of a run, with its hyperparameters.
 
     Each objective is a subclass in a file named after its `kind`. The fields are options of the
     command line: `--objective.beta 0.1`.
@@ -49,17 +49,17 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     kind: ClassVar[str]
     """The name of the objective in a run's config.json."""
     data_kinds: ClassVar[tuple[type[DataConfig], ...]]
-    """The kinds of data that the objective learns from. The first objective that lists a kind of
-    data is the default for this kind."""
+    """The kinds of data that the objective supports. The first objective that lists a kind of data
+    is the default for this kind."""
     progress_metrics: ClassVar[tuple[str, ...]]
     """The metrics that a progress line shows."""
     next_command: ClassVar[str]
     """A command to try with a finished run; {run} is replaced by the run folder."""
     head_names: ClassVar[tuple[str, ...]] = ()
     """The supported heads, as keys of `HEADS`; the first is the default. If empty, the only
-    supported head is the one with the name of the kind of data."""
+    supported head has the same name as the kind of data."""
     needs_init_from: ClassVar[bool] = False
-    """Whether the loss compares the model with the model of `init_from`."""
+    """Whether the loss compares the trained model with the model of `init_from`."""
     compares_by_dot: ClassVar[bool] = False
     """Whether evaluations compare text vectors by their dot product instead of their cosine."""
     scores_pairs: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     """Whether a run with `init_from` also evaluates the initial model. Its report then shows
     answers of both models."""
     generation: ClassVar[Mapping[str, GenerationMetrics]] = {}
-    """The metrics of generated texts, by kind of data."""
+    """The metrics of generated texts, for each kind of data."""
 
     @abstractmethod
     def build(self, data: D) -> Objective:
@@ -93,7 +93,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         """Returns the metrics of an evaluation, except the loss."""
 
     def score(self, evaluation: Evaluation, split: DataSplit, data: D) -> dict[str, Any]:
-        """Returns `loss` and the metrics, as plain numbers."""
+        """Returns `loss` and the metrics as plain Python numbers."""
         return {"loss": evaluation.loss, **self.metrics(evaluation, split, data)}
 
     def to_minimize(self, scores: Scores) -> float:
@@ -114,7 +114,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         """Returns a line for the user about how the loss differs from the metrics, or None."""
 
     def baseline(self, split: DataSplit) -> tuple[str, str, float] | None:
-        """Returns a token-frequency baseline: the compared metric, a name and a value; or None."""
+        """Returns a token-frequency baseline (compared metric, name and value), or None."""
 
     def batch_spec(self, data: D, num_labels: int, num_choices: int) -> BatchSpec:
         """Describes the arrays of an example that a step reads; see `DataConfig.batch_spec`."""
@@ -128,7 +128,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def initialized_from(
         self, data: D, settings: "VectorSettings"
     ) -> "tuple[ObjectiveConfig[D], D]":
-        """Returns the objective and the data, completed by settings of the initial model.
+        """Returns the objective and the data, completed with the settings of the initial model.
 
         Args:
             data: The data.
@@ -139,7 +139,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
     @property
     def guide_model(self) -> str | None:
-        """The folder of a frozen auxiliary model that gets the same texts, or None."""
+        """The folder of a frozen auxiliary model that reads the same texts, or None."""
         return None
 
     def of_data(self, data: D, *, is_default: bool) -> "ObjectiveConfig[D]":
@@ -147,11 +147,11 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
 
         Args:
             data: The data.
-            is_default: Whether the objective is the default for the kind of data, because the user
-              chose none.
+            is_default: Whether the user chose no objective, so that this one is the default for the
+              kind of data.
 
         Raises:
-            UserError: The objective does not learn from such data.
+            UserError: The objective does not support such data.
         """
         del data, is_default
         return self
@@ -159,7 +159,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def vector_settings(
         self, data: D, settings: "VectorSettings | None"
     ) -> "VectorSettings | None":
-        """Returns the embedding settings of the run's model, or None if it embeds no texts.
+        """Returns the embedding settings of the run's model, or None if it does not embed texts.
 
         Args:
             data: The data.

@@ -1,4 +1,4 @@
-"""Functions that losses on sampled answers share: masks, sums, log-probabilities, groups.
+"""Shared functions of the losses on sampled answers: masks, sums, log-probabilities, and groups.
 
 A batch has the arrays `input_ids`, `labels`, `attention_mask` and `loss_mask` `[B, T]`; see `grpo`.
 """
@@ -43,7 +43,7 @@ def sum_over_answers(values: Float[Array, "B T"], mask: Array) -> Float[Array, "
 
 
 def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> dict[str, Array]:
-    """Returns -min(ρ A, clip(ρ, 1 - low, 1 + high) A), and where clipping zeroes the gradient.
+    """Returns -min(ρ A, clip(ρ, 1 - low, 1 + high) A), and masks of the clipped gradients.
 
     Args:
         ratio: ρ, the probability ratio of each token or of each answer.

@@ -1,4 +1,4 @@
-"""Losses as sums over weighted items, and the number of correct items, in float32.
+"""Losses that are sums over weighted items, and the number of correct items, all in float32.
 
 `cross_entropy` computes logits over a vocabulary and their gradient for one chunk of positions at a
 time (`models/token_log_probs.py`). The other functions are for heads with few logits, and compute
@@ -34,11 +34,10 @@ def softmax_cross_entropy(
     """Sums weight · -log softmax(logits)[label] over items, and counts correct labels.
 
     Args:
-        logits: scores of L labels or choices for each row, `[B, L]`; of L labels for each token,
-          `[B, T, L]`; or of the T positions where a span may begin, `[B, T]`.
+        logits: scores of L labels or choices for each row, `[B, L]`; scores of L labels for each
+          token, `[B, T, L]`; or scores of the T positions where a span may begin, `[B, T]`.
         labels: the correct label of each item.
-        weights: the weight of each item; 0 for an item whose label, for example -100, must be
-          ignored.
+        weights: the weight of each item; 0 if its label must be ignored, for example -100.
     """
     sums, _ = _sums(logits.astype(jnp.float32), labels, weights, 0.0)
     return CrossEntropy(sums.loss, *map(jax.lax.stop_gradient, (sums.correct, sums.nll)))
@@ -77,7 +76,7 @@ def _sums(
     highest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     exponentials = jnp.exp(logits - highest[..., None])
     log_normalizer = highest + jnp.log(jnp.sum(exponentials, axis=-1))
-    # An invalid or negative label must give NaN instead of the loss of another label.
+    # An invalid or negative label must result in NaN, and not in the loss of a different label.
     labels = jnp.where(weights != 0, jnp.where(labels < 0, logits.shape[-1], labels), 0)
     # The logit of each label, [..., L] to [...].
     label_logit = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
@@ -104,9 +103,9 @@ def cross_entropy(
 ) -> CrossEntropy:
     """Sums weight · -log softmax(h Wᵀ + b)[label] over positions, and counts correct labels.
 
-    With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4)
-    the loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every
-    other token: its minimum is 0, unlike the minimum of the cross-entropy with q.
+    With label smoothing ε (Szegedy et al. 2016, section 7; Vaswani et al. 2017, section 5.4) the
+    loss is KL(q ‖ softmax), where q has 1 - ε at the label and ε / (V - 1) at every other token.
+    The minimum of this loss is 0, unlike the minimum of the cross-entropy with q.
 
     The gradient is computed together with the loss from the same chunk of logits, so that each of
     the three matrix products is computed once.
@@ -147,7 +146,8 @@ def _forward(
         target = is_label
         if smoothing:
             target = jnp.where(is_label, 1 - smoothing, smoothing / (vocabulary - 1))
-        # The gradient of the loss is softmax - target, passed back through a logit cap if any.
+        # The gradient of the loss is softmax - target, propagated through the logit cap, if there
+        # is one.
         exact = part.uncapped(weight[..., None] * (softmax - target), logits)
         hidden_gradient, kernel_gradient, bias_gradient = gradients_of_chunk(exact, part)
         return (total, kernel_gradient, bias_gradient), hidden_gradient

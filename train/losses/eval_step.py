@@ -1,4 +1,4 @@
-"""The evaluation of a data split: the loss, and the predictions for its rows."""
+"""Evaluates a data split, and returns the loss and the predictions for all rows."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Evaluation:
     means: dict[str, float]
     """The mean of each of the objective's `terms`, including terms without a coefficient."""
     counts: dict[str, float]
-    """The number of items that each of the means averages over."""
+    """The number of items that each mean is taken over."""
     predictions: dict[str, np.ndarray]
     """The arrays `[num_rows, …]` that the objective's `predictions` returned."""
 
@@ -41,10 +41,10 @@ def make_evaluate_fn(
 ) -> Callable[..., tuple[Terms, Terms, Predictions]]:
     """Makes `evaluate_fn(params, batch, frozen=None) -> (sums, counts, predictions)`.
 
-    The caller compiles it. `frozen` has the parameters of the objective's reference model or of the
-    adapter's base model; for `adapter`, see `make_train_step`. If the objective needs the whole
-    batch, the model runs on `num_micro_batches` equal parts of the batch, one by one. For
-    other objectives, `num_micro_batches` has no effect.
+    The caller compiles this function. `frozen` has the parameters of the objective's reference
+    model or of the adapter's base model. For `adapter`, see `make_train_step`. If the objective
+    needs the whole batch, the model runs on `num_micro_batches` equal parts of the batch, one by
+    one. For other objectives, `num_micro_batches` has no effect.
     """
     parts = num_micro_batches if objective.whole_batch else 1
     if adapter is not None:
@@ -83,7 +83,7 @@ def evaluate(
     Args:
         evaluate_fn: computes the sums, the counts and the predictions of a batch on the devices.
         model_state: the first argument of `evaluate_fn`.
-        batches: the batches, which together have every row once, possibly with filler at the end.
+        batches: the batches. Together they contain every row once, possibly with filler at the end.
         objective: the objective, which combines the terms into the loss.
         num_rows: the number of rows that are not filler.
     """
@@ -117,7 +117,7 @@ def whole_rows(parts: Sequence[Mapping[str, ArrayLike]], num_rows: int) -> dict[
 
 
 def evaluated_at_once(objective: Objective, batch_size: int, micro_batches: int) -> int:
-    """Returns the number of rows of an evaluation's batch.
+    """Returns the number of rows in a batch of an evaluation.
 
     This number is the size of a micro-batch, which is known to fit into memory. An objective that
     needs the whole batch gets as many rows as in training, because its loss depends on the number
@@ -127,7 +127,7 @@ def evaluated_at_once(objective: Objective, batch_size: int, micro_batches: int)
 
 
 def rows_at_once(length: int, *limits: int) -> int:
-    """Returns how many rows of `length` tokens a device gets per batch, at most any limit."""
+    """Returns the number of rows of `length` tokens per device and batch, at most `limits`."""
     return min(*limits, max(1, TOKENS_AT_ONCE // length))
 
 
@@ -135,7 +135,7 @@ def unigram_entropy(counts: np.ndarray) -> float:
     """Returns the unigram entropy in nats: the minimal loss of a model without context.
 
     Args:
-        counts: how often each token occurs, int [tokens]; some may be 0.
+        counts: how often each token occurs, int [tokens]; counts may be 0.
     """
     # Tokens that do not occur contribute 0 · log 0 = 0.
     p = counts[counts > 0] / counts.sum()

@@ -1,9 +1,10 @@
-"""Scores of predictions, as defined by their benchmarks.
+"""Computes the scores of predictions as the benchmarks define them.
 
-The scores are pure functions of labels, numbers and texts. Every score is a plain float: a fraction
-from 0 to 1, or a correlation from -1 to 1, even if papers print percent. BLEU and chrF are numbers
-from 0 to 100, as in their reference implementation. An undefined score (the correlation of constant
-predictions, the F1 of a label that does not occur) is 0, without a warning.
+The scores are pure functions of labels, numbers and texts. Every score is a plain float. It is a
+fraction from 0 to 1 or a correlation from -1 to 1, even if papers report percentages. BLEU and chrF
+range from 0 to 100, as in their reference implementation. An undefined score is 0, without a
+warning. Examples are the correlation of constant predictions, and the F1 of a label that does not
+occur.
 """
 
 import importlib.util
@@ -28,14 +29,16 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
     """Returns accuracy, F1 and Matthews correlation of labels, as GLUE defines them.
 
     Args:
-        gold: `[N]` indices into `names`, or `[N, L]` of 0 and 1 if an example has several labels.
+        gold: `[N]` indices into `names`, or an array `[N, L]` of 0 and 1 if an example has several
+          labels.
         predicted: as `gold`.
         names: the L labels.
 
     Returns:
-        `accuracy` and `matthews`; for two labels also `f1` of the second (positive) label; for more
-        labels also `f1_macro`, the mean over the labels that occur. If an example has several
-        labels: `accuracy` (of whole examples), `f1_micro` and `f1_macro`.
+        `accuracy` and `matthews`, with `f1` of the second (positive) label if there are two labels,
+        or `f1_macro`, the mean over the labels that occur, if there are more. If an example has
+        several labels: `accuracy` (an example is correct if all of its labels are), `f1_micro` and
+        `f1_macro`.
 
     Raises:
         UserError: there are no examples, or a prediction is missing.
@@ -91,7 +94,7 @@ def regression_scores(gold: Labels, predicted: Labels) -> Scores:
     require(not bad, f"{bad} of {len(predicted)} predicted scores are not finite numbers")
     if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
         return {"pearson": 0.0, "spearman": 0.0}
-    # Ignore warnings: the correlation of nearly constant scores is still defined.
+    # Ignore this warning, because the correlation of nearly constant scores is still defined.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
         pearson = float(stats.pearsonr(gold, predicted).statistic)  # pyright: ignore[reportAttributeAccessIssue]
@@ -104,10 +107,10 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 
     An entity is correct if its type and both of its ends are correct. An `I-` tag that does not
     continue an entity of its type is ignored. (The older CoNLL script and seqeval's default mode
-    start an entity there.)
+    start a new entity at such a tag.)
 
     Args:
-        gold: per sentence, a BIO tag per word: `O`, `B-TYPE`, `I-TYPE`.
+        gold: for each sentence, a BIO tag for each word: `O`, `B-TYPE` or `I-TYPE`.
         predicted: as `gold`.
 
     Returns:
@@ -154,18 +157,18 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
 def answer_scores(gold: Mapping[str, Sequence[str]], predicted: Mapping[str, str]) -> Scores:
     """Returns exact match and F1 of answers, as SQuAD's official scripts compute them.
 
-    Both scores use the best matching gold answer, and are means over the questions. Questions with
-    answers are scored as in version 1.1; for other questions the answer "" is correct, as in
-    version 2.0. (The versions differ on gold answers that are empty after normalization, such as
-    "A": version 2.0 drops them; version 1.1 can match them exactly but gives them no F1. SQuAD 1.1
-    has such answers.)
+    For each question, both scores use the gold answer that matches best. The results are means over
+    the questions. Questions with answers are scored as in version 1.1; for other questions the
+    answer "" is correct, as in version 2.0. (The versions differ for gold answers that are empty
+    after normalization, such as "A", which occur in SQuAD 1.1. Version 2.0 drops them; in version
+    1.1 a prediction can match them exactly but its F1 is 0.)
 
     Args:
-        gold: answers of each question; empty or "" for a question without an answer.
-        predicted: the answer to each question, "" for none.
+        gold: the answers to each question; an empty list or "" for a question without an answer.
+        predicted: the answer to each question, or "" if there is none.
 
     Returns:
-        `exact_match` and `f1`, fractions where the scripts print percent.
+        `exact_match` and `f1`, as fractions (the scripts print percentages).
 
     Raises:
         UserError: there are no examples, or a question has no prediction.
@@ -187,7 +190,7 @@ def _answer_score(gold: Sequence[str], predicted: str) -> tuple[float, float]:
     answers = [normalize_answer(text) for text in gold if text]
     if not answers:
         return float(not answer), float(not answer)
-    # Each of the two scores uses its best gold answer.
+    # Each of the two scores uses the gold answer that gives the best result.
     words = answer.split()
     return float(answer in answers), max(_word_f1(right.split(), words) for right in answers)
 
@@ -235,7 +238,7 @@ def _check_tags(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]
 
 
 def text_scores(references: Sequence[str], texts: Sequence[str]) -> dict[str, float | str]:
-    """Returns BLEU, chrF and exact match of generated texts, and ROUGE if installed.
+    """Returns BLEU, chrF and exact match of generated texts, and ROUGE if its package is installed.
 
     Args:
         references: a reference for each text, as in the data.
@@ -262,8 +265,8 @@ def missing_rouge() -> str | None:
 def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
     """Returns ROUGE-1, ROUGE-2 and ROUGE-L of the rouge-score package (Lin 2004).
 
-    Words are lowercased runs of a to z and digits, without stemming, as in Hugging Face's evaluate:
-    text in other scripts is ignored.
+    Words are lowercased runs of a to z and digits, without stemming, as in Hugging Face's evaluate.
+    Text in other scripts is ignored.
 
     Args:
         references: a reference for each text.
@@ -271,7 +274,7 @@ def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
 
     Returns:
         `rouge1`, `rouge2` and `rougeL`: the mean F1 of single words, of word pairs and of the
-        longest common subsequence; fractions.
+        longest common subsequence, as fractions.
 
     Raises:
         UserError: the package is not installed, there are no texts, or the numbers of texts
@@ -290,15 +293,15 @@ def rouge_scores(references: Sequence[str], texts: Sequence[str]) -> Scores:
 def translation_scores(
     references: Sequence[str], translations: Sequence[str]
 ) -> dict[str, float | str]:
-    """Returns BLEU and chrF of the sacreBLEU package (Post 2018), cased, on plain text.
+    """Returns cased BLEU and chrF of plain text, computed by the package sacreBLEU (Post 2018).
 
     Args:
         references: a reference for each sentence, as in the data.
         translations: a translation for each reference.
 
     Returns:
-        `bleu` and `chrf`, 0 to 100, each with the signature of its settings; `exact_match`, the
-        fraction of translations that equal their reference.
+        `bleu` and `chrf`, from 0 to 100, each with the signature of its settings; and
+        `exact_match`, the fraction of translations that equal their reference.
 
     Raises:
         UserError: there are no examples, or the numbers of translations and references differ.
@@ -307,7 +310,8 @@ def translation_scores(
     from sacrebleu.metrics.chrf import CHRF
 
     _check_texts(references, translations)
-    # The signature makes scores of different versions and settings comparable.
+    # The signature shows whether scores are comparable, because it names the version and the
+    # settings.
     scores: dict[str, float | str] = {}
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
         scores[name] = metric.corpus_score(list(translations), [list(references)]).score

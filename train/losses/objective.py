@@ -2,8 +2,8 @@
 
 The loss of an objective is Σ coefficient · sum / count over its terms, where each term has a count.
 Counts are computed from the whole batch, before it is split into micro-batches or over devices. The
-loss therefore does not depend on the number of micro-batches or devices. A mean of the means of
-micro-batches would depend on it.
+loss therefore does not depend on the number of micro-batches or devices. If the loss were the mean
+of the micro-batches' means, it would depend on this number.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ Predictions = dict[str, Array]
 Outputs = Any
 """The outputs of a model, a dataclass that the model's head defines."""
 ApplyFn = Callable[..., Outputs]
-"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; `rng` turns dropout on."""
+"""`apply_fn({"params": params}, **inputs)` returns a model's outputs; `rng` enables dropout."""
 
 
 Inputs = dict[str, Array]
@@ -46,18 +46,18 @@ class AuxiliaryModel:
 
     apply_fn: ApplyFn
     init: Callable[[Array], Params]
-    """Makes the initial parameters from a key; for a teacher, returns its trained parameters."""
+    """Makes the initial parameters from a key. For a teacher, it returns the trained parameters."""
     trained: bool = False
-    """Whether the optimizer trains this model. A frozen model has neither gradient nor dropout."""
+    """Whether the optimizer trains this model. A frozen model has no gradient and no dropout."""
     shared: tuple[str, ...] = ()
     """The top-level names of the parameters that this model shares with the model of the run, such
     as `token_embedding`. `init` leaves these parameters out, and the gradients of both models add
     up."""
     followed: tuple[str, ...] = ()
     """The top-level names of the parameters whose updates are also added to the model of the run.
-    In the model of the run, such a parameter is the sum of the parameter of this model, without its
-    gradient, and a learned difference, which begins at 0 (gradient-disentangled embedding sharing,
-    He et al. 2021)."""
+    In the model of the run, such a parameter is the sum of two parts: the parameter of this model,
+    which gets no gradient from the run's model, and a learned difference, which is initially 0
+    (gradient-disentangled embedding sharing, He et al. 2021)."""
 
 
 RunModel = Callable[..., Outputs]
@@ -75,19 +75,20 @@ class Objective:
     for each entry, each time with different dropout, and the outputs are a tuple. An example may
     have several consecutive rows, such as the texts of a pair; dropout differs between rows."""
     counts: Callable[[Batch], Terms]
-    """The number of items that each sum of `terms` is averaged over. Sums without a coefficient are
-    measures, which are reported but not trained."""
+    """Returns the number of items that each sum of `terms` is averaged over. Sums without a
+    coefficient are metrics, which are reported but not trained."""
     terms: Callable[..., Terms]
     """`terms(outputs, batch)` returns the sum of each term over its items; if `reference` is true,
     it is called as `terms(outputs, batch, reference_outputs)`."""
     ramps: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """For each term whose weight grows: the number of steps n after which the weight equals the
-    coefficient. In step t, counted from 0, the weight is min(1, t / n)² times the coefficient."""
+    """For each term whose weight grows during training: the number of steps n until the weight
+    equals the coefficient. In step t, counted from 0, the weight is min(1, t / n)² times the
+    coefficient."""
     predictions: Callable[[Outputs], Predictions] = lambda outputs: {}
     """Returns the arrays `[B, …]` that an evaluation collects from the outputs for a batch."""
     reference: bool = False
     """Whether `terms` also gets the outputs of the model with frozen parameters, such as a
-    reference policy. These outputs are computed without dropout and without gradient."""
+    reference policy. The outputs of the frozen model have no dropout and no gradient."""
     keeps_initial: bool = False
     """Whether the state has a frozen copy of the initial parameters even if `reference` is false.
     A rollout computes log-probabilities under this reference policy once for all updates of a
@@ -100,15 +101,15 @@ class Objective:
     the run, is loaded and exported."""
     forward: Callable[..., Outputs] | None = None
     """`forward(run, batch)` computes the outputs: `run["model"](**inputs)` runs the model, and
-    `run[name](**inputs)` runs an auxiliary model. Each call has different dropout. If None, the
-    model alone runs on `inputs`."""
+    `run[name](**inputs)` runs an auxiliary model. Each call has different dropout. If None, only
+    the model of the run is used, on `inputs`."""
     samples: bool = False
     """Whether `forward` samples from a model, and is called as `forward(run, batch, keys)` with
     keys `[B]`. An evaluation passes the same keys for every batch."""
     whole_batch: bool = False
-    """Whether the terms of an example depend on other examples of the batch, as with in-batch
-    negatives. Such an objective does not support pmap. With micro-batches the model runs twice, and
-    its outputs must be floats with a row for each example; see `engine.grad_cache`."""
+    """Whether the terms of an example depend on other examples of the batch, as they do with
+    in-batch negatives. Such an objective does not support pmap. With micro-batches the model runs
+    twice, and its outputs must be floats with a row for each example; see `engine.grad_cache`."""
 
     def weights(self, step: Array) -> Terms:
         """Returns the weight of each term in the loss of a training step."""
@@ -123,7 +124,7 @@ class Objective:
         return self.reference or self.keeps_initial
 
     def differences(self, params: Params) -> Params:
-        """Returns the parameters, with differences in place of the `followed` parameters.
+        """Returns the parameters, with learned differences in place of `followed` parameters.
 
         Weight decay applies to the differences.
         """
@@ -144,7 +145,7 @@ class Objective:
     def initial_models(
         self, rng: Array, params: Params | None = None
     ) -> tuple[Params | None, Params | None]:
-        """Returns the initial parameters of the trained and of the frozen auxiliary models.
+        """Returns the initial parameters of the trained auxiliary models, and of the frozen ones.
 
         A result is None if the objective has no such models. Pass the results to
         `init_state(params, tx, frozen, auxiliary)`.
@@ -194,7 +195,7 @@ class Objective:
         main, trained = split(params)
         if self.forward is None:
             return self._model_outputs(apply_fn, main, batch, rng)
-        # `forward` decides the order and the inputs of the models.
+        # `forward` determines the order of the models and their inputs.
         run = {"model": _bound_each(apply_fn, main, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))
         for name, model in self.models.items():
@@ -281,7 +282,7 @@ class Objective:
         return self.checked(self.terms(main, batch, *reference), "terms")
 
     def checked(self, values: Any, function: str) -> Terms:
-        """Returns the results of `terms` or `counts` after checking them against `coefficients`.
+        """Checks the results of `terms` or `counts` against `coefficients`, and returns them.
 
         Args:
             values: the results.
@@ -365,7 +366,7 @@ def _keys_of_rows(keys: Array, inputs: Inputs) -> Array:
     rows = next(iter(inputs.values())).shape[0]
     if rows == keys.shape[0]:
         return keys
-    # Each example has several consecutive rows, which get different keys.
+    # An example can have several consecutive rows. Each row gets a different key.
     of_each = [fold_in(keys, index) for index in range(rows // keys.shape[0])]
     # [B, rows of an example] to [B · rows of an example].
     return jnp.stack(of_each, axis=1).reshape(rows)

@@ -1,6 +1,6 @@
-"""Functions that preference losses share, for pairs of texts `[B, 2, T]`, the chosen text first.
+"""Shared functions of preference losses, for text pairs `[B, 2, T]` with the chosen text first.
 
-A pair is one example, so that it is never split over micro-batches or devices.
+Each pair is a single example, so that it is never split over micro-batches or devices.
 """
 
 from collections.abc import Mapping

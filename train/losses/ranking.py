@@ -1,4 +1,4 @@
-"""Losses and measures for the scores that a model gives to the documents of a query.
+"""Losses and ranking metrics for the scores that a model assigns to the documents of a query.
 
 All arrays are `[B, C]`: C documents for each of B queries. Missing documents do not affect any
 result.
@@ -18,13 +18,13 @@ Weighting: TypeAlias = Literal["none", "lambda_rank", "ndcg_loss_2", "ndcg_loss_
 MASKED = -1e30
 """The logit of a missing document: its exp is 0, and its gradient is finite."""
 CUTOFF = 10
-"""The last rank that the measures include."""
+"""The last rank that the metrics include."""
 
 
 def contrast(
     scores: Float[Array, "B C"], real: Bool[Array, "B C"], *, scale: float = 10.0
 ) -> Float[Array, " B"]:
-    """Returns the cross-entropy of the first document among all, with logits scale · σ(score).
+    """Returns the cross-entropy of the first document as target, with logits scale · σ(score).
 
     Args:
         scores: the scores of the documents: first the positive, then the negatives.
@@ -39,7 +39,7 @@ def list_net(
     scores: Float[Array, "B C"], labels: Float[Array, "B C"], real: Bool[Array, "B C"]
 ) -> Float[Array, " B"]:
     """Returns -Σ softmax(labels) log softmax(scores) (Cao et al. 2007, "ListNet", equation 6)."""
-    # A missing document has the probability 0 in both distributions.
+    # In both distributions, the probability of a missing document is 0.
     target_probs = jax.nn.softmax(jnp.where(real, labels, MASKED), axis=1)
     log_probs = jax.nn.log_softmax(jnp.where(real, scores, MASKED), axis=1)
     return -jnp.sum(jnp.where(real, target_probs * log_probs, 0.0), axis=1)
@@ -103,7 +103,8 @@ def _differences(x: Array) -> Array:
 def _ndcg_loss_2(gains: Array, inverse_discount: Array) -> Array:
     ranks = jnp.arange(len(inverse_discount))
     between = jnp.abs(ranks[:, None] - ranks)  # |i - j|
-    # Index k has the discount of rank k + 1. The index -1, on the diagonal, is replaced below.
+    # Index k has the discount of rank k + 1. On the diagonal the index is -1, and the value is
+    # replaced below.
     steps = jnp.abs(inverse_discount[between - 1] - inverse_discount[between])
     return jnp.where(between == 0, 0.0, steps) * _differences(gains)
 
@@ -127,7 +128,7 @@ rank_net = functools.partial(lambda_loss, weighting="none")
 
 
 def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Float[Array, "B N"]:
-    """Returns (s_0 - s_n - (y_0 - y_n))² for each negative n; y are the scores of a teacher.
+    """Returns (s_0 - s_n - (y_0 - y_n))² for each negative n, where y are a teacher's scores.
 
     MarginMSE: Hofstätter et al. 2020, "Improving efficient neural ranking models with
     cross-architecture knowledge distillation", equation 5.
@@ -136,7 +137,7 @@ def margin_error(scores: Float[Array, "B C"], labels: Float[Array, "B C"]) -> Fl
 
 
 def can_be_ranked(labels: Float[Array, "B C"], real: Bool[Array, "B C"]) -> Bool[Array, " B"]:
-    """Returns whether each query has a relevant (label above 0) and an irrelevant document."""
+    """Returns whether each query has both relevant (label above 0) and irrelevant documents."""
     relevant = (labels > 0) & real
     return jnp.any(relevant, axis=1) & jnp.any(real & ~relevant, axis=1)
 
@@ -147,8 +148,8 @@ def ranking_measures(
     """Returns `ndcg@10` and `mrr@10` of each query; a document with a label above 0 is relevant.
 
     Among documents with the same score, relevant documents are ranked last. The data list relevant
-    documents first, and a model that scores all documents equally must not get a perfect ranking.
-    The measures are defined for the queries that `can_be_ranked` selects.
+    documents first, but a model that gives all documents the same score must not have a perfect
+    ranking. The metrics are defined for the queries that `can_be_ranked` selects.
     """
     relevant = (labels > 0) & real
     order = jnp.lexsort((relevant, jnp.where(real, -scores, -MASKED)), axis=1)
@@ -158,8 +159,8 @@ def ranking_measures(
     discounts = jnp.where(ranks <= CUTOFF, 1 / jnp.log2(1.0 + ranks), 0.0)
     # The ideal order has all relevant documents first.
     ideal = jnp.sum(-jnp.sort(-hits.astype(jnp.float32), axis=1) * discounts, axis=1)
-    # The rank of the first relevant document, or 1 for a query without such documents, which
-    # `has_hit` excludes.
+    # The rank of the first relevant document. It is 1 for a query without relevant documents, but
+    # `has_hit` excludes such a query.
     first = jnp.argmax(hits, axis=1) + 1
     has_hit = jnp.any(hits, axis=1) & (first <= CUTOFF)
     return {

@@ -1,4 +1,4 @@
-"""Router losses of a mixture of experts, which can be added to any objective.
+"""Router losses for a mixture of experts. They can be added to any objective.
 
 Fedus et al. 2022, "Switch transformers", section 2.2: a loss that balances the experts. Zoph et al.
 2022, "ST-MoE", section 3.2: a loss that keeps the logits of the router small. Both losses are means
@@ -29,8 +29,8 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     """Returns the objective with additional losses that balance the experts of a model.
 
     The coefficients of the terms `router_balance` and `router_z` are the fields with these names in
-    the model's configuration. The loss of an evaluation does not include these terms. The objective
-    of a model without experts is returned unchanged.
+    the model's configuration. The evaluation loss does not include these terms. If the model has no
+    experts, the objective is returned unchanged.
 
     Example::
 
@@ -38,8 +38,8 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
 
     Args:
         objective: the objective without router losses.
-        model: the configuration; with `router_balance_over="batch"` the objective needs the whole
-          batch, and does not support micro-batches.
+        model: the model's configuration. With `router_balance_over="batch"`, the objective needs
+          the whole batch and does not support micro-batches.
 
     Raises:
         UserError: the model has experts, and the objective runs auxiliary models (`forward`).
@@ -56,7 +56,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
     def counts(batch: Batch) -> Terms:
         inputs = _of_each_run(objective.inputs(batch))
         rows = sum(map(_num_sequences, inputs), jnp.float32(0))
-        # The balance over a batch gives one value per run of the model; the balance over sequences
+        # Balancing over a batch gives one value per run of the model; balancing over sequences
         # gives one value per sequence.
         balanced = jnp.float32(len(inputs)) if over_batch else rows
         return {**objective.counts(batch), BALANCE: balanced, Z: rows}
@@ -77,7 +77,7 @@ def with_router(objective: Objective, model: TransformerConfig) -> Objective:
         counts=counts,
         terms=terms,
         regularizers=(*objective.regularizers, *coefficients),
-        # The balance over a batch is not a sum over its examples.
+        # The balance loss over a batch is not a sum over its examples.
         whole_batch=objective.whole_batch or (over_batch and model.router_balance > 0),
     )
 

@@ -1,1 +1,1 @@
-"""The training objectives, each with its hyperparameters, its loss and its metrics."""
+"""The training objectives. Each objective has hyperparameters, a loss and metrics."""

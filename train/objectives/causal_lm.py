@@ -1,4 +1,4 @@
-"""Causal language models: predict each next token."""
+"""The objective of causal language models: predict each next token."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Text classification by one label, by several labels or by a number, and multiple choice."""
+"""Text classification with one label, several labels or a number per text, and multiple choice."""
 
 import dataclasses
 from typing import cast
@@ -21,7 +21,7 @@ from ..objective_config import ObjectiveConfig, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(ObjectiveConfig[SequenceClassificationData]):
-    """The classification of texts; the data determine the kind of labels.
+    """Text classification. The data determine the kind of labels.
 
     It has no hyperparameters.
     """
@@ -50,7 +50,7 @@ class ClassificationConfig(ObjectiveConfig[SequenceClassificationData]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultipleChoiceConfig(ObjectiveConfig[MultipleChoiceData]):
-    """The choice between several answers to a question; it has no hyperparameters."""
+    """Chooses one of several answers to a question. It has no hyperparameters."""
 
     kind = "multiple_choice"
     data_kinds = (MultipleChoiceData,)
@@ -86,8 +86,8 @@ def _classification_scores(evaluation: Evaluation, split: DataSplit, target: str
         return classification_scores(gold, present, names)
     indices = [names.index(p["label"]) for p in predicted]
     scores = classification_scores(gold, indices, names)
-    # Some test sets have several parts, such as matched and mismatched: compute the accuracy of
-    # each.
+    # Some test sets have several parts, such as matched and mismatched. Compute the accuracy of
+    # each part.
     parts = [example.part for example in split.content]
     for part in sorted(set(filter(None, parts))):
         right = [a == b for a, b, of in zip(gold, indices, parts, strict=True) if of == part]
@@ -113,7 +113,7 @@ CLASSIFICATION = Objective(
     terms=lambda outputs, batch: label_terms(outputs, batch["labels"], row_weights(batch)),
     predictions=lambda outputs: {"logits": outputs.logits},
 )
-"""One of several labels for a text, or one of several choices (Devlin et al. 2019, 4.1, 4.4)."""
+"""Predict one of several labels or choices (Devlin et al. 2019, sections 4.1 and 4.4)."""
 
 MULTI_LABEL = dataclasses.replace(
     CLASSIFICATION,
@@ -122,8 +122,8 @@ MULTI_LABEL = dataclasses.replace(
         "label": sigmoid_cross_entropy(outputs.logits, batch["labels"], row_weights(batch))
     },
 )
-"""Any number of labels for a sequence, each with a separate sigmoid. A binary target has one
-label."""
+"""Predict any number of labels for each sequence, each with a separate sigmoid. A binary target has
+one label."""
 
 REGRESSION = dataclasses.replace(
     CLASSIFICATION,
@@ -133,4 +133,4 @@ REGRESSION = dataclasses.replace(
         "squared_error": squared_error(outputs.logits[..., 0], batch["labels"], row_weights(batch))
     },
 )
-"""A number for each sequence, learned with squared error."""
+"""Predict a number for each sequence, with the squared error as the loss."""

@@ -1,4 +1,4 @@
-"""Direct preference optimization (DPO): a language model learns from preferences."""
+"""Direct preference optimization (DPO) of a language model."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class DPOConfig(ObjectiveConfig[DPOData]):
     needs_init_from = True
 
     beta: Positive = 0.1
-    """Strength of the penalty for diverging from the reference, the initial model."""
+    """Strength of the penalty for diverging from the reference model (the initial model)."""
     loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
-    """The loss of a pair; see `train.dpo`."""
+    """The loss function for a pair; see `train.dpo`."""
     label_smoothing: Annotated[float, Range(least=0, below=0.5)] = 0.0
     """For the loss `robust`: the share of pairs with swapped answers."""
     reference: Literal["precomputed", "frozen"] = "precomputed"
@@ -56,12 +56,12 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         return dpo(self)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: DPOData) -> Scores:
-        """Returns the means of all measures of `dpo`, and the number of pairs."""
+        """Returns the means of all metrics of `dpo`, and the number of pairs."""
         del data
         return preference_metrics(evaluation, split)
 
     def batch_spec(self, data: DPOData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Describes the arrays of a pair, with the reference's log-probabilities if precomputed."""
+        """Describes the arrays of a pair, including any precomputed log-probabilities."""
         spec = data.batch_spec(num_labels, num_choices)
         if self.reference == "precomputed":
             spec["reference_log_probs"] = ArraySpec((2,), Values.LABEL, "float32")
@@ -74,7 +74,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
         return data.with_reference(open_reference())
 
     def for_evaluation(self) -> "DPOConfig":
-        """Returns settings with a precomputed reference, because evaluations have no frozen one."""
+        """Returns these settings with a precomputed reference, as an evaluation requires."""
         return dataclasses.replace(self, reference="precomputed")
 
 
@@ -85,7 +85,7 @@ def _log_sigmoid_loss(beta: float, label_smoothing: float) -> Callable[[Array, A
         if not label_smoothing:
             return -right
         wrong = jax.nn.log_sigmoid(-beta * difference)
-        # The expected loss over swapped labels, rescaled so that it is unbiased.
+        # The expected loss when labels are swapped at random, rescaled so that it is unbiased.
         e = label_smoothing
         return (-(1 - e) * right + e * wrong) / (1 - 2 * e)
 
@@ -95,28 +95,28 @@ def _log_sigmoid_loss(beta: float, label_smoothing: float) -> Callable[[Array, A
 def dpo(settings: DPOConfig = DPOConfig()) -> Objective:
     """Returns the loss of direct preference optimization of a causal language model.
 
-    π and π_ref are the probabilities of a whole answer under the model and under a frozen
-    reference. Δ is log (π / π_ref) of the chosen answer minus log (π / π_ref) of the rejected
-    answer. The loss of a pair is
+    π and π_ref are the probabilities of a whole answer under the model and under a frozen reference
+    model. Δ is log (π / π_ref) of the chosen answer minus log (π / π_ref) of the rejected answer.
+    The loss of a pair is
 
     - `sigmoid`: -log σ(β Δ) (Rafailov et al. 2023, equation 7);
-    - `robust`: [-(1 - ε) log σ(β Δ) + ε log σ(-β Δ)] / (1 - 2ε), where a share ε of the labels is
-      wrong (Chowdhury et al. 2024, equation 12);
+    - `robust`: [-(1 - ε) log σ(β Δ) + ε log σ(-β Δ)] / (1 - 2ε), where a fraction ε of the labels
+      is wrong (Chowdhury et al. 2024, equation 12);
     - `hinge`: max(0, 1 - β Δ) (Zhao et al. 2023);
     - `ipo`: (Δ̄ - 1 / 2β)², where Δ̄ divides each log (π / π_ref) by the number of tokens of its
       answer, as in TRL (Azar et al. 2024, equation 17).
 
     The arrays of a batch:
 
-    - `input_ids`, `labels` int32 `[B, 2, T]`: prompt and answer, the chosen answer first, padded on
-      the right, and the token after each input token;
+    - `input_ids` int32 `[B, 2, T]`: prompt and answer, padded on the right, with the chosen answer
+      first; `labels` int32 `[B, 2, T]`: the token after each input token;
     - `attention_mask` int32 `[B, 2, T]`: 1 for real tokens;
     - `loss_mask` int32 or bool `[B, 2, T]`: 1 where the label belongs to the answer;
-    - `reference_log_probs` float32 `[B, 2]`: log π_ref of each answer, in nats; not with
-      `reference="frozen"`;
+    - `reference_log_probs` float32 `[B, 2]`: log π_ref of each answer, in nats (absent with
+      `reference="frozen"`);
     - `pair_weights` float32 `[B]` (optional): the weight of each pair.
 
-    Measures, under TRL's names: `rewards/chosen`, `rewards/rejected` (β log (π / π_ref)),
+    The metrics have TRL's names: `rewards/chosen` and `rewards/rejected` (β log (π / π_ref)),
     `rewards/accuracies`, `rewards/margins`, `logps/chosen`, `logps/rejected`.
 
     Args:

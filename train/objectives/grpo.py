@@ -1,4 +1,4 @@
-"""Group relative policy optimization (GRPO): compares the answers to each prompt.
+"""Group relative policy optimization (GRPO), which compares the answers to each prompt.
 
 A batch consists of answers sampled by an earlier state of the model, the old policy. The advantage
 of an answer is its reward minus the mean reward for its prompt.
@@ -28,7 +28,7 @@ from ..losses.objective import Batch, Objective, Outputs, Terms, select_inputs
 from .online import OnlineConfig, per_token_spec
 
 GroupSize = Annotated[int, Range(least=2)]
-"""Number of answers to each prompt, for an objective that compares these answers."""
+"""The number of answers to each prompt, for an objective that compares these answers."""
 Scale = Literal["group", "batch", "none"]
 """The divisor of the advantages: the standard deviation of the group or of the batch, or none."""
 
@@ -45,17 +45,17 @@ class GRPOConfig(OnlineConfig):
     """Largest relative increase of a probability before the loss is clipped; defaults to
     `epsilon`."""
     loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
-    """How the token losses are averaged. dapo and bnpo: over all tokens of the batch.
-    grpo: over the tokens of each answer, then over answers. dr_grpo: their sum is divided by the
-    number of answers times max_new_tokens."""
+    """How token losses are averaged. dapo and bnpo: over all tokens of the batch. grpo: over the
+    tokens of each answer, and then over answers. dr_grpo: the sum of the token losses is divided by
+    the number of answers times max_new_tokens."""
     scale_rewards: Scale = "group"
     """The divisor of the centered rewards: the standard deviation of the group or of the batch, or
     none."""
     importance: Literal["token", "sequence"] = "token"
     """Whether a probability ratio is computed for each token or for each whole answer (GSPO)."""
     correct_kl: bool = True
-    """Whether to weight the divergence estimate by the probability ratio, so that it is an
-    expectation under the model instead of the sampling policy."""
+    """Whether to multiply the estimate of the divergence by the probability ratio. The estimate is
+    then an expectation under the model instead of the sampling policy."""
 
     def loss(self, data: PolicyData) -> Objective:
         """Returns `grpo`, with `max_new_tokens` set to the maximum length of answers."""
@@ -72,7 +72,7 @@ class GRPOConfig(OnlineConfig):
         targets = {
             "advantages": group_advantages(rewards, self.num_generations, scale=self.scale_rewards)
         }
-        # If a step has a single update, the sampling policy is the model itself.
+        # If each step has a single update, the sampling policy is the model itself.
         if self.updates_several:
             targets["old_log_probs"] = scored["log_probs"]
         if self.beta:
@@ -99,31 +99,31 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         -min(ρ A, clip(ρ, 1 - ε, 1 + ε_high) A) + β ρ k.
 
     `loss_type` determines the mean over tokens. `dapo` and `bnpo` average over all tokens of the
-    batch (Yu et al. 2025, equation 8); both are the same here, because micro-batches and devices do
-    not change the mean. `grpo` averages over the tokens of each answer, then over answers (Shao et
-    al. 2024). `dr_grpo` divides the sum by the number of answers times `max_new_tokens` (Liu et al.
-    2025). With `importance="sequence"` ρ is the exponential of the mean log-ratio of an answer's
-    tokens (GSPO, Zheng et al. 2025, equation 7). Without `correct_kl`, the term β ρ k lacks the
-    factor ρ. Before the first update after sampling, ρ is 1 and the loss is near 0 for any rewards,
-    but its gradient is not.
+    batch (Yu et al. 2025, equation 8); both are the same here, because the mean does not depend on
+    micro-batches and devices. `grpo` averages over the tokens of each answer, and then over answers
+    (Shao et al. 2024). `dr_grpo` divides the sum by the number of answers times `max_new_tokens`
+    (Liu et al. 2025). With `importance="sequence"` ρ is the exponential of the mean log-ratio of an
+    answer's tokens (GSPO, Zheng et al. 2025, equation 7). Without `correct_kl`, the term β ρ k
+    lacks the factor ρ. Before the first update after sampling, ρ is 1, so the loss is near 0 for
+    any rewards, but its gradient is not.
 
     The arrays of a batch:
 
-    - `input_ids`, `labels` int32 `[B, T]`: prompt and answer, padded on the right, and the token
-      after each input token;
+    - `input_ids` int32 `[B, T]`: prompt and answer, padded on the right; `labels` int32 `[B, T]`:
+      the token after each input token;
     - `attention_mask` int32 `[B, T]`: 1 for real tokens;
     - `loss_mask` int32 or bool `[B, T]`: 1 if the policy wrote the label as a token of the answer
       or as its end token; 0 if a tool wrote it;
     - `advantages` float32 `[B]`; see `group_advantages`;
     - `old_log_probs` float32 `[B, T]` (optional): log-probabilities of the labels under the old
-      policy, in nats, at the same temperature. Without this array, the model is the old policy: ρ =
-      1;
-    - `reference_log_probs` float32 `[B, T]`: log-probabilities under the reference, if β is above
-      0.
+      policy, in nats, at the same temperature. Without this array, the model itself is the old
+      policy, so ρ = 1;
+    - `reference_log_probs` float32 `[B, T]`: log-probabilities under the reference; required if β
+      is above 0.
 
-    Measures: `entropy`, `kl` (if β is above 0), `clip_ratio/region_mean` (the share of tokens whose
-    gradient is clipped to 0), `clip_ratio/low_mean` and `clip_ratio/high_mean`. All measures are
-    means over the tokens of answers.
+    The metrics are `entropy`, `kl` (if β is above 0), `clip_ratio/region_mean` (the share of tokens
+    whose gradient is clipped to 0), `clip_ratio/low_mean` and `clip_ratio/high_mean`. All metrics
+    are means over the tokens of answers.
 
     Args:
         settings: the hyperparameters.
@@ -163,7 +163,7 @@ def grpo(settings: GRPOConfig = GRPOConfig()) -> Objective:
         values = clipped_loss(ratio, advantages, low, low if high is None else high)
         values["entropy"] = scores.entropy
         if beta:
-            # The k3 estimate of the divergence, which is never negative.
+            # The "k3" estimate of the divergence, which is never negative.
             towards = jnp.where(mask, batch["reference_log_probs"] - log_probs, 0.0)
             divergence = jnp.exp(towards) - towards - 1
             values["kl"] = divergence
@@ -191,8 +191,8 @@ def group_advantages(
     freedom, plus 1e-4).
 
     Args:
-        rewards: the reward of each answer, ordered by group. NaN for an answer without a reward,
-          which is left out and gets the advantage 0.
+        rewards: the reward of each answer, ordered by group. An answer without a reward has NaN; it
+          is left out of the mean and gets the advantage 0.
         group_size: the number of answers to each prompt, at least 2.
         scale: the divisor: the standard deviation of the group or of the whole batch, or none.
 
@@ -205,5 +205,6 @@ def group_advantages(
         centered /= jnp.nanstd(groups, axis=1, ddof=1, keepdims=True) + 1e-4
     elif scale == "batch":
         centered /= jnp.nanstd(rewards, ddof=1) + 1e-4
-    # Groups without enough rewards have NaN or infinite values: they get no gradient.
+    # Groups without enough rewards have NaN or infinite values. Replace these by 0, so that they
+    # get no gradient.
     return jnp.nan_to_num(centered.reshape(-1), posinf=0.0, neginf=0.0)

@@ -1,4 +1,4 @@
-"""Masked language models: predict masked tokens, and whether two segments follow each other."""
+"""Masked language modeling: predict masked tokens, and the relation between two segments."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from ..objective_config import ObjectiveConfig, Scores, entropy_baseline, perple
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
-    """Predicts masked tokens, and for pairs the next sentence or the order of the segments."""
+    """Predicts masked tokens and, for pairs of segments, the next sentence or the order."""
 
     kind = "masked_lm"
     data_kinds = (PretrainingData,)
@@ -33,8 +33,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
         """Returns the means, the perplexity, and the numbers of masked tokens and of pairs."""
         del split
-        # The perplexity is computed from the loss of masked tokens alone, without the loss of
-        # pairs.
+        # The perplexity is computed only from the loss of masked tokens, without the loss of pairs.
         means, counts = evaluation.means, evaluation.counts
         counted = {"masked_tokens": int(counts["masked_token"])}
         if data.next_sentence:
@@ -42,7 +41,7 @@ class MaskedLMConfig(ObjectiveConfig[PretrainingData]):
         return {**means, "perplexity": perplexity(means["masked_token"]), **counted}
 
     def heads(self, data: PretrainingData) -> tuple[str, ...]:
-        """Returns the name of the head, which also classifies pairs if the data have pairs."""
+        """Returns the name of the head, which depends on whether the data have pairs."""
         return ("pretraining" if data.next_sentence else "masked_lm",)
 
     def loss_note(self, data: PretrainingData) -> str | None:
@@ -68,7 +67,7 @@ def masked_counts(batch: Batch) -> Terms:
 
 
 def masked_terms(outputs: Outputs, batch: Batch) -> Terms:
-    """Returns the loss of masked tokens, and the number of correct tokens."""
+    """Returns the loss of masked tokens, and the number of correctly predicted tokens."""
     weights = batch["masked_weights"].astype(jnp.float32)
     result = cross_entropy(outputs.projection, batch["masked_labels"], weights)
     return {"masked_token": result.loss, "masked_accuracy": result.correct}
@@ -98,12 +97,12 @@ MASKED = Objective(
 """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1; Liu et al. 2019)."""
 
 PAIR_TERMS = {"next": "next_sentence", "order": "sentence_order"}
-"""The meaning of the label of a pair of segments → the name of its loss term. next: whether the
-second segment follows the first in the text. order: whether the segments are in order."""
+"""Maps the meaning of a segment pair's label to the name of its loss term. next: whether the second
+segment follows the first in the text. order: whether the segments are in the original order."""
 
 
 def _of_pairs(term: str) -> Objective:
-    """Makes the objective with two terms: masked tokens, and the label of a pair."""
+    """Makes the objective with two terms: one for masked tokens, one for the label of a pair."""
     return Objective(
         coefficients={"masked_token": 1.0, term: 1.0},
         inputs=MASKED.inputs,
@@ -114,6 +113,6 @@ def _of_pairs(term: str) -> Objective:
 
 
 PRETRAINING = _of_pairs("next_sentence")
-"""Masked tokens and next sentences (Devlin et al. 2019, section 3.1, tasks 1 and 2)."""
+"""Predict masked tokens and next sentences (Devlin et al. 2019, section 3.1, tasks 1 and 2)."""
 SENTENCE_ORDER = _of_pairs("sentence_order")
-"""Masked tokens and the order of two segments (Lan et al. 2020, "ALBERT", section 3.1)."""
+"""Predict masked tokens and the order of two segments (Lan et al. 2020, "ALBERT", section 3.1)."""

@@ -1,4 +1,4 @@
-"""The base of objectives that learn from sampled answers: GRPO, RLOO, PPO."""
+"""The base class of objectives that learn from sampled answers: GRPO, RLOO and PPO."""
 
 import dataclasses
 from abc import abstractmethod
@@ -16,7 +16,7 @@ from ..objective_config import ObjectiveConfig, OpenReference, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineConfig(ObjectiveConfig[PolicyData]):
-    """The settings of sampling and of rewards that all online objectives share."""
+    """The settings for sampling and rewards that all online objectives share."""
 
     data_kinds = (PolicyData,)
     head_names = ("causal_lm",)
@@ -30,16 +30,16 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     """One or several rewards: exact_match, arithmetic, format:REGEX, length:N, contains:WORD, or
     the run folder of a reward model."""
     reward_weights: tuple[float, ...] = ()
-    """Weight of each entry of rewards in the sum. Defaults to 1."""
+    """The weight of each entry of rewards in the total reward. Each weight defaults to 1."""
     missing_end_penalty: NonNegative = 0.0
     """Penalty subtracted from the reward of an answer without an end token."""
     mask_truncated: bool = False
     """Whether the loss ignores answers without an end token."""
     num_generations: PositiveInt
-    """Number of answers per prompt, G. A step samples and learns from batch_size · G answers."""
+    """Number of answers per prompt, G. Each step learns from batch_size · G sampled answers."""
     max_new_tokens: PositiveInt | None = None
-    """Maximum number of tokens of an answer, including its end token. If None, half of data.length.
-    The prompt gets the rest of data.length."""
+    """Maximum number of tokens of an answer, including its end token. If None, it is half of
+    data.length. The rest of data.length is for the prompt."""
     temperature: Positive = 1.0
     """Divisor of the logits in sampling and in the loss."""
     num_iterations: PositiveInt = 1
@@ -54,7 +54,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
 
     @property
     def updates_several(self) -> bool:
-        """Whether a step has several updates, so that policy and sampling policy may differ."""
+        """Whether a step has several updates, so that policy and sampling policy can differ."""
         return self.num_iterations * self.num_mini_batches > 1
 
     @property
@@ -78,13 +78,13 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Computes the arrays that the loss learns from, such as the advantages, from the rewards.
+        """Computes the arrays that the loss needs, such as the advantages, from the rewards.
 
         Args:
             rewards: the reward of each answer; NaN for an answer without a reward.
             loss_mask: 1 where a label belongs to the answer.
-            scored: `log_probs`, `reference_log_probs` and `values` of the sampled tokens, each
-              only if the objective needs it.
+            scored: the arrays `log_probs`, `reference_log_probs` and `values` for the sampled
+              tokens; only the arrays that the objective needs.
         """
 
     def rollout_metrics(
@@ -95,7 +95,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         *,
         ended: Bool[Array, " R"],
     ) -> dict[str, Array]:
-        """Returns the additional metrics of a rollout that only this objective reports.
+        """Returns the metrics of a rollout that only this objective reports.
 
         Args:
             rewards: as in `targets`.
@@ -118,7 +118,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return {**evaluation.means, "prompts": int(evaluation.counts["reward"])}
 
     def check(self, data: PolicyData) -> None:
-        """Checks that the longest answer leaves room for a prompt in a row."""
+        """Checks that a row has room for a prompt in addition to the longest answer."""
         require(
             self.answer_length(data) < data.length,
             f"objective.max_new_tokens {self.answer_length(data)} leaves no token for a prompt in "
@@ -126,7 +126,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         )
 
     def loss_note(self, data: PolicyData) -> str | None:
-        """Returns a line that explains the validation loss, and why a training loss is near 0.
+        """Returns a line that explains the validation loss, and why a training loss may be near 0.
 
         If the objective has no value function, the loss is near 0 in the first update of a step,
         but not in later updates of the step.
@@ -147,11 +147,11 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
         return arrays | {"advantages": ArraySpec((), Values.LABEL, "float32")}
 
     def prepare(self, data: PolicyData, open_reference: OpenReference) -> PolicyData:
-        """Returns the data, with prompts limited to the tokens that the longest answer leaves."""
+        """Returns the data, with prompts limited to the length that the longest answer leaves."""
         del open_reference
         return data.with_answer_length(self.answer_length(data))
 
 
 def per_token_spec(length: int) -> ArraySpec:
-    """Describes an array with one number for each token of a row."""
+    """Describes an array that has one number for each token of a row."""
     return ArraySpec((length,), Values.LABEL, "float32")

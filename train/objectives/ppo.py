@@ -1,7 +1,7 @@
 """Proximal policy optimization (PPO), with a learned value function.
 
-A value head predicts, at each token, the sum of future rewards. The advantage of a token says how
-much better the rewards are than predicted. All formulas are the same as in TRL 1.12, the last
+At each token, a value head predicts the sum of future rewards. The advantage of a token measures
+how much better the rewards are than predicted. All formulas are the same as in TRL 1.12, the last
 version of TRL that has PPO.
 """
 
@@ -47,13 +47,13 @@ class PPOConfig(OnlineConfig):
     gamma: Fraction = 1.0
     """Discount factor of later rewards, γ."""
     gae_lambda: Fraction = 0.95
-    """λ of generalized advantage estimation, which weighs the errors of later values."""
+    """λ of generalized advantage estimation. It determines the weight of errors in later values."""
     whiten_rewards: bool = False
     """Whether the rewards of tokens are scaled to variance 1 before advantages are computed."""
 
     @property
     def needs_log_probs(self) -> bool:
-        """True: the loss needs log-probabilities and values of the sampling policy."""
+        """True, because the loss needs log-probabilities and values of the sampling policy."""
         return True
 
     def loss(self, data: PolicyData) -> Objective:
@@ -67,7 +67,7 @@ class PPOConfig(OnlineConfig):
         loss_mask: Int[Array, "R T"],
         scored: Mapping[str, Float[Array, "R T"]],
     ) -> dict[str, Array]:
-        """Returns `ppo_targets`; an answer without a reward has the score 0."""
+        """Returns the result of `ppo_targets`, where an answer without a reward has the score 0."""
         return ppo_targets(
             jnp.nan_to_num(rewards),
             scored["log_probs"],
@@ -89,7 +89,8 @@ class PPOConfig(OnlineConfig):
         scores, log_probs = jnp.nanmean(rewards), scored["log_probs"]
         metrics = {
             "objective/scores": scores,
-            # An estimate of the entropy from samples: the negative log-probability of each answer.
+            # The negative log-probability of an answer is an estimate of the entropy from one
+            # sample.
             "objective/entropy": jnp.mean(sum_over_answers(-log_probs, loss_mask)),
             "val/num_eos_tokens": jnp.sum(ended).astype(jnp.float32),
         }
@@ -122,22 +123,23 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     is the advantage of the token. The loss of the policy is max(-ρ A, -clip(ρ, 1 - ε, 1 + ε) A),
     averaged over the tokens of all answers. v is the predicted value of a token, v_old is the value
     that the old policy predicted, and R is the return. The loss of the value is ½ max((v - R)²,
-    (clip(v, v_old ± ε_v) - R)²), averaged over the tokens of all answers, and over the token after
-    each answer that does not fill its row. The model has the head `causal_lm_with_value`.
+    (clip(v, v_old ± ε_v) - R)²), averaged over the tokens of all answers and, for each answer that
+    does not fill its row, over the token that follows it. The model has the head
+    `causal_lm_with_value`.
 
     The arrays of a batch:
 
     - `input_ids`, `labels`, `attention_mask`, `loss_mask` int32 `[B, T]`: as in `grpo`;
     - `value_mask` int32 or bool `[B, T]`: 1 for tokens whose value is learned; see
       `ppo_targets`;
-    - `advantages`, `returns` float32 `[B, T]`: from `ppo_targets`;
+    - `advantages`, `returns` float32 `[B, T]`: computed by `ppo_targets`;
     - `old_log_probs` float32 `[B, T]`: log-probabilities of the labels under the old policy, in
       nats, at the same temperature;
     - `old_values` float32 `[B, T]`: the values of the old policy.
 
-    Measures, under TRL's names: `policy/approxkl_avg` (½ of the squared log-ratio),
-    `policy/clipfrac_avg`, `policy/entropy_avg`, `val/ratio`, `val/clipfrac_avg`. All measures
-    except `val/clipfrac_avg` are means over the tokens of answers.
+    The metrics have TRL's names: `policy/approxkl_avg` (½ of the squared log-ratio),
+    `policy/clipfrac_avg`, `policy/entropy_avg`, `val/ratio`, `val/clipfrac_avg`. All metrics except
+    `val/clipfrac_avg` are means over the tokens of answers.
 
     Args:
         settings: the hyperparameters.
@@ -164,12 +166,13 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
         plain = -advantages * ratio
         clipped = -advantages * jnp.clip(ratio, 1 - epsilon, 1 + epsilon)
 
-        # The clipped value loss: a value that moved far towards its return gets no gradient.
+        # The clipped value loss: a value that has already moved far towards its return gets no
+        # gradient.
         old, returns = batch["old_values"], batch["returns"]
         near = jnp.clip(outputs.values, old - epsilon_value, old + epsilon_value)
         error, near_error = jnp.square(outputs.values - returns), jnp.square(near - returns)
 
-        # The terms of the policy and the terms of the values have different masks.
+        # The policy terms and the value terms have different masks.
         of_policy = {
             _POLICY: jnp.maximum(plain, clipped),
             "policy/approxkl_avg": 0.5 * jnp.square(log_ratio),
@@ -211,8 +214,8 @@ def ppo_targets(
         log_probs: log-probabilities of the labels under the old policy, in nats.
         values: the values of the old policy.
         loss_mask: 1 where the label belongs to the answer; 0 at the last position of each row.
-        reference_log_probs: log-probabilities under the reference. If None, rewards include no
-          divergence.
+        reference_log_probs: log-probabilities under the reference. If None, the rewards do not
+          include the divergence.
         settings: β, γ, λ, and whether token rewards are first scaled to variance 1.
 
     Returns:
@@ -232,7 +235,7 @@ def ppo_targets(
         rewards -= settings.beta * jnp.where(mask, log_probs - reference_log_probs, 0.0)
     if settings.whiten_rewards:
         rewards = jnp.where(value_mask, whitened(rewards, value_mask, shift_mean=False), 0.0)
-    # Set the values after an answer to 0, so that no later reward enters its returns.
+    # Set the values after an answer to 0, so that they do not contribute to its returns.
     values = jnp.where(value_mask, values, 0.0)
     raw = generalized_advantages(
         rewards, values, gamma=settings.gamma, gae_lambda=settings.gae_lambda
@@ -253,7 +256,7 @@ def generalized_advantages(
     """Returns Σ (γ λ)^k δ_(t+k) with δ_t = r_t + γ v_(t+1) - v_t (Schulman et al. 2016)."""
     # The value after the last token is 0.
     following = jnp.concatenate([values[:, 1:], jnp.zeros_like(values[:, :1])], axis=1)
-    # δ, the error of each value as a prediction of the next reward and the next value.
+    # δ is the error of each value as a prediction of the next reward plus the next value.
     deltas = rewards + gamma * following - values
 
     def before(later: Array, delta: Array) -> tuple[Array, Array]:

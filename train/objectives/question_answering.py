@@ -1,4 +1,4 @@
-"""Extractive question answering: the start and end of the answer."""
+"""Extractive question answering: predict the start and the end of the answer."""
 
 import dataclasses
 from typing import cast
@@ -17,7 +17,7 @@ from ..objective_config import ObjectiveConfig, Scores
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionAnsweringConfig(ObjectiveConfig[QuestionAnsweringData]):
-    """The prediction of an answer span; it has no hyperparameters."""
+    """Predicts an answer span. It has no hyperparameters."""
 
     kind = "question_answering"
     data_kinds = (QuestionAnsweringData,)
@@ -35,7 +35,7 @@ class QuestionAnsweringConfig(ObjectiveConfig[QuestionAnsweringData]):
         """Returns exact match and F1, as SQuAD defines them."""
         del data
         examples = cast(QuestionAnsweringExamples, split.examples)
-        # A long text is split into several rows, so match answers by the id of the question.
+        # A long text is split into several rows, so match the answers by question id.
         predicted = {p["id"]: p["answer"] for p in examples.decode(evaluation.predictions)}
         gold = {g["id"]: g["answers"] for g in examples.gold()}
         return answer_scores(gold, predicted)
@@ -70,4 +70,4 @@ SPAN = Objective(
         "end_logits": outputs.end_logits,
     },
 )
-"""The start and end of an answer (Devlin et al. 2019, section 4.2)."""
+"""Predict the start and the end of an answer (Devlin et al. 2019, section 4.2)."""

@@ -9,8 +9,8 @@ the samples.
 The two models may also share embeddings as in He et al. 2021, "DeBERTaV3", section 3.2.
 
 As in the paper, the loss is the loss of masked tokens plus 50 times the binary cross-entropy,
-averaged over all real tokens. Difference from the authors' code: the generator reads BERT's masks
-(80 % [MASK], 10 % random tokens, 10 % unchanged).
+averaged over all real tokens. Unlike in the authors' code, the generator reads tokens that are
+masked as in BERT (80 % [MASK], 10 % random tokens, 10 % unchanged).
 """
 
 import dataclasses
@@ -65,10 +65,10 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
     detection_weight: Positive = 50.0
     """The weight of the detection loss, λ."""
     embeddings: Literal["shared", "disentangled", "separate"] = "shared"
-    """The embeddings of tokens, positions and token types. shared: both models train the same
-    tables. disentangled: the discriminator adds a learned difference, which begins at 0, to the
-    generator's tables, and does not train these tables (DeBERTaV3). separate: each model has its
-    own tables."""
+    """How the models share the embeddings of tokens, positions and token types. shared: both models
+    train the same tables. disentangled: the discriminator adds a learned difference, which is
+    initially 0, to the generator's tables, and does not train these tables (DeBERTaV3). separate:
+    each model has its own tables."""
 
     def build(self, data: PretrainingData) -> Objective:
         """Returns the objective without its generator, which `with_models` adds."""
@@ -114,7 +114,7 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
         )
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: PretrainingData) -> Scores:
-        """Returns the mean of each term, the generator's perplexity, and the numbers of tokens."""
+        """Returns the mean of each term, the generator's perplexity, and numbers of tokens."""
         del split, data
         means, counts = evaluation.means, evaluation.counts
         counted = {name: int(counts[name]) for name in ("masked_token", "replaced_token")}
@@ -135,14 +135,14 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
 
 
 def generator_config(model: TransformerConfig, size: float) -> TransformerConfig:
-    """Returns the configuration of the generator of a discriminator.
+    """Returns the configuration of the generator that belongs to a discriminator.
 
     Args:
-        model: the discriminator.
+        model: the configuration of the discriminator.
         size: the number of heads and the widths of the generator, relative to the discriminator.
 
     Raises:
-        UserError: the embeddings of the family must be as wide as its layers.
+        UserError: the model family requires embeddings that are as wide as its layers.
     """
     # Each head has the same size as in the discriminator, so the number of heads determines the
     # width.
@@ -160,7 +160,7 @@ def generator_config(model: TransformerConfig, size: float) -> TransformerConfig
         "d_model": width,
         "d_ff": max(1, round(model.feed_forward_dim * size)),
     }
-    # The embeddings are as wide as the discriminator's, so that both models can share them.
+    # Both models have embeddings of the same width, so that they can share them.
     if narrow:
         changes["d_embedding"] = None if width == embedded else embedded
     return dataclasses.replace(model, **changes).with_head("masked_lm", ())
@@ -173,7 +173,7 @@ class DetectionOutputs:
     projection: Projection
     """The generator's hidden states `[B, M, W]` at the masked tokens, and its vocabulary matrix."""
     logits: Float[Array, "B T"]
-    """The discriminator's logits, above 0 for tokens that are probably replaced."""
+    """The discriminator's logits, which are above 0 for tokens that are probably replaced."""
     replaced: Float[Array, "B T"]
     """1 for the tokens that differ from the original text."""
 
@@ -199,7 +199,7 @@ def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:
 def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
     """Samples a token for each masked token, at temperature 1.
 
-    Each iteration samples one masked token of each row, so that no array is `[B, M, V]`.
+    Each iteration samples one masked token per row, which avoids an array `[B, M, V]`.
 
     Args:
         projection: hidden states `[B, M, W]` and the vocabulary matrix.

@@ -1,6 +1,6 @@
-"""Reward models: a model learns from preferences to score texts.
+"""The objective of reward models, which learn from preferences to score texts.
 
-A preference is a pair of texts, a chosen and a rejected text, for the same prompt.
+A preference is a pair of texts for the same prompt: a chosen text and a rejected text.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class RewardConfig(ObjectiveConfig[RewardData]):
     next_command = "evaluate {run} --data SOURCE"
 
     margin: float = 0.0
-    """The difference between the rewards of a pair that the loss aims for."""
+    """The target difference between the rewards of a pair."""
     centering: NonNegative = 0.0
     """The weight of the squared sum of both rewards, which keeps rewards near 0; TRL recommends
     0.01."""
@@ -40,7 +40,7 @@ class RewardConfig(ObjectiveConfig[RewardData]):
         return reward(self)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: RewardData) -> Scores:
-        """Returns the accuracy, the mean margin, and the mean, smallest and largest reward."""
+        """Returns the accuracy, the mean margin, and the mean, minimum and maximum reward."""
         del data
         rewards = evaluation.predictions["rewards"]
         extreme = {"min_reward": float(rewards.min()), "max_reward": float(rewards.max())}
@@ -54,24 +54,25 @@ def preference_metrics(evaluation: Evaluation, split: DataSplit) -> Scores:
 
 
 def reward(settings: RewardConfig = RewardConfig()) -> Objective:
-    """Returns the loss of a reward model, learned from preferences.
+    """Returns the loss of a reward model that learns from preferences.
 
     The loss of a pair is -log σ(r_c - r_r - margin) + centering · (r_c + r_r)², where r_c and r_r
-    are the rewards of the chosen and the rejected text (Ouyang et al. 2022, equation 1; the
-    margin is from Touvron et al. 2023, section 3.2.2, the centering from Eisenstein et al. 2023).
-    The model has a head of sequence classification with a single label. The arrays of a batch:
+    are the rewards of the chosen and the rejected text (Ouyang et al. 2022, equation 1; the margin
+    is from Touvron et al. 2023, section 3.2.2, and the centering from Eisenstein et al. 2023). The
+    model has a sequence-classification head with a single label. The arrays of a batch:
 
-    - `input_ids` int32 `[B, 2, T]`: prompt and answer, the chosen answer first, padded on the
-      right;
+    - `input_ids` int32 `[B, 2, T]`: prompt and answer, padded on the right, with the chosen answer
+      first;
     - `attention_mask` int32 `[B, 2, T]`: 1 for real tokens; the reward of a causal model is its
       output at the last real token;
     - `token_type_ids` int32 `[B, 2, T]` (optional, for an encoder that has segments);
-    - `margin` float32 `[B]` (optional): added to the setting `margin`;
-    - `pair_weights` float32 `[B]` (optional): the weight of each pair, such as 1 / the number of
-      pairs of its prompt; the loss is the weighted mean.
+    - `margin` float32 `[B]` (optional): a margin for each pair, which is added to the setting
+      `margin`;
+    - `pair_weights` float32 `[B]` (optional): the weight of each pair, such as the inverse of the
+      number of pairs with its prompt; the loss is the weighted mean.
 
-    Measures: `accuracy`, the share of pairs whose chosen text has the higher reward, `margin`,
-    the mean of r_c - r_r, and `mean_reward` of all texts.
+    The metrics are `accuracy`, the share of pairs whose chosen text has the higher reward;
+    `margin`, the mean of r_c - r_r; and `mean_reward`, the mean reward of all texts.
 
     Args:
         settings: the hyperparameters.

@@ -1,4 +1,4 @@
-"""REINFORCE with a leave-one-out baseline (RLOO): compares whole answers."""
+"""REINFORCE with a leave-one-out baseline (RLOO), which compares whole answers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -47,7 +47,8 @@ class RLOOConfig(OnlineConfig):
     ) -> dict[str, Array]:
         """Returns the advantages, and the old log-probabilities if a step has several updates."""
         if self.beta:
-            # Subtract the divergence from the rewards; the loss has no term for it.
+            # Subtract the divergence from the rewards, because the loss has no term for the
+            # divergence.
             divergence = scored["log_probs"] - scored["reference_log_probs"]
             rewards = rewards - self.beta * sum_over_answers(divergence, loss_mask)
         # The baseline of an answer is the mean reward of the other answers to its prompt.
@@ -70,9 +71,9 @@ def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
     A, clip(ρ, 1 - ε, 1 + ε) A), averaged over answers. The divergence from a reference is part of
     the reward; see `RLOOConfig.targets`.
 
-    A batch has the arrays of `grpo` except `reference_log_probs`. Measures:
-    `entropy`, a mean over tokens; `clip_ratio/region_mean`, `clip_ratio/low_mean` and
-    `clip_ratio/high_mean`, means over answers.
+    A batch has the arrays of `grpo` except `reference_log_probs`. The metrics are `entropy`, a mean
+    over tokens, and `clip_ratio/region_mean`, `clip_ratio/low_mean` and `clip_ratio/high_mean`,
+    which are means over answers.
 
     Args:
         settings: the hyperparameters.
@@ -88,7 +89,7 @@ def rloo(settings: RLOOConfig = RLOOConfig()) -> Objective:
         mask = answer_mask(batch)
         scores = label_log_probs(outputs, batch, settings.temperature)
         old = batch.get("old_log_probs", jax.lax.stop_gradient(scores.log_prob))
-        # The log-ratio of an answer is the sum over its tokens.
+        # The log-ratio of an answer is the sum of its tokens' log-ratios.
         ratio = jnp.exp(sum_over_answers(scores.log_prob - old, mask))  # [B]
         values = clipped_loss(ratio, batch["advantages"], epsilon, epsilon)
         entropy = masked_sums({"entropy": scores.entropy}, mask)
@@ -106,8 +107,8 @@ def leave_one_out_advantages(rewards: Float[Array, " N"], group_size: int) -> Fl
     """Returns RLOO's advantages: each reward minus the mean of the other rewards in its group.
 
     Args:
-        rewards: the reward of each answer, ordered by group. NaN for an answer without a reward,
-          which is left out and gets the advantage 0.
+        rewards: the reward of each answer, ordered by group. An answer without a reward has NaN; it
+          is left out of the mean and gets the advantage 0.
         group_size: the number of answers to each prompt, at least 2.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Encoder-decoders: predict each next token of a target from its source.
+"""The objective of encoder-decoders: predict each next token of a target from its source.
 
-The objective serves translation, other text pairs, and the denoising of T5 and BART, whose targets
-contain the removed text.
+The objective is used for translation, for other text pairs, and for the denoising of T5 and BART,
+where the targets contain the removed text.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
     }
 
     label_smoothing: Rate = 0.0
-    """Fraction of each label's probability that is spread over the other tokens."""
+    """Fraction of a label's probability that is spread over all other tokens."""
 
     def build(self, data: Seq2SeqData) -> Objective:
         """Returns `seq2seq`."""
@@ -49,7 +49,8 @@ class Seq2SeqConfig(ObjectiveConfig[Seq2SeqData]):
         """Returns the perplexity, the accuracy, and the numbers of tokens and of text pairs."""
         means, tokens = evaluation.means, int(evaluation.counts["nll"])
         scores = {"perplexity": perplexity(means["nll"]), "accuracy": means["accuracy"]}
-        # Text pairs may have a smoothed loss, so they also report the plain loss.
+        # The loss of text pairs may have label smoothing, so also report the loss without
+        # smoothing.
         if data.kind in self.generation:
             pairs = len(cast(TranslationExamples, split.examples).pairs)
             return {"nll": means["nll"], **scores, "tokens": tokens, "pairs": pairs}
@@ -78,7 +79,7 @@ def seq2seq(settings: Seq2SeqConfig = Seq2SeqConfig()) -> Objective:
     """
 
     def counts(batch: Batch) -> Terms:
-        # Padding of the target has segment 0, which no term counts.
+        # Padding of the target has segment 0 and is not counted.
         num_tokens = jnp.sum(packed_weights(batch["decoder_segment_ids"]))
         return {"target_token": num_tokens, "nll": num_tokens, "accuracy": num_tokens}
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning (SFT): next-token prediction on the marked tokens only."""
+"""Supervised fine-tuning (SFT): next-token prediction for the marked tokens only."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from .causal_lm import CAUSAL
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFTConfig(ObjectiveConfig[SupervisedData]):
-    """Supervised fine-tuning; it has no hyperparameters."""
+    """Supervised fine-tuning. It has no hyperparameters."""
 
     kind = "sft"
     data_kinds = (SupervisedData,)
@@ -44,8 +44,8 @@ def supervised() -> Objective:
     """Returns the loss of supervised fine-tuning of a causal language model.
 
     The loss is -Σ log π(y_t | …) over the marked labels, divided by their number in the whole
-    batch, in nats (Ouyang et al. 2022, section 3.5, step 1). A batch has the arrays of `CAUSAL` and
-    `loss_mask`:
+    batch, in nats (Ouyang et al. 2022, section 3.5, step 1). A batch has the arrays of `CAUSAL`,
+    and in addition `loss_mask`:
 
     - `input_ids` int32 `[B, T]`, and `labels` int32 `[B, T]`, the token after each input token;
     - `segment_ids` int32 `[B, T]`: the id of the example in a packed row, 0 for padding;
@@ -53,7 +53,7 @@ def supervised() -> Objective:
     - `loss_mask` int32 or bool `[B, T]`: 1 for labels to learn, such as the tokens of an answer and
       its end; 0 for prompts, padding, and the first token of a packed example.
 
-    Measures: `mean_token_accuracy`, the share of the marked labels that have the highest logit.
+    The metric `mean_token_accuracy` is the share of the marked labels that have the highest logit.
     """
     return Objective(
         coefficients={"next_token": 1.0},

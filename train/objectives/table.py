@@ -42,8 +42,8 @@ OBJECTIVES = {
     "margin_mse": "embedding.ranked.MarginMSEConfig",
     "distillation": "embedding.ranked.DistillationConfig",
 }
-"""The name of an objective → its file and class. The files are imported on demand, so that `--help`
-is fast."""
+"""Maps the name of each objective to its file and class. The files are imported on demand, so that
+`--help` is fast."""
 
 
 def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
@@ -58,7 +58,7 @@ def objective_class(kind: str) -> type[ObjectiveConfig[Any]]:
 
 
 def _of_data(kind: str) -> Iterator[tuple[type[ObjectiveConfig[Any]], type[DataConfig]]]:
-    """Yields each objective that learns from a kind of data, with the class of the data."""
+    """Yields each objective that supports a kind of data, with the class of the data."""
     # The order of the table determines the default.
     for name in OBJECTIVES:
         objective = objective_class(name)
@@ -77,13 +77,13 @@ def data_class(kind: str) -> type[DataConfig]:
 
 
 def default_objective(data: DataConfig) -> ObjectiveConfig[Any]:
-    """Returns the first objective in the table that learns from the data.
+    """Returns the first objective in the table that supports the data.
 
-    The objective is marked as a default, so that `dataclasses.replace(config, data=…)` chooses
-    another objective for other data.
+    The objective is marked as a default, so that `dataclasses.replace(config, data=…)` chooses a
+    different objective for different data.
 
     Raises:
-        UserError: No objective learns from the data.
+        UserError: No objective supports the data.
     """
     for objective, _ in _of_data(data.kind):
         chosen = objective()
@@ -101,10 +101,10 @@ def objectives_of(data: DataConfig) -> list[str]:
 
 
 def objective_for(data: DataConfig, kind: str) -> ObjectiveConfig[Any]:
-    """Returns an objective that learns from the data, with its default hyperparameters.
+    """Returns an objective that supports the data, with its default hyperparameters.
 
     Raises:
-        UserError: `kind` is not the name of an objective that learns from the data.
+        UserError: `kind` is not the name of an objective that supports the data.
     """
     require_one_of("objective.kind", kind, objectives_of(data))
     return objective_class(kind)()
@@ -114,7 +114,7 @@ def check_learns_from(objective: ObjectiveConfig[Any], data: DataConfig) -> None
     """Checks that an objective suits the data of a run.
 
     Raises:
-        UserError: The objective learns from other data, or a hyperparameter does not suit the data.
+        UserError: The objective does not support the data, or a hyperparameter does not suit them.
     """
     kinds = [kind.kind for kind in objective.data_kinds]
     require(

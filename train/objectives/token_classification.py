@@ -1,4 +1,4 @@
-"""The classification of words, such as into parts of speech or types of names."""
+"""The classification of words, for example by part of speech or type of name."""
 
 import dataclasses
 from typing import cast
@@ -18,7 +18,7 @@ from .classification import label_counts, label_terms
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenClassificationConfig(ObjectiveConfig[TokenClassificationData]):
-    """The prediction of a label for each word; it has no hyperparameters."""
+    """Predicts a label for each word. It has no hyperparameters."""
 
     kind = "token_classification"
     data_kinds = (TokenClassificationData,)
@@ -43,7 +43,7 @@ class TokenClassificationConfig(ObjectiveConfig[TokenClassificationData]):
 
 
 def _tag_weights(batch: Batch) -> Float[Array, "B T"]:
-    """Returns 1 for the first piece of each word, which has a label of at least 0, else 0."""
+    """Returns 1 for the first piece of each word, where the label is at least 0, else 0."""
     return ((batch["labels"] >= 0) & (batch["attention_mask"] != 0)).astype(jnp.float32)
 
 
@@ -68,4 +68,4 @@ TAGGING = Objective(
     ),
     predictions=_tag_predictions,
 )
-"""A label for each word, at its first piece (Devlin et al. 2019, section 5.3)."""
+"""Predict a label for each word, at its first piece (Devlin et al. 2019, section 5.3)."""

@@ -1,1 +1,1 @@
-"""Losses on vectors of texts, as pure functions of `Vectors`."""
+"""Losses on text vectors, as pure functions of `Vectors`."""

@@ -1,6 +1,7 @@
-"""Losses with in-batch negatives: the texts of the other examples of a batch.
+"""Losses with in-batch negatives, which are the texts of the other examples of a batch.
 
-The similarities of a text are the logits of a classification, whose correct class is the positive.
+The similarities of a text to its candidates are classification logits. The positive is the correct
+class.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +35,8 @@ def multiple_negatives(
 
     The loss of pair i is log Σ_d exp(s · sim(q_i, d)) - s · sim(q_i, d_i) (van den Oord et al.
     2018, equation 4; Henderson et al. 2017, section 4). In this formula s is the scale, q_i is an
-    anchor, d_i is its positive, and d runs over all documents of the batch, positives and
-    negatives. Further directions add candidates:
+    anchor, d_i is its positive, and d runs over all documents of the batch, which are the positives
+    and the negatives. Further directions add candidates:
 
     - `doc_to_query`: all anchors, compared with d_i;
     - `query_to_query`: the other anchors, compared with q_i;
@@ -54,7 +55,7 @@ def multiple_negatives(
         scale: s, the inverse of the temperature.
         similarity: cosine, or the scalar product.
         directions: the kinds of texts and of their candidates, such as query_to_doc.
-        partition: whether all directions share one softmax, or each direction has its own.
+        partition: whether there is one softmax for all directions, or one softmax per direction.
         hardness: the negatives whose logits are raised: from other examples, from the same example,
             or both.
         hardness_strength: α.
@@ -113,7 +114,7 @@ def gist(
     contrast_anchors: bool = True,
     contrast_positives: bool = True,
 ) -> Float[Array, " B"]:
-    """Returns the loss of each pair among the texts that a guide considers to be negatives.
+    """Returns the loss of each pair, with the texts that a guide model considers to be negatives.
 
     The candidates for the pair of anchor q_i and positive d_i are all documents d, with the
     similarity sim(q_i, d); all other anchors q_j, with sim(q_i, q_j); and all other positives d_j,
@@ -173,10 +174,10 @@ def gist(
 def is_nearest(
     vectors: Vectors, real: Real, similarity: Similarity = "cosine"
 ) -> Float[Array, " B"]:
-    """Returns 1 if the positive is more similar to its anchor than all other documents, else 0.
+    """Returns 1 if the positive is the most similar document to its anchor, else 0.
 
     If n documents are equally similar to the anchor and no document is more similar, the value is
-    1 / n, so that equal vectors of all texts do not count as a search that finds the positive.
+    1/n. A model that gives the same vector to all texts is therefore not counted as correct.
     """
     size = vectors.documents.shape[-1]
     similar = each_to_each(vectors.anchors, vectors.documents.reshape(-1, size), similarity)

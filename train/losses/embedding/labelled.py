@@ -1,4 +1,4 @@
-"""Losses on texts with labels, which make the vectors of texts with the same label similar."""
+"""Losses on labeled texts, which make the vectors of texts with the same label similar."""
 
 from collections.abc import Callable, Mapping
 
@@ -23,7 +23,8 @@ def batch_all_triplet(
     """Returns the mean of d(a, p) - d(a, n) + margin over all triplets with a value above 0.
 
     The anchor a and the positive p are different texts with the same label, and the negative n has
-    another label (Hermans et al. 2017, "In defense of the triplet loss", section 2, "batch all").
+    a different label (Hermans et al. 2017, "In defense of the triplet loss", section 2, "batch
+    all").
 
     Args:
         distances: the distance between each pair of texts, [B, B].
@@ -49,10 +50,10 @@ def batch_all_triplet(
 def batch_hard_soft_margin(
     distances: Distances, labels: Int[Array, " B"], real: Bool[Array, " B"]
 ) -> Float[Array, " B"]:
-    """Returns log(1 + exp(d(a, p) - d(a, n))) for each anchor a and its hardest texts p and n.
+    """Returns log(1 + exp(d(a, p) - d(a, n))) for each anchor a with its hardest texts p and n.
 
-    p is the farthest text with the label of a, and n the nearest text with another label (Hermans
-    et al. 2017, section 2, "batch hard" with the soft margin).
+    p is the farthest text with the label of a, and n the nearest text with a different label
+    (Hermans et al. 2017, section 2, "batch hard" with the soft margin).
 
     Args:
         distances: the distance between each pair of texts, [B, B].
@@ -76,7 +77,7 @@ def _euclidean(x: Float[Array, "B D"]) -> Distances:
     # The formula |a - b|² = |a|² + |b|² - 2 a · b needs no array [B, B, D].
     norms = jnp.sum(jnp.square(x), axis=-1)
     squared = norms[:, None] + norms - 2 * each_to_each(x, x, "dot")
-    # Equal texts have the squared distance 0, where the root has no gradient, so avoid 0.
+    # Equal texts have the squared distance 0. The square root has no gradient there, so avoid 0.
     nonzero = (squared > 0) & ~jnp.eye(len(x), dtype=bool)
     return jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
 
@@ -91,4 +92,4 @@ TO_EACH: Mapping[Distance, Callable[[Float[Array, "B D"]], Distances]] = {
     "euclidean": _euclidean,
     "manhattan": _manhattan,
 }
-"""The name of a distance → a function that computes it between all pairs of vectors."""
+"""Functions that compute the distances between all pairs of vectors, by the distance's name."""

@@ -1,4 +1,4 @@
-"""Matryoshka: a loss on the first d dimensions of vectors, summed over several d."""
+"""The Matryoshka loss: a loss on the first d dimensions of vectors, summed over several d."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,12 +17,13 @@ def matryoshka(
     Kusupati et al. 2022, "Matryoshka representation learning", equation 1.
 
     Args:
-        loss: maps vectors to the loss of each item.
+        loss: a function that maps vectors to the loss of each item.
         dims: the numbers of dimensions d.
         weights: w, a weight for each number of dimensions. Defaults to 1 each.
 
     Raises:
-        UserError: raised when the loss is computed, if the vectors have fewer dimensions.
+        UserError: when the loss is computed, the vectors have fewer dimensions than an entry of
+          `dims`.
     """
     weights = weights or [1.0] * len(dims)
 

@@ -1,4 +1,4 @@
-"""Losses on pairs of texts with a score or a label, and on triplets."""
+"""Losses on triplets, and on text pairs that have a score or a label."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def cosent(
     # [B, B]: pair i is the row, pair k is the column.
     wrong = scale * (similarity[None] - similarity[:, None])
     counted = (scores[:, None] > scores[None]) & real[:, None] & real[None]
-    # The appended logit 0 gives the 1 of the formula.
+    # The appended logit 0 is the term 1 in the formula.
     logits = jnp.append(jnp.where(counted, wrong, -1e30), 0.0)
     return jax.nn.logsumexp(logits)
 
@@ -77,7 +77,7 @@ def contrastive(
         vectors: the vectors of the batch.
         labels: y.
         distance: d, the kind of distance between the anchor and the first document.
-        margin: the distance beyond which two texts that are not similar have the loss 0.
+        margin: the smallest distance at which two dissimilar texts have the loss 0.
     """
     d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])
     near = jnp.square(jax.nn.relu(margin - d))
@@ -114,12 +114,12 @@ def margin_error(
 
     Args:
         vectors: the vectors of the batch.
-        scores: `[B, C]`, a teacher's scores of the documents, where y is the score of p minus the
-          score of n; or y itself, `[B]`, for a single negative.
+        scores: `[B, C]`, a teacher's scores of the documents; y is then the score of p minus the
+          score of n. Or `[B]`, y itself, for a single negative.
         similarity: sim.
     """
     similar = to_documents(vectors, similarity)
-    # y of each negative: [B, 1], or [B, N] from the scores of the documents.
+    # The value y for each negative: [B, 1], or [B, N] from the scores of the documents.
     targets = scores[:, None] if scores.ndim == 1 else scores[:, :1] - scores[:, 1:]
     return jnp.square(similar[:, :1] - similar[:, 1:] - targets)
 

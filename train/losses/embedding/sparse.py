@@ -6,11 +6,11 @@ from ....models.nn.typing import Array, Bool, Float
 
 
 def flops(vectors: Float[Array, "N V"], real: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Returns Σ_v (mean_n w_nv)², an estimate of the multiplications to compare two texts.
+    """Returns Σ_v (mean_n w_nv)², which estimates the multiplications needed to compare two texts.
 
     Paria et al. 2020, "Minimizing FLOPs to learn efficient sparse representations", equation 4. The
-    sum is small if texts have few weights above 0, and if different texts have weights for
-    different tokens.
+    sum is small if texts have few positive weights, and if these weights are for different tokens
+    in different texts.
 
     Args:
         vectors: w, the nonnegative weights of each text.

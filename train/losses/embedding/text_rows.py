@@ -1,4 +1,4 @@
-"""The texts of a batch as the inputs of a model, and their vectors."""
+"""Converts the texts of a batch to the inputs of a model, and the outputs to the texts' vectors."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ PACKED_INPUTS = select_inputs("input_ids", "segment_ids")
 
 @dataclasses.dataclass(frozen=True)
 class TextRows:
-    """Rows of texts: one text in each row, or several in each packed row."""
+    """Rows of texts: one text in each row, or several texts in each packed row."""
 
     inputs: Inputs
     """The model's keyword arguments, arrays `[R, T]`."""
@@ -34,7 +34,7 @@ class TextRows:
 def text_rows(batch: Batch) -> tuple[TextRows, ...]:
     """Returns the rows of a batch: packed rows, or anchors `[B, Q]` and documents `[B · C, T]`.
 
-    Texts with labels have no documents.
+    A batch of labeled texts has no documents.
     """
     if "text_mask" in batch:
         inputs = PACKED_INPUTS(batch)
@@ -60,7 +60,7 @@ def vectors_of(embed: Callable[[TextRows], Array], batch: Batch) -> Vectors:
         # [R · S · (1 + C), D] to [R, S, 1 + C, D].
         texts = first.reshape(*batch["text_mask"].shape, -1)
         return Vectors(texts[:, :, 0], texts[:, :, 1:])
-    # Texts with labels have an empty array of documents, [B, 0, D].
+    # For labeled texts, the array of documents is empty, [B, 0, D].
     if not others:
         return Vectors(first, first[:, None][:, :0])
     # [B · C, D] to [B, C, D].

@@ -18,7 +18,8 @@ Distance: TypeAlias = Literal["cosine", "euclidean", "manhattan"]
 class Vectors:
     """The vectors of a batch, float32: the outputs of an embedding objective.
 
-    The vectors of packed rows have the axes R, S in place of B until `of_examples` joins them.
+    For packed rows, the vectors have the axes R, S in place of B until `of_examples` joins these
+    axes.
     """
 
     anchors: Float[Array, "*B D"]
@@ -37,7 +38,7 @@ class Vectors:
         )
 
     def first(self, num_dimensions: int) -> "Vectors":
-        """Returns the first dimensions of the vectors, scaled to norm 1, and the whole guide."""
+        """Returns the first dimensions of the vectors, scaled to norm 1, with the full guide."""
         anchors, documents = (unit(x[..., :num_dimensions]) for x in (self.anchors, self.documents))
         return Vectors(anchors, documents, self.guide)
 
@@ -51,7 +52,7 @@ class Real:
 
     @classmethod
     def of(cls, batch: Batch) -> "Real":
-        """Returns masks of the texts with a token in `anchor_mask` or `attention_mask`.
+        """Returns masks of the texts that have a token in `anchor_mask` or `attention_mask`.
 
         In packed rows, `text_mask` has the masks of the texts of all examples.
         """
@@ -60,7 +61,7 @@ class Real:
             texts = batch["text_mask"].reshape(-1, batch["text_mask"].shape[-1]) != 0
             return cls(texts[:, 0], texts[:, 1:])
         anchors = batch["anchor_mask"]
-        # Texts with labels have no documents: an empty mask [B, 0, 1] gives [B, 0].
+        # Labeled texts have no documents, so the empty mask [B, 0, 1] becomes [B, 0].
         masks = anchors, batch.get("attention_mask", jnp.zeros((len(anchors), 0, 1), jnp.int32))
         return cls(*(jnp.any(mask != 0, axis=-1) for mask in masks))
 
@@ -100,7 +101,7 @@ def to_documents(vectors: Vectors, similarity: Similarity) -> Float[Array, "B C"
 
 def _euclidean(a: Array, b: Array) -> Array:
     squared = jnp.sum(jnp.square(a - b), axis=-1)
-    # Avoid 0, because the root has no gradient there.
+    # Avoid 0, because the square root has no gradient there.
     nonzero = squared > 0
     return jnp.where(nonzero, jnp.sqrt(jnp.where(nonzero, squared, 1.0)), 0.0)
 
@@ -110,4 +111,4 @@ DISTANCES: Mapping[Distance, Callable[[Array, Array], Array]] = {
     "euclidean": _euclidean,
     "manhattan": lambda a, b: jnp.sum(jnp.abs(a - b), axis=-1),
 }
-"""The functions that compute distances along the last axis, by name."""
+"""Functions that compute distances along the last axis, by the distance's name."""

@@ -1,1 +1,1 @@
-"""Objectives that learn vectors of texts."""
+"""Objectives for training embedding models."""

@@ -1,7 +1,7 @@
-"""The base of objectives that learn vectors of texts.
+"""The base class of objectives that train embedding models.
 
-The model runs on the anchors and on the documents; pooling and normalization make vectors. The loss
-depends on the vectors alone.
+The model runs on the anchors and on the documents, and its outputs are pooled and normalized to
+vectors. The loss depends only on these vectors.
 """
 
 import dataclasses
@@ -40,15 +40,15 @@ DEFAULTS: dict[ScoreForm, str] = {
     "documents": "distillation",
     "labels": "batch_all_triplet",
 }
-"""What the scores of the data refer to → the default objective. Data of the form `none` have no
-scores."""
+"""The default objective for each form of scores. The form is what the scores refer to; data of the
+form `none` have no scores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
-    """The settings of all objectives on vectors: how a model computes and compares vectors.
+    """The settings of all embedding objectives: how a model computes and compares vectors.
 
-    A subclass declares what its scores refer to (pairs, documents or labels, if any), and computes
+    A subclass declares what the scores refer to (pairs, documents, labels or none), and computes
     the loss of each item.
     """
 
@@ -64,20 +64,19 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     whole_batch: ClassVar[bool] = False
     """Whether the loss compares the examples of a batch with each other."""
     measured: ClassVar[tuple[str, ...]] = ("accuracy",)
-    """The names of all `measures`."""
+    """The names of the metrics that `measures` returns."""
 
     pooling: tuple[PoolingMode, ...] | None = None
     """How the hidden states of a text are pooled into a vector; see `flaxzoo embed`. Defaults to
     the setting of `init_from`, else mean."""
     normalize: bool | None = None
-    """Whether vectors are scaled to length 1. Defaults to the setting of `init_from`, else no."""
+    """Whether vectors are scaled to norm 1. Defaults to the setting of `init_from`, else False."""
     matryoshka_dims: tuple[PositiveInt, ...] = ()
     """Numbers of dimensions. For each number d, the first d dimensions of each vector are also
-    trained as a vector (Matryoshka). Include the full number of dimensions.
+    trained as a vector (Matryoshka). The list should include the full number of dimensions.
     """
     matryoshka_weights: tuple[NonNegative, ...] = ()
-    """A weight for each entry of matryoshka_dims, which multiplies the loss of these dimensions.
-    Each defaults to 1."""
+    """The weight of the loss for each entry of matryoshka_dims. Each weight defaults to 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +96,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return real.pairs
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns the measures, which are reported but not trained, for each pair: arrays `[B]`."""
+        """Returns the metrics of each pair, `[B]`, which are reported but not trained."""
         del vectors, real
         return {}
 
@@ -107,7 +106,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
         def counts(batch: Batch) -> Terms:
             real = Real.of(batch)
-            # Texts with labels form no pairs, so they have no measures either.
+            # Labeled texts form no pairs, so they have no such metrics either.
             measured = {x: jnp.sum(real.pairs, dtype=jnp.float32) for x in self.measured}
             return {self.kind: jnp.sum(self.items(real), dtype=jnp.float32), **measured}
 
@@ -160,16 +159,16 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def accepted_documents(self) -> tuple[int, int | float]:
-        """The smallest and the largest number of documents of an example, for these settings."""
+        """The smallest and the largest number of documents that an example may have."""
         return self.num_documents
 
     @property
     def shared_settings(self) -> dict[str, Any]:
-        """The settings that all objectives on vectors have, by name."""
+        """The settings that all embedding objectives have, by name."""
         return {name: getattr(self, name) for name in field_names(EmbeddingObjective)}
 
     def remedy(self, form: ScoreForm) -> str:
-        """Returns the command-line option that selects an objective for such scores."""
+        """Returns the command-line option that selects an objective for this form of scores."""
         return f"--objective.kind {DEFAULTS[form]}"
 
     def _nested(self, loss: Callable[[Vectors], Array]) -> Callable[[Vectors], Array]:
@@ -178,13 +177,13 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @property
     def _compares_by_dot(self) -> bool:
-        """Whether the loss compares vectors by their dot product without normalizing them."""
+        """Whether the loss compares unnormalized vectors by their dot product."""
         # With Matryoshka, vectors are normalized in any case.
         is_normal = self.normalize or self.matryoshka_dims
         return getattr(self, "similarity", None) == "dot" and not is_normal
 
     def loss_note(self, data: EmbeddingData) -> str | None:
-        """Returns a message if evaluations compare vectors in another way than the loss."""
+        """Returns a message if evaluations and the loss compare vectors in different ways."""
         del data
         if not self._compares_by_dot:
             return None
@@ -194,7 +193,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         )
 
     def batch_spec(self, data: EmbeddingData, num_labels: int, num_choices: int) -> BatchSpec:
-        """Describes the arrays of an example, with its scores if the objective learns from them."""
+        """Describes the arrays of an example, including scores if the objective uses them."""
         spec = data.batch_spec(num_labels, num_choices)
         if self.accepted_scores[0] == "labels":
             anchors = {name: spec[name] for name in ("anchor_ids", "anchor_mask")}
@@ -233,7 +232,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return self
 
     def _as(self, kind: str) -> "ObjectiveConfig[EmbeddingData]":
-        """Returns an objective of another kind that computes vectors in the same way."""
+        """Returns an objective of a different kind that computes vectors in the same way."""
         from ..table import objective_class
 
         return objective_class(kind)(**self.shared_settings)
@@ -256,7 +255,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @staticmethod
     def _with_prompts(data: EmbeddingData, settings: "EmbeddingSettings") -> EmbeddingData:
-        """Returns the data, with unset prompts and lowercasing set as in the initial model."""
+        """Returns the data with unset prompts and lowercasing copied from the initial model."""
         prompts = {
             "query_prompt": settings.prompt(settings.query_prompt),
             "document_prompt": settings.prompt(settings.document_prompt),
@@ -317,14 +316,14 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         return forward
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns -nDCG@10, or the negative rank correlation or label accuracy."""
+        """Returns -nDCG@10, or else the negative rank correlation or label accuracy."""
         for name in ("ndcg@10", "spearman", "label_accuracy"):
             if name in scores:
                 return -float(cast(float, scores[name]))
         return super().to_minimize(scores)
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: EmbeddingData) -> Scores:
-        """Returns the means of the measures, and the number of examples."""
+        """Returns the means of the metrics, and the number of examples."""
         del data
         return {**evaluation.means, "examples": split.examples.num_examples}
 

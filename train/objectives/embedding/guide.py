@@ -1,4 +1,4 @@
-"""A frozen model that computes vectors of the texts of a batch: a guide or a teacher."""
+"""A guide or teacher: a frozen model that computes vectors of the texts in a batch."""
 
 import functools
 
@@ -12,9 +12,9 @@ def frozen_embedder(folder: str) -> AuxiliaryModel:
     """Returns a model whose `apply(params, rows=TextRows)` returns the vectors of texts `[N, D]`.
 
     Args:
-        folder: a run folder, or a folder in the Hugging Face format, with an embedding model. The
-          returned model uses this folder's pooling, layers and number of dimensions, but not its
-          prompts.
+        folder: a run folder, or a folder in the Hugging Face format, that contains an embedding
+          model. The returned model uses the pooling, the layers and the number of dimensions from
+          this folder, but not the prompts.
     """
     from ....models.finite import load_finite
     from ....models.hf.sentence_embedding import EmbeddingSettings, read_embedding_settings

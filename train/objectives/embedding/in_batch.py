@@ -1,4 +1,4 @@
-"""Objectives with in-batch negatives: the texts of the other examples of a batch are negatives."""
+"""Objectives that use the texts of the other examples in a batch as negatives."""
 
 import dataclasses
 from typing import Literal
@@ -26,15 +26,16 @@ class MultipleNegativesConfig(EmbeddingObjective):
     whole_batch = True
 
     scale: Positive = 20.0
-    """The factor that multiplies the similarities, 1 / temperature."""
+    """The factor that multiplies the similarities, which is 1 / temperature."""
     similarity: Similarity = "cosine"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
     directions: tuple[Direction, ...] = ("query_to_doc",)
-    """The kinds of texts that the loss compares; query_to_doc compares anchors with documents. All
-    four directions together are the loss of GTE."""
+    """The kinds of texts that the loss compares; query_to_doc compares anchors with documents. The
+    loss of GTE uses all four directions."""
     partition: Partition = "joint"
     """joint: one softmax over all candidates. per_direction: one softmax for each direction, and
-    the mean of their losses. For query_to_doc and doc_to_query, this mean is the symmetric loss."""
+    the loss is the mean over directions. For query_to_doc and doc_to_query, this mean is the
+    symmetric loss."""
     hardness: Hardness = "none"
     """The negatives whose logits are raised, in proportion to their similarity."""
     hardness_strength: NonNegative = 0.0
@@ -73,25 +74,25 @@ class MultipleNegativesConfig(EmbeddingObjective):
         )
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns whether the positive is more similar to its anchor than all other documents."""
+        """Returns whether the positive is the most similar document to its anchor."""
         return {"accuracy": is_nearest(vectors, real, self.similarity)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GISTConfig(EmbeddingObjective):
-    """The settings of GIST, where a guide excludes negatives that are probably positives."""
+    """The settings of GIST, where a guide model excludes negatives that are probably positives."""
 
     kind = "gist"
     whole_batch = True
 
     guide: str = ""
-    """The folder of the guide, an embedding model with the same tokenizer. The guide is not
-    trained."""
+    """The folder of the guide, which is an embedding model with the same tokenizer. The guide is
+    not trained."""
     temperature: Positive = 0.01
     """The temperature, which divides the cosine similarities."""
     margin: NonNegative = 0.0
-    """A negative is left out unless its similarity, computed by the guide, is smaller than the
-    similarity of the positive by at least this margin."""
+    """The minimum difference between the positive's similarity and a negative's similarity, both
+    computed by the guide. A negative with a smaller difference is left out."""
     margin_strategy: Literal["absolute", "relative"] = "absolute"
     """Whether `margin` is an absolute difference, or a fraction of the similarity of the
     positive."""
@@ -113,7 +114,7 @@ class GISTConfig(EmbeddingObjective):
         )
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns whether the positive has the largest cosine of all documents."""
+        """Returns whether the positive has the largest cosine similarity of all documents."""
         return {"accuracy": is_nearest(vectors, real)}
 
     @property

@@ -1,4 +1,4 @@
-"""Objectives of texts with labels: texts with the same label get similar vectors."""
+"""Objectives for labeled texts: texts with the same label get similar vectors."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from .base import EmbeddingObjective
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledTextsConfig(EmbeddingObjective):
-    """The base of objectives on texts with labels."""
+    """The base class of objectives for labeled texts."""
 
     score_forms = ("labels",)
     num_documents = (0, 0)
@@ -22,16 +22,16 @@ class LabelledTextsConfig(EmbeddingObjective):
     measured = ()
 
     distance: Distance = "euclidean"
-    """The distance of two vectors; cosine is 1 - cos."""
+    """How the distance between two vectors is computed; cosine is 1 - cos."""
 
     def distances(self, vectors: Vectors) -> Float[Array, "B B"]:
-        """Returns the distance between each text of the batch and every text."""
+        """Returns the distances between all pairs of texts in the batch."""
         return labelled.TO_EACH[self.distance](vectors.anchors)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchAllTripletConfig(LabelledTextsConfig):
-    """The settings of the triplet loss over all triplets of a batch."""
+    """The settings of the triplet loss that uses all triplets of a batch."""
 
     kind = "batch_all_triplet"
 
@@ -51,7 +51,7 @@ class BatchAllTripletConfig(LabelledTextsConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchHardSoftMarginConfig(LabelledTextsConfig):
-    """The settings of the soft-margin loss of the hardest triplet of each text."""
+    """The settings of the soft-margin loss that uses the hardest triplet of each text."""
 
     kind = "batch_hard_soft_margin"
 

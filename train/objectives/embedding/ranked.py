@@ -1,4 +1,4 @@
-"""Objectives on an anchor with several documents: triplets, and the scores of a teacher."""
+"""Objectives for anchors with several documents: triplets, and teacher-scored documents."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ class TripletConfig(EmbeddingObjective):
     margin: NonNegative = 5.0
     """How much farther from the anchor a negative must be than the positive."""
     distance: Distance = "euclidean"
-    """The distance of two vectors; cosine is 1 - cos."""
+    """How the distance between two vectors is computed; cosine is 1 - cos."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, "B N"]:
         """Returns the loss of each negative."""
@@ -44,26 +44,26 @@ class TripletConfig(EmbeddingObjective):
         return real.negatives
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns whether the positive has the largest cosine of the documents of its example."""
+        """Returns whether the positive has the largest cosine similarity in its example."""
         return {"accuracy": _is_nearer(vectors, real)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaughtConfig(EmbeddingObjective):
-    """The base of objectives that learn the similarities computed by a teacher."""
+    """The base class of objectives that learn similarities from a teacher."""
 
     score_forms = ("documents",)
     num_documents = (2, math.inf)
 
     teacher: str | None = None
-    """The folder of the teacher, an embedding model with the same tokenizer. The teacher is not
-    trained. If None, the data must have the teacher's scores."""
+    """The folder of the teacher, which is an embedding model with the same tokenizer. The teacher
+    is not trained. If None, the data must have the teacher's scores."""
     similarity: Similarity = "dot"
     """The similarity of two vectors: cosine, or dot for the scalar product."""
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The accepted forms of scores; only ``none`` if a teacher computes the scores."""
+        """The accepted forms of scores, which is only ``none`` if a teacher computes the scores."""
         return self.score_forms if self.teacher is None else ("none",)
 
     def scores(self, vectors: Vectors, batch: Batch) -> Array:
@@ -73,12 +73,12 @@ class TaughtConfig(EmbeddingObjective):
         return batch["scores"]
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Returns whether the positive is the most similar of the documents of its example."""
+        """Returns whether the positive is the most similar document in its example."""
         return {"accuracy": _is_nearer(vectors, real, self.similarity)}
 
     @property
     def guide_model(self) -> str | None:
-        """The folder of the teacher, if a teacher computes scores in the run."""
+        """The folder of the teacher, if the run computes scores with a teacher."""
         return self.teacher
 
     def for_evaluation(self) -> EmbeddingObjective:
@@ -90,7 +90,7 @@ class TaughtConfig(EmbeddingObjective):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarginMSEConfig(TaughtConfig):
-    """The settings of MarginMSE, which learns the differences of a teacher's similarities."""
+    """The settings of MarginMSE, which learns the differences between a teacher's similarities."""
 
     kind = "margin_mse"
     score_forms = ("documents", "pairs")
@@ -118,7 +118,7 @@ class DistillationConfig(TaughtConfig):
     kind = "distillation"
 
     temperature: Positive = 1.0
-    """The temperature, which divides the similarities and the scores."""
+    """The temperature that divides the similarities and the scores."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
         """Returns the loss of each example."""

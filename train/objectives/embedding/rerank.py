@@ -1,4 +1,4 @@
-"""Rerankers: a model gets a query and a document in one sequence, and scores the document."""
+"""The objective of rerankers, which read a query with a document and score the document."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -33,13 +33,14 @@ class RerankConfig(ObjectiveConfig[RerankData]):
     scores_pairs = True
 
     loss: Loss = "binary"
-    """binary: the cross-entropy of each pair alone. contrast: distinguishes the positive from the
-    other documents. list_net, lambda, rank_net: learn the order of the documents by their scores.
-    margin_mse: learns differences of a teacher's scores. See `train.rerank`."""
+    """binary: the cross-entropy of each pair, independent of other pairs. contrast: distinguishes
+    the positive from the other documents. list_net, lambda, rank_net: learn to order the documents
+    by their scores. margin_mse: learns the differences between a teacher's scores. See
+    `train.rerank`."""
     scale: Positive = 10.0
     """For contrast: a factor that multiplies the sigmoid of a score."""
     sigma: Positive = 1.0
-    """For lambda and rank_net: a factor that multiplies differences of scores."""
+    """For lambda and rank_net: a factor that multiplies the differences between scores."""
     weighting: ranking.Weighting = "ndcg_loss_2pp"
     """For lambda: the formula for the weight of each pair of documents."""
 
@@ -49,7 +50,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         return rerank(self)
 
     def check(self, data: RerankData) -> None:
-        """Checks that settings that `loss` does not use have their defaults."""
+        """Checks that settings that `loss` does not use have their default values."""
         del data
         for name, losses in _SETTINGS_OF.items():
             default = type(self).__dataclass_fields__[name].default
@@ -62,7 +63,7 @@ class RerankConfig(ObjectiveConfig[RerankData]):
     def of_data(self, data: RerankData, *, is_default: bool) -> "RerankConfig":
         """See `ObjectiveConfig`; raises UserError for data that the loss cannot learn from."""
         del is_default
-        # The loss `binary` treats each pair alone, so it only needs scores from 0 to 1.
+        # The loss `binary` treats each pair separately, so it only needs scores from 0 to 1.
         if self.loss == "binary":
             remedy = "scale them, or train flaxzoo train bert-classify on classes"
             data.require_scores(0.0, 1.0, "the loss binary", remedy=remedy)
@@ -89,13 +90,13 @@ class RerankConfig(ObjectiveConfig[RerankData]):
         return self
 
     def to_minimize(self, scores: Scores) -> float:
-        """Returns -nDCG@10, or the loss if no query has both relevant and other documents."""
+        """Returns -nDCG@10, or the loss if no query has both relevant and irrelevant documents."""
         if "ndcg@10" not in scores:
             return super().to_minimize(scores)
         return -float(cast(float, scores["ndcg@10"]))
 
     def metrics(self, evaluation: Evaluation, split: DataSplit, data: RerankData) -> Scores:
-        """Returns nDCG@10 and MRR@10, if any query can be ranked, and the number of queries."""
+        """Returns the number of queries, and nDCG@10 and MRR@10 if any query can be ranked."""
         del data
         names = [name for name in self.progress_metrics if evaluation.counts[name] > 0]
         measures = {name: evaluation.means[name] for name in names}
@@ -111,12 +112,12 @@ _SETTINGS_OF = {
 
 @dataclasses.dataclass(frozen=True)
 class _Loss:
-    """A loss as a function of scores, labels and a mask of the real documents, all `[B, C]`."""
+    """A loss that depends on scores, labels and a mask of the real documents, all `[B, C]`."""
 
     total: Callable[[RerankConfig, Array, Array, Array], Float[Array, ""]]
     """Returns the sum of the loss over its items: pairs, queries, or pairs of documents."""
     num_items: Callable[[Array, Array], Float[Array, ""]]
-    """Returns the number of items from the labels and the mask of the real documents."""
+    """Computes the number of items from the labels and the mask of the real documents."""
 
 
 def _num_queries(labels: Array, real: Array) -> Array:
@@ -175,18 +176,18 @@ def rerank(settings: RerankConfig = RerankConfig()) -> Objective:
 
     s_c is the score of document c of a query, and y_c is the label of this document. The losses are
 
-    - `binary`: the cross-entropy of σ(s_c) and y_c, the mean over all pairs (Nogueira and Cho 2019,
-      "Passage re-ranking with BERT", equation 1);
-    - `contrast`: the cross-entropy of the first document among all documents, with logits scale ·
-      σ(s_c);
+    - `binary`: the mean over all pairs of the cross-entropy of σ(s_c) and y_c (Nogueira and Cho
+      2019, "Passage re-ranking with BERT", equation 1);
+    - `contrast`: the cross-entropy with the first document as the correct class, with logits scale
+      · σ(s_c);
     - `list_net`, `lambda`, `rank_net`: see `list_net` and `lambda_loss` of `train.losses.ranking`;
       `list_net` is a mean over queries, the others are means over pairs of documents;
     - `margin_mse`: the mean of (s_0 - s_n - (y_0 - y_n))² over the negatives n (Hofstätter et al.
       2020, equation 5).
 
-    See `RerankData` for the arrays of a batch. The model has a head of sequence classification with
-    a single label. Measures: `ndcg@10` and `mrr@10` of the documents sorted by score, averaged over
-    the queries that have both a relevant document (label above 0) and an irrelevant document.
+    See `RerankData` for the arrays of a batch. The model has a sequence-classification head with a
+    single label. The metrics are `ndcg@10` and `mrr@10` of the documents sorted by score, averaged
+    over the queries that have both a relevant document (label above 0) and an irrelevant document.
 
     Args:
         settings: the hyperparameters.

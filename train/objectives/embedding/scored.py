@@ -1,4 +1,4 @@
-"""Objectives on pairs of texts; each pair has a score or a label."""
+"""Objectives for text pairs that have a score or a label."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from .base import EmbeddingObjective
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredPairsConfig(EmbeddingObjective):
-    """The base of objectives on pairs with a score."""
+    """The base class of objectives for pairs with a score."""
 
     score_forms = ("pairs",)
     num_documents = (1, 1)
@@ -32,7 +32,7 @@ class ScoredPairsConfig(EmbeddingObjective):
         return chosen
 
     def loss_note(self, data: EmbeddingData) -> str | None:
-        """Returns a message if the scores look like classes, such as the labels of NLI."""
+        """Returns a message if the scores look like class labels, such as those in NLI."""
         scores = sorted({x for example in data.train_examples() for x in example.scores})
         # Scores with two values may mean "similar" and "different". Three or more values look like
         # classes.
@@ -71,7 +71,7 @@ class CoSENTConfig(ScoredPairsConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AngleConfig(CoSENTConfig):
-    """The settings of AnglE, which is CoSENT on angles in complex space."""
+    """The settings of AnglE, which is CoSENT applied to angles in complex space."""
 
     kind = "angle"
 
@@ -82,7 +82,7 @@ class AngleConfig(CoSENTConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CosineConfig(ScoredPairsConfig):
-    """The squared difference of cosine and score; it has no hyperparameters."""
+    """The squared difference between cosine and score. It has no hyperparameters."""
 
     kind = "cosine"
     score_range = (-1.0, 1.0)
@@ -100,9 +100,9 @@ class ContrastiveConfig(ScoredPairsConfig):
     score_range = (0.0, 1.0)
 
     margin: NonNegative = 0.5
-    """The distance beyond which two different texts have the loss 0."""
+    """The smallest distance at which two different texts have the loss 0."""
     distance: Distance = "cosine"
-    """The distance of two vectors; cosine is 1 - cos."""
+    """How the distance between two vectors is computed; cosine is 1 - cos."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
         """Returns the loss of each pair."""

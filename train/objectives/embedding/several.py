@@ -29,9 +29,9 @@ LOSSES = (
 class SeveralConfig(EmbeddingObjective):
     """The settings of the losses of several data sets (`--data.source "sets:A=… | B=…"`).
 
-    All examples of a training batch come from one data set, and the batch has the loss of this data
-    set. A batch of an evaluation may have examples of two data sets, but these are never compared
-    with each other.
+    All examples of a training batch come from one data set, and the loss of this data set is used
+    for the batch. An evaluation batch may contain examples of two data sets, but these are never
+    compared with each other.
     """
 
     kind = "several"
@@ -41,9 +41,9 @@ class SeveralConfig(EmbeddingObjective):
     measured = ()
 
     kinds: tuple[str, ...] = ()
-    """The objective of each data set by the data set's name, with options if any:
-    qa=multiple_negatives,scale=30 sts=cosine. For a data set that is not listed, its scores
-    determine the objective, as for a single data set. All objectives together may use at most one
+    """The objective of each data set, with optional settings, such as
+    qa=multiple_negatives,scale=30 sts=cosine. If a data set is not listed, its scores determine the
+    objective, as for a run with a single data set. All objectives together may use at most one
     guide or teacher."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
@@ -51,14 +51,14 @@ class SeveralConfig(EmbeddingObjective):
         raise NotImplementedError
 
     def build(self, data: EmbeddingData) -> Objective:
-        """Returns the objective. It has one term for each data set, with the data set's name."""
+        """Returns the objective. It has one term for each data set, named after the data set."""
         chosen = [(name, made, made.build(data)) for name, made in self._chosen().items()]
 
         def parts(batch: Batch) -> Iterator[tuple[str, EmbeddingObjective, Objective, Batch]]:
             for number, (name, made, objective) in enumerate(chosen):
                 yield name, made, objective, _of_set(batch, number, made)
 
-        # Only the losses are reported, not the measures of the single objectives.
+        # Only the losses are reported, not the metrics of the data sets' objectives.
         def counts(batch: Batch) -> Terms:
             return {
                 name: objective.counts(part)[made.kind]
@@ -96,7 +96,7 @@ class SeveralConfig(EmbeddingObjective):
         return next(iter(folders), None)
 
     def for_evaluation(self) -> "SeveralConfig":
-        """Replaces objectives with a guide, because an evaluation has no frozen parameters."""
+        """Replaces objectives that use a guide, because an evaluation has no frozen parameters."""
         guided = [name for name, made in self._chosen().items() if made.guide_model is not None]
         kinds = dict(map(_named, self.kinds)) | dict.fromkeys(guided, DEFAULTS["none"])
         return dataclasses.replace(self, kinds=tuple(map("=".join, kinds.items())))
@@ -149,8 +149,8 @@ def _parsed(text: str, shared: Mapping[str, Any]) -> EmbeddingObjective:
     kind, *options = text.split(",")
     require_one_of("the objective of a data set in objective.kinds", kind, LOSSES)
     made = objective_class(kind)
-    # Settings that say how the model computes vectors, such as the pooling, apply to all data sets,
-    # so they are not options of a single one.
+    # Settings for how the model computes vectors, such as the pooling, apply to all data sets, so
+    # they are not options of a single data set.
     known = sorted(field_names(made) - shared.keys())
     settings: dict[str, Any] = {}
     for option in options:
@@ -170,8 +170,8 @@ def _value(text: str) -> Any:
 
 
 def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
-    """Returns the vectors without the documents that an objective does not read."""
-    # All examples of a batch have the same number of documents, but an objective on pairs reads
+    """Returns the vectors without the documents that an objective does not use."""
+    # All examples of a batch have the same number of documents, but an objective for pairs uses
     # only the first document of each example.
     most = objective.num_documents[1]
     number = int(min(most, vectors.documents.shape[1]))
@@ -180,7 +180,7 @@ def _first(vectors: Vectors, objective: EmbeddingObjective) -> Vectors:
 
 
 def _of_set(batch: Batch, number: int, objective: EmbeddingObjective) -> Batch:
-    """Returns the batch for one data set: examples of other data sets become filler."""
+    """Returns the batch for one data set, where examples of other data sets become filler."""
     # An example is filler if its masks are 0.
     in_set = batch["data_set"] == number
     selected = {**batch, "anchor_mask": jnp.where(in_set[:, None], batch["anchor_mask"], 0)}

@@ -45,12 +45,12 @@ REMEDIES: dict[ScoreForm, Ranking] = {
     "pairs": "margin_mse",
     "documents": "distillation",
 }
-"""What the scores of the data refer to → the ranking loss to suggest."""
+"""The ranking loss that a message suggests for each form of scores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpladeConfig(MultipleNegativesConfig):
-    """A ranking loss on the dot products of sparse vectors, with a regularizer.
+    """A ranking loss that compares sparse vectors by dot product, with a regularizer.
 
     The weight of token v is log(1 + max(0, z_v)), where z_v is the maximum of the logits of v over
     all positions of a text. The regularizer keeps most weights at 0 (Formal et al. 2021,
@@ -64,17 +64,17 @@ class SpladeConfig(MultipleNegativesConfig):
     compares_by_dot = True
 
     ranking: Ranking = "multiple_negatives"
-    """The ranking loss. margin_mse and distillation learn the scores in the data, which a teacher
-    model has computed."""
+    """The ranking loss. margin_mse and distillation learn from a teacher model's scores, which the
+    data must contain."""
     temperature: Positive = 1.0
-    """For distillation: the temperature, which divides the similarities and the scores."""
+    """For distillation: the temperature that divides the similarities and the scores."""
     scale: Positive = 1.0
     """The factor that multiplies the similarities."""
     similarity: Similarity = "dot"
     """The similarity of two vectors: dot for the scalar product, or cosine."""
     activation: SparseActivation | None = None
-    """relu: weights log(1 + max(0, logit)). log1p_relu: log(1 + log(1 + max(0, logit))). Defaults
-    to the setting of `init_from`, else relu."""
+    """The formula for a token's weight. relu: log(1 + max(0, logit)). log1p_relu: log(1 + log(1 +
+    max(0, logit))). Defaults to the setting of `init_from`, else relu."""
     document_weight: NonNegative = 3e-5
     """The weight of the regularizer on the vectors of documents."""
     query_weight: NonNegative = 5e-5
@@ -108,14 +108,14 @@ class SpladeConfig(MultipleNegativesConfig):
 
     @functools.cached_property
     def _ranked(self) -> EmbeddingObjective:
-        """The objective that computes the ranking loss, with this objective's settings."""
+        """The objective that computes the ranking loss, with the settings of this objective."""
         ranking_class = RANKINGS[self.ranking]
         shared = field_names(ranking_class) & field_names(self)
         return ranking_class(**{name: getattr(self, name) for name in shared})
 
     @property
     def accepted_scores(self) -> tuple[ScoreForm, ...]:
-        """The kinds of scores (`ScoreForm`) that the ranking loss accepts."""
+        """The forms of scores that the ranking loss accepts."""
         return self._ranked.accepted_scores
 
     @property
@@ -124,7 +124,7 @@ class SpladeConfig(MultipleNegativesConfig):
         return self._ranked.accepted_documents
 
     def remedy(self, form: ScoreForm) -> str:
-        """Returns the command-line option that selects a ranking loss for such scores."""
+        """Returns the command-line option that selects a ranking loss for this form of scores."""
         chosen = REMEDIES.get(form)
         return f"--objective.ranking {chosen}" if chosen else "data without labels"
 
@@ -148,7 +148,7 @@ class SpladeConfig(MultipleNegativesConfig):
         return self._ranked.losses(vectors, batch)
 
     def items(self, real: Real) -> Bool[Array, "..."]:
-        """Returns a mask of the ranking loss's items that are not filler."""
+        """Returns a mask of the items in the ranking loss that are not filler."""
         return self._ranked.items(real)
 
     def build(self, data: EmbeddingData) -> Objective:
@@ -183,14 +183,14 @@ class SpladeConfig(MultipleNegativesConfig):
         )
 
     def embed(self, run: RunModel, rows: TextRows) -> Float[Array, "R V"]:
-        """Returns the weight of each token, without storing the logits of all positions at once."""
+        """Returns the weight of each token without storing the logits of all positions at once."""
         weights = SparseSettings(activation=self.activation or "relu")
         return weights(
             greatest_logits(run(**rows.inputs).projection, rows.inputs["attention_mask"])
         )
 
     def measures(self, vectors: Vectors, real: Real) -> dict[str, Array]:
-        """Also returns the number of weights above 0 of each anchor and of its positive."""
+        """Also returns the number of nonzero weights of each anchor and of its positive."""
         texts = {"query": vectors.anchors, "document": vectors.documents[:, 0]}
         active = {
             f"{name}_active_dims": jnp.sum(x != 0, axis=-1, dtype=jnp.float32)
@@ -210,7 +210,7 @@ class SpladeConfig(MultipleNegativesConfig):
     def initialized_from(
         self: S, data: EmbeddingData, settings: "VectorSettings"
     ) -> tuple[S, EmbeddingData]:
-        """See `ObjectiveConfig`; `activation` defaults to that of an initial sparse encoder."""
+        """See `ObjectiveConfig`; `activation` defaults to the setting of the initial model."""
         known = settings if isinstance(settings, SparseSettings) else SparseSettings()
         activation = self.activation or known.activation
         data = self._with_prompts(data, settings.texts)
