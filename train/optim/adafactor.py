@@ -1,11 +1,11 @@
 """Adafactor (Shazeer & Stern 2018), which factors second moments into rows and columns.
 
-Algorithms 4 and 5: the squared gradient of a matrix is averaged over each row and over each column,
-and the second moment is the product of the running means of these averages. Updates are clipped to
-a root mean square of 1. The learning rate is multiplied by the root mean square of the parameter
-itself, or by 0.001 if this is larger. optax's `scale_by_factored_rms` factors an array along its
-two largest axes. This module instead treats the kernel of each layer and each expert as a separate
-matrix, which contains all heads.
+The module implements algorithms 4 and 5 of the paper. The squared gradient of a matrix is averaged
+over each row and over each column, and the second moment is the product of the running means of
+these averages. Updates are clipped to a root mean square of 1. The learning rate is multiplied by
+the root mean square of the parameter, but at least by 0.001. optax's `scale_by_factored_rms`
+factors an array along its two largest axes. This module instead treats the kernel of each layer and
+each expert as a separate matrix, which contains all heads.
 """
 
 import functools
@@ -62,11 +62,11 @@ def is_factored(name: str, param: Leaf) -> bool:
 
 
 def scale_by_factored_rms() -> optax.GradientTransformation:
-    """Divides each update by the root of its second moment, which is factored for matrices."""
+    """Divides updates by the square root of the second moment, which is factored for matrices."""
 
     def init(params: PyTree) -> FactoredState:
         def moment(name: str, param: Array) -> Factored | Array:
-            # Moments start at 0, so only their shapes matter here.
+            # Moments start at 0, so only their shapes are needed here.
             kept = jax.ShapeDtypeStruct(param.shape, jnp.float32)
             if is_factored(name, param):
                 kept = jax.eval_shape(functools.partial(_means, name), kept)
@@ -118,7 +118,7 @@ def per_matrix(transformation: optax.GradientTransformation) -> optax.GradientTr
 
 
 def _vmapped(function: Callable[..., Array], axes: int) -> Callable[..., Array]:
-    # Apply a `vmap` for each leading axis, of layers or of experts.
+    # Apply a `vmap` for each leading axis (layers and experts).
     return functools.reduce(lambda f, _: jax.vmap(f), range(axes), function)
 
 

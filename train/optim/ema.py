@@ -1,8 +1,8 @@
-"""The exponential moving average (EMA) of the parameters, as the last step of an optimizer.
+"""The exponential moving average (EMA) of the parameters, as an optimizer's last transformation.
 
-The average is part of the optimizer's state. Like a moment, it is therefore sharded, restored when
-a run resumes, and left unchanged by a skipped step. A checkpoint stores the average in a separate
-subfolder, with the same tree structure as the parameters.
+The average is part of the optimizer's state. Therefore it is sharded and restored like a moment,
+and a skipped step does not change it. A checkpoint stores the average in a separate subfolder, with
+the same tree structure as the parameters.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class ParameterEma(NamedTuple):
 
 
 def parameter_ema(decay: float) -> optax.GradientTransformation:
-    """Updates an average, decay · ema + (1 - decay) · parameters, and returns updates unchanged.
+    """Updates the average to decay · ema + (1 - decay) · parameters; the updates are unchanged.
 
     The average starts at the initial parameters, so that it needs no bias correction (Polyak &
     Juditsky 1992 average uniformly; Morales-Brotons et al. 2024 compare decays).
@@ -47,25 +47,25 @@ def parameter_ema(decay: float) -> optax.GradientTransformation:
 
 
 def ema_of(opt_state: optax.OptState) -> Params | None:
-    """Returns the average in the state of an optimizer, or None if the state has no average."""
+    """Returns the averaged parameters in an optimizer state, or None if the state has none."""
     leaves = jax.tree.leaves(opt_state, is_leaf=_is_ema)
     return next((x.ema for x in leaves if _is_ema(x)), None)
 
 
 def with_ema(opt_state: optax.OptState, ema: PyTree) -> optax.OptState:
-    """Replaces the average in the state of an optimizer, if it has one."""
+    """Replaces the averaged parameters in an optimizer state, if they exist."""
     return map_ema(lambda _: ema, opt_state)
 
 
 def map_ema(function: Callable[[Params], Params], opt_state: optax.OptState) -> optax.OptState:
-    """Applies `function` to the average in the state of an optimizer, if it has one."""
+    """Applies `function` to the averaged parameters in an optimizer state, if they exist."""
     return jax.tree.map(
         lambda x: ParameterEma(function(x.ema)) if _is_ema(x) else x, opt_state, is_leaf=_is_ema
     )
 
 
 def evaluated_by_ema(state: TrainState) -> TrainState | None:
-    """Returns a train state with the average as its parameters, or None if it has no average."""
+    """Returns a train state with the averaged parameters, or None if there is no average."""
     ema = ema_of(state.opt_state)
     if ema is None:
         return None

@@ -1,20 +1,20 @@
-"""Low-precision moments: bfloat16 with stochastic rounding, and block-wise 8 bits.
+"""Low-precision moments: bfloat16 with stochastic rounding, and block-wise 8-bit codes.
 
 Each step converts a moment to float32, updates it, and rounds it at random to one of the two
 nearest representable numbers, so that the rounding has no bias. Rounding to nearest would lose
-small changes: with beta2 0.999 a second moment changes by about a thousandth per step, which the 8
-significant bits of bfloat16 cannot represent.
+small changes: with beta2 0.999, a second moment changes by about a thousandth per step, and the 8
+significant bits of bfloat16 cannot represent such a change.
 
 **8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a moment is
 divided into blocks of 64 to 127 numbers along its last axis (32 to 256 for some sizes). Each block
-has a float32 scale, its largest absolute value, and each number has an 8-bit code. This module
-replaces the paper's table of codes, which is dense near zero, by a fourth power: code k of a first
-moment means sign(k) · (|k| / 127)⁴ of the scale, k from -127 to 127; code k of a second moment
-means ((k + 1) / 256)⁴, k from 0 to 255. No code of a second moment means zero, because updates are
-divided by the moment's root. Codes have the shape of the parameter and are sharded with it. A last
-axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so it can be divided into up to 2ⁿ shards of whole blocks.
-The moments of vectors, of small parameters, and of parameters whose last axis cannot be divided
-into such blocks stay in float32.
+has a float32 scale, its largest absolute value, and each number has an 8-bit code. The paper uses a
+table of codes that is dense near zero; this module uses a fourth power instead. Code k of a first
+moment, from -127 to 127, represents the fraction sign(k) · (|k| / 127)⁴ of the scale. Code k of a
+second moment, from 0 to 255, represents the fraction ((k + 1) / 256)⁴. No code of a second moment
+represents zero, because updates are divided by the square root of the moment. Codes have the shape
+of the parameter and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so it can be
+divided into up to 2ⁿ shards of whole blocks. The moments of vectors, of small parameters, and of
+parameters whose last axis cannot be divided into such blocks stay in float32.
 
 The random bits depend only on the optimizer's step count, the parameter's name and the index of the
 number, so they are the same on any number of devices and in a resumed run.
@@ -61,8 +61,8 @@ def store_moments(
     """Makes an optimizer store its moments in `dtype` between steps.
 
     Args:
-        tx: an optimizer whose state is a NamedTuple with the step `count` and moments `mu`, `nu` or
-          `ema`, trees of the parameters' shapes.
+        tx: an optimizer whose state is a NamedTuple with the step `count` and the moments `mu`,
+          `nu` or `ema`, which are trees with the parameters' shapes.
         dtype: "bfloat16_stochastic" or "int8"; with other dtypes, returns the optimizer unchanged.
 
     Returns:
@@ -99,7 +99,7 @@ def store_moments(
 
     def init(params: PyTree) -> PyTree:
         state: PyTree = tx.init(params)
-        # Make the zeros from shapes: quantizing constant zeros would take long to compile.
+        # Make the zeros from shapes, because quantizing constant zeros would take long to compile.
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(store, state))
         return _with_moments(state, lambda kind, _: getattr(zeros, kind))
 
@@ -147,12 +147,12 @@ def quantize(x: Float[Array, "*rows last"], bits: Array, *, signed: bool) -> Blo
     size = jnp.abs(parts)
     scales = jnp.max(size, -1)
     share = size / jnp.where(scales > 0, scales, 1)[..., None]  # in [0, 1]
-    # A code means a fourth power, so take the fourth root to find the code.
+    # A code represents a fourth power, so take the fourth root to find the code.
     root = jnp.sqrt(jnp.sqrt(share))
     below = jnp.clip(jnp.floor(root * 127), 0, 126) if signed else _below_without_zero(root)
     low, high = (_share(k, signed=signed) for k in (below, below + 1))
     # A number below the smallest code of a second moment becomes the smallest code, because updates
-    # are divided by the root of the moment.
+    # are divided by the square root of the moment.
     up = bits.reshape(parts.shape) < jnp.round((share - low) / (high - low) * 2**16)
     codes = below + up
     if signed:
@@ -174,7 +174,7 @@ def _below_without_zero(root: Array) -> Array:
 
 
 def _share(codes: Array, *, signed: bool) -> Array:
-    """Returns which fraction of the scale each code means."""
+    """Returns the fraction of the scale that each code represents."""
     if not signed:
         return jnp.square(jnp.square((codes + 1) / 256))
     return jnp.sign(codes) * jnp.square(jnp.square(codes / 127))
@@ -187,8 +187,8 @@ def round_stochastically(x: Float[Array, "*shape"], bits: Array) -> Float[Array,
         x: the numbers.
         bits: uint32 of the same shape, uniform in [0, 2¹⁶).
     """
-    # Add random bits to the lower 16 bits: they carry into the upper 16 with the probability of
-    # rounding up.
+    # Add random bits to the lower 16 bits. The probability of a carry into the upper 16 bits is the
+    # probability of rounding up.
     words = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = jax.lax.bitcast_convert_type((words + bits) & np.uint32(0xFFFF0000), jnp.float32)
     # Leave infinity and NaN as they are, because the addition could change them.

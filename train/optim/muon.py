@@ -1,12 +1,12 @@
-"""Muon (Jordan et al. 2024): updates by the orthogonalized momentum of each matrix.
+"""Muon (Jordan et al. 2024), which updates each matrix by its orthogonalized momentum.
 
 Five Newton-Schulz iterations bring all singular values of the momentum near 1 (`optax.contrib`).
-The factor 0.2 · √max(inputs, outputs) scales the update to about the root mean square of AdamW's
-update, 0.2, so that AdamW's learning rates and weight decay can be used (Liu et al. 2025, "Muon is
-scalable for LLM training", section 2.2).
+The factor 0.2 · √max(inputs, outputs) scales the update to a root mean square of about 0.2, like
+AdamW's updates, so that AdamW's learning rates and weight decay can be used (Liu et al. 2025, "Muon
+is scalable for LLM training", section 2.2).
 
-Muon updates the matrices inside layers, each layer and each expert separately. A linear map to or
-from the heads is a single matrix `[D, N·H]`. Embeddings, output matrices and vectors get AdamW's
+Muon updates the matrices inside layers, separately for each layer and each expert. A linear map to
+or from the heads is a single matrix `[D, N·H]`. Embeddings, output matrices and vectors get AdamW's
 update.
 """
 
@@ -22,7 +22,7 @@ ADAMW_RMS = 0.2
 
 
 def is_orthogonalized(name: str, ndim: int) -> bool:
-    """Returns whether a parameter is a matrix inside a layer."""
+    """Returns whether a parameter is a matrix inside a layer, which Muon updates."""
     # Embeddings are tables of vectors, not linear maps.
     embeds = name.endswith("/embedding")
     return is_stacked(name) and not embeds and matrix_axes(name, ndim) is not None

@@ -1,4 +1,4 @@
-"""AdamW, LAMB, Adafactor and Muon with weight decay of matrices, layer-wise rates and freezing.
+"""AdamW, LAMB, Adafactor and Muon with weight decay for matrices, layer-wise rates and freezing.
 
 Optimizers are composed of optax's transformations. How a parameter is treated depends only on its
 path (`parameters.py`).
@@ -43,28 +43,29 @@ def make_optimizer(
     model: TransformerConfig | None = None,
     schedule_start: int = 0,
 ) -> optax.GradientTransformation:
-    """Makes an optimizer: gradient clipping, update rule, weight decay and rates per parameter.
+    """Makes an optimizer from gradient clipping, update rule, weight decay and per-parameter rates.
 
     AdamW (Loshchilov & Hutter 2019, algorithm 2) corrects the initial bias of its moments. BERT's
     original optimizer did not correct the bias, which makes its first step (1 - beta1) / √(1 -
-    beta2) times as long, 3.2 for its betas. Mosbach et al. (2021) recommend the correction for
-    fine-tuning.
+    beta2) times as long (3.2 times with BERT's betas). Mosbach et al. (2021) recommend the
+    correction for fine-tuning.
 
-    LAMB (You et al. 2020, algorithm 2) also corrects this bias. LAMB as implemented here differs
+    LAMB (You et al. 2020, algorithm 2) also corrects this bias. This implementation of LAMB differs
     from `optax.lamb` in two ways. Biases and norms have no weight decay and therefore no trust
     ratio, as in the published LAMB code for BERT. Each layer of a stack has its own trust ratio.
 
     Adafactor (`adafactor.py`) and Muon (`muon.py`) also treat each layer separately. All update
     rules multiply the weight decay by the learning rate.
 
-    The gradient norm for clipping does not include frozen parameters. A frozen parameter gets
-    neither update nor weight decay; its moments are stored, and stay 0.
+    The gradient norm for clipping does not include frozen parameters. A frozen parameter gets no
+    update and no weight decay. Its moments are stored but stay 0.
 
     Args:
         config: the hyperparameters.
         steps: the number of steps of the run, for the schedule.
-        model: the configuration of the model. For `config.layer_decay`, its family says which
-          parameters are below and above the layers; if None, the names of all families apply.
+        model: the configuration of the model. For `config.layer_decay`, the model's family
+          determines which parameters are below and above the layers; if None, the names of all
+          families apply.
         schedule_start: the number of steps that precede the schedule; see `make_schedule`.
 
     Returns:
@@ -127,7 +128,7 @@ def _update_rule(config: OptimizerConfig) -> list[optax.GradientTransformation]:
 
 
 def scale_by_trust_ratio_per_layer() -> optax.GradientTransformation:
-    """Scales each matrix's update to the matrix's norm, separately for each layer of a stack."""
+    """Scales the update of each matrix to the norm of the matrix, separately for each layer."""
     ratio = optax.scale_by_trust_ratio()
 
     def scale(update: jax.Array, param: jax.Array) -> jax.Array:
@@ -145,8 +146,8 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
     """Multiplies the update of each parameter by a factor.
 
     Args:
-        factors_of: maps the parameters (or their shapes) to a tree of numpy arrays that broadcast
-          against them.
+        factors_of: maps the parameters (or their shapes) to a tree of numpy arrays that can be
+          broadcast to the parameters.
     """
 
     def init(params: PyTree) -> optax.EmptyState:
@@ -170,7 +171,7 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
 
 
 def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
-    """Returns 1 for a trained and 0 for a frozen parameter; for stacked layers, arrays `[L, 1, …]`.
+    """Returns factors: 1 for trained, 0 for frozen parameters; `[L, 1, …]` for stacked layers.
 
     Args:
         params: parameters or their shapes.
@@ -204,7 +205,7 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
 def rate_factors(
     params: PyTree, config: OptimizerConfig, model: TransformerConfig | None = None
 ) -> PyTree:
-    """Returns the factor of each parameter's learning rate: 0 if frozen, else by its depth.
+    """Returns a learning-rate factor for each parameter: 0 if frozen, else based on its depth.
 
     The factor is 1 for the head and all other parameters above the stack, `layer_decay` for the top
     layer, `layer_decay`² for the layer below it, …, and `layer_decay`^(L + 1) for the embeddings.
@@ -231,7 +232,7 @@ def rate_factors(
 
 
 def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[int]:
-    """Returns exponents of `layer_decay`: one for each layer of a stack, else a single one."""
+    """Returns a parameter's exponents of `layer_decay`: one per layer of a stack, otherwise one."""
     part = name.split("/", 1)[0]
     if part == STACK:
         # Layer 0 is the lowest.
@@ -247,7 +248,7 @@ def _steps_below_head(name: str, layers: int, known: Sequence[Family]) -> list[i
 
 
 def _along_leading_axis(values: Sequence[float] | np.ndarray, name: str, param: Leaf) -> np.ndarray:
-    """Reshapes values, one per layer, to `[L, 1, …]`, or a single value to `[]`."""
+    """Reshapes one value per layer to `[L, 1, …]`, or a single value to `[]`."""
     shape = (-1, *(1,) * (len(param.shape) - 1)) if is_stacked(name) else ()
     return np.asarray(values, np.float32).reshape(shape)
 

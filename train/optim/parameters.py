@@ -1,4 +1,4 @@
-"""The names of parameters say which are matrices, which are stacked, and along which axes.
+"""Determines from parameter names which parameters are matrices or stacked, and along which axes.
 
 How optimizers treat a parameter depends only on its path. The layers of a model are stored in a
 stack, `layers/…` of shape `[L, …]` (in two stacks for an encoder-decoder, `encoder/layers/…`). For
@@ -17,7 +17,7 @@ from jax.tree_util import keystr
 
 from ...models.nn.typing import PyTree
 
-# The names of arrays that are matrices; all others, biases and the scales of norms, do not decay.
+# The names of arrays that are matrices. Biases and the scales of norms have no weight decay.
 ROUTED = ("gate", "up", "down")  # of a mixture, stacked over experts
 DECAYED = ("kernel", "embedding", "lora_a", "lora_b", "router", *ROUTED)
 
@@ -32,51 +32,51 @@ class MatrixAxes:
     """The axes of a parameter that is a matrix, or a stack of matrices."""
 
     stack: tuple[int, ...]
-    """The axes of layers and experts; each index along them has its own matrix."""
+    """The axes of layers and experts. Each index along these axes has a separate matrix."""
     inputs: tuple[int, ...]
-    """The axes that a matrix product contracts with the input, such as `(N, H)` of attention's
-    output map."""
+    """The axes that a matrix product contracts with the input, such as `(N, H)` in the output map
+    of attention."""
     outputs: tuple[int, ...]
-    """The axes that appear in the output, such as `(N, H)` of the map to queries."""
+    """The axes that appear in the output, such as `(N, H)` in the map to queries."""
 
 
 def is_decayed(name: str) -> bool:
-    """Returns whether a parameter is a matrix, and so has weight decay."""
+    """Returns whether a parameter is a matrix and therefore has weight decay."""
     return name.rsplit("/", 1)[-1] in DECAYED
 
 
 def is_stacked(name: str) -> bool:
-    """Returns whether the leading axis of a parameter is the axis of layers."""
+    """Returns whether the leading axis of a parameter is the layer axis."""
     return f"/{STACK}/" in f"/{name}"
 
 
 def split_at_stack(name: str) -> tuple[str, str]:
-    """Splits a stacked parameter's path into the path above the stack and within a layer."""
+    """Splits a stacked parameter's path into the path of the stack and the path within a layer."""
     above, below = re.split(rf"(?<![^/]){STACK}/", name, maxsplit=1)
     return above, below
 
 
 def num_stack_axes(name: str) -> int:
-    """Returns how many leading axes of layers and experts a parameter has: 0, 1 or 2."""
+    """Returns the number of a parameter's leading axes of layers and experts: 0, 1 or 2."""
     return is_stacked(name) + (name.rsplit("/", 1)[-1] in ROUTED)
 
 
 def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
-    """Returns the axes of a parameter's matrix, or of each matrix of a stack.
+    """Returns the axes of a parameter's matrix, or of each matrix in a stack.
 
     Args:
         name: the parameter's path, such as `layers/attention/query/kernel`.
         ndim: the number of its axes.
 
     Returns:
-        The axes; None for biases, scales of norms, and other parameters that are not matrices.
+        The axes. None for biases, scales of norms, and other parameters that are not matrices.
     """
     first = num_stack_axes(name)
     if not is_decayed(name) or ndim < first + 2:
         return None
     parent, _, leaf = f"/{name}".rpartition("/")
-    # Either the input or the output has a single axis. It is the output for maps whose input are
-    # heads, such as attention's output map `[…, N, H, D]`, and for the factor A of an adapter.
+    # Either the input or the output has a single axis. The output has a single axis in maps that
+    # read heads, such as attention's output map `[…, N, H, D]`, and in the factor A of an adapter.
     reads_all = leaf == "lora_a" or (leaf == "kernel" and parent.endswith("/output"))
     cut = ndim - 1 if reads_all else first + 1
     axes = tuple(range(ndim))
@@ -84,7 +84,7 @@ def matrix_axes(name: str, ndim: int) -> MatrixAxes | None:
 
 
 def size_along(param: Leaf, axes: tuple[int, ...]) -> int:
-    """Returns the product of the sizes of some axes."""
+    """Returns the product of a parameter's sizes along some axes."""
     return math.prod(param.shape[axis] for axis in axes)
 
 
@@ -114,7 +114,7 @@ def named(params: PyTree) -> Iterator[tuple[str, Leaf]]:
 
 
 def decay_mask(params: PyTree) -> PyTree:
-    """Returns a tree that says which parameters have weight decay."""
+    """Returns a tree of booleans: whether each parameter has weight decay."""
     return map_named(lambda name, _: is_decayed(name), params)
 
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, composed of optax's."""
+"""Learning-rate schedules, composed of optax's schedules."""
 
 import jax.numpy as jnp
 import optax
@@ -11,22 +11,22 @@ from ..optimizer_config import OptimizerConfig
 def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.Schedule:
     """Returns a linear warm-up from 0 to the peak, followed by the decay `config.schedule`.
 
-    BERT uses linear decay with `final_fraction` 0: 10,000 of 1,000,000 steps of warm-up, then decay
-    to 0. In this module, steps are counted from 1, so the first step has a positive rate and the
-    last step has the rate 0. (The original code counts from 0 and also decays during the warm-up,
-    so after the warm-up its rate is 1 - warm-up / steps = 0.99 of the peak.)
+    BERT uses linear decay with `final_fraction` 0. Of its 1,000,000 steps, 10,000 are warm-up, and
+    then the rate decays to 0. In this module, steps are counted from 1, so the first step has a
+    positive rate and the last step has the rate 0. (The original code counts from 0 and also decays
+    during the warm-up, so after the warm-up its rate is 1 - warm-up / steps = 0.99 of the peak.)
 
     Warm-up-stable-decay (`wsd`) keeps the peak until the last `decay_fraction` of the run, then
     decays linearly (Hu et al. 2024, section 4; Hägele et al. 2024, section 3, with their linear
     cooldown).
 
     Args:
-        config: the hyperparameters. The schedule uses the peak, the warm-up and the kind.
-        steps: the number of steps of the run, which is the last step of the decay of linear, cosine
-          and wsd.
+        config: the hyperparameters. Only the settings of the learning rate are used.
+        steps: the number of steps of the run. At this step the decay of linear, cosine and wsd
+          ends.
         start: the number of steps that precede the schedule, as in the last stage of an extended
-            run. Without a warm-up, the rate is at its peak at step `start`. A run with a
-            constant rate, followed by a stage with a linear decay, then has the same rates as wsd.
+            run. Without a warm-up, the rate is at its peak at step `start`. A run with a constant
+            rate that is followed by a stage with a linear decay then has the same rates as wsd.
 
     Raises:
         UserError: the warm-up is not shorter than the run, or inverse_sqrt has no warm-up.
@@ -39,8 +39,8 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
     peak, warmup = config.peak_learning_rate, config.warmup_steps
     problem = f"optimizer.warmup_steps must be at least 0 and below {steps}, got {warmup}"
     require(0 <= warmup < steps, problem)
-    # The rate is at its peak at the last step of the warm-up, or, without a warm-up, at the
-    # first step.
+    # The rate reaches its peak at the last step of the warm-up or, without a warm-up, at the first
+    # step.
     decay_steps = max(steps - max(warmup, 1), 1)
     final = peak * config.final_fraction
     decays = {
@@ -51,8 +51,8 @@ def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.
         "wsd": lambda: _stable_decay(config, decay_steps, round(config.decay_fraction * steps)),
     }
     rise = optax.linear_schedule(0.0, peak, max(warmup, 1))
-    # optax counts from 0, where the rate is 0, and such an update would have no effect; so count
-    # from 1.
+    # optax counts steps from 0. At step 0 the rate is 0 and an update would have no effect, so
+    # count from 1.
     schedule = optax.join_schedules([rise, decays[config.schedule]()], [warmup])
     return (lambda step: schedule(step + 1)) if warmup else schedule
 

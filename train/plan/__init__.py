@@ -1,1 +1,1 @@
-"""Plans a run for devices that need not be present, and times its step on local devices."""
+"""Plans a run for devices that need not be present, and times its train step on local devices."""

@@ -1,4 +1,4 @@
-"""Array shapes and synthetic examples for a run without its data."""
+"""Array shapes and synthetic examples for planning a run without its data."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from ..engine.sharded_step import ShardedStep
 from .jaxpr_flops import matmul_flops
 
 NUM_CHOICES = 4
-"""Assumed number of choices per question. The real number is known only from the data."""
+"""The assumed number of choices per question. Only the data determine the real number."""
 
 
 def example_spec(config: TrainConfig) -> BatchSpec:
@@ -39,7 +39,7 @@ def model_flops(config: TrainConfig) -> int:
     plain = dataclasses.replace(
         config,
         # Trace XLA's attention, because a kernel would hide its matmuls. A loop over blocks of
-        # experts would hide its matmuls too, because the router determines the number of
+        # experts would also hide its matmuls, because the router determines the number of
         # iterations.
         execution=dataclasses.replace(
             config.execution, remat="none", attention="xla", experts="ragged"
@@ -52,7 +52,7 @@ def model_flops(config: TrainConfig) -> int:
 def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
     """Returns random examples. A step takes as long on synthetic examples as on real examples.
 
-    Each example is one whole text without padding, and the loss covers every possible position.
+    Each example is a single text without padding, and the loss covers every possible position.
     """
     rng = np.random.default_rng(seed)
     # How many different values each kind of array may contain.
@@ -70,7 +70,7 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
         if spec.values is Values.TEXT_POSITION:
             return np.broadcast_to(np.arange(shape[-1], dtype=spec.dtype), shape).copy()
         if spec.values is Values.LABEL and not spec.num_classes:
-            # Without classes, the labels are scores.
+            # If there are no classes, the labels are scores.
             return rng.random(shape).astype(spec.dtype)
         return rng.integers(0, sizes.get(spec.values, spec.num_classes), shape).astype(spec.dtype)
 

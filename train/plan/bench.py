@@ -30,12 +30,12 @@ class Bench:
 
     num_parameters: int
     tokens: int
-    """Token positions in a batch over all devices, including padding."""
+    """The number of token positions in a batch over all devices, including padding."""
     dtype: str
     devices: str
-    """Describes the devices and their mesh, to show to the user."""
+    """A description of the devices and their mesh for the user."""
     memory_summary: str
-    """Describes the batch and the memory of each device, to show to the user."""
+    """A description of the batch and of the memory per device for the user."""
     num_devices: int
     device_kind: str
     trace_seconds: float
@@ -50,7 +50,7 @@ class Bench:
     peak_bytes: int
     """Peak memory of the fullest device."""
     peak_source: str
-    """Source of `peak_bytes`: a measurement or the compiler's analysis."""
+    """The source of `peak_bytes`, which is a measurement or the compiler's analysis."""
 
     @property
     def median(self) -> float:
@@ -59,7 +59,7 @@ class Bench:
 
     @property
     def utilization(self) -> float | None:
-        """Model FLOPs utilization in the median step, or None if the device's peak is unknown."""
+        """Model FLOPs utilization in the median step, or None if the peak rate is unknown."""
         peak = PEAK_FLOPS.get(self.device_kind)
         return None if peak is None else self.model_flops / self.median / self.num_devices / peak
 
@@ -73,8 +73,8 @@ def bench(config: TrainConfig, *, timed_steps: int, profile: Path | None = None)
         profile: An existing folder for a trace of `PROFILED_STEPS` more steps.
 
     Raises:
-        UserError: Mesh, batch and parameters cannot be divided over the devices, or there are
-          several processes.
+        UserError: The mesh, the batch or the parameters cannot be divided over the devices, or
+          there are several processes.
     """
     require(
         jax.process_count() == 1,
@@ -141,11 +141,11 @@ def _take_steps(
 
 
 def _peak_memory(executable: jax.stages.Compiled, devices: Sequence[Device]) -> tuple[int, str]:
-    """Returns the peak memory of the fullest device, and where the figure comes from."""
+    """Returns the peak memory of the fullest device, and the source of this figure."""
     stats = memory_stats(devices)
     if all("peak_bytes_in_use" in x for x in stats):
         return max(x["peak_bytes_in_use"] for x in stats), "measured since this process began"
-    # Without statistics of the devices, as on a CPU, use the compiler's analysis.
+    # If the devices have no statistics, as on a CPU, use the compiler's analysis.
     return peak_bytes(memory_of(executable)), "by the compiler's analysis"
 
 

@@ -20,19 +20,19 @@ Device: TypeAlias = Any
 
 @dataclasses.dataclass(frozen=True)
 class Chip(abc.ABC):
-    """An accelerator. All rates are peak rates."""
+    """An accelerator with its peak rates."""
 
     flops: float
-    """bfloat16 matmul FLOP/s, accumulated in float32, without sparsity."""
+    """FLOP/s of bfloat16 matmuls that accumulate in float32, without sparsity."""
     memory: int
-    """Bytes of HBM."""
+    """The size of the HBM in bytes."""
     memory_bandwidth: float
     """Bytes per second between HBM and the chip."""
     link_bandwidth: float
-    """Bytes per second of the interconnect in one direction: one link of a TPU, whose torus has two
-    links per axis, or all links of a GPU together."""
+    """Bytes per second of the interconnect in one direction. For a TPU, this is one link (a torus
+    has two links per axis); for a GPU, all links together."""
     network_bandwidth: float
-    """Bytes per second that one chip sends over the network to other units."""
+    """Bytes per second that one chip can send over the network to other units."""
     shapes: tuple[str, ...]
     """The available sizes of a unit: a torus such as `2x2x4`, or a number of GPUs."""
 
@@ -45,7 +45,7 @@ class Chip(abc.ABC):
     extra: ClassVar[str]
     """The optional dependencies of flaxzoo that install the compiler."""
     compiler: ClassVar[str]
-    """How messages name the compiler."""
+    """The name of the compiler in messages."""
     rejects: ClassVar[bool]
     """Whether the compiler rejects a program that needs too much memory."""
     parameters_cross_units: ClassVar[bool]
@@ -62,19 +62,19 @@ class Chip(abc.ABC):
 
     @abc.abstractmethod
     def devices(self, name: str, units: int, shape: tuple[int, ...]) -> list[Device]:
-        """Returns devices to compile for, unit by unit.
+        """Returns the devices to compile for, ordered by unit.
 
         The process must have started with the variables of `environment`.
 
         Args:
             name: the name of the topology.
             units: the number of units.
-            shape: number of chips along each axis of a unit.
+            shape: the number of chips along each axis of a unit.
         """
 
     @abc.abstractmethod
     def unit_of(self, device: Device) -> int:
-        """Returns the index of the unit that a device is in."""
+        """Returns the index of the unit that contains a device."""
 
     @abc.abstractmethod
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
@@ -86,7 +86,7 @@ class Chip(abc.ABC):
         """
 
     def crosses(self, group: Sequence[Device]) -> bool:
-        """Returns whether a group spans several units."""
+        """Returns whether a group of devices spans several units."""
         return len(set(map(self.unit_of, group))) > 1
 
 
@@ -95,7 +95,7 @@ class Tpu(Chip):
     """A TPU chip. The field `memory` is the usable memory."""
 
     ring_multiple: int
-    """An axis of the topology is a ring if its length is a multiple of this number, otherwise a
+    """An axis of the topology is a ring if its length is a multiple of this number, and otherwise a
     line."""
     megacore: bool = False
     """Whether jax needs an option to treat the two cores of a chip as one device."""
@@ -137,14 +137,14 @@ class Tpu(Chip):
         return list(topologies.get_topology_desc(name, "tpu", **options).devices)
 
     def unit_of(self, device: Device) -> int:
-        """Returns the index of a device's slice; devices of a single slice may lack an index."""
+        """Returns the index of a device's slice, which devices of a single slice may lack."""
         return getattr(device, "slice_index", 0)
 
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
         """Returns the bytes per second that a device can send to its group.
 
-        Each axis of the topology that the group spans adds its links: two if the axis is a ring,
-        because a device then sends in both directions, and one if it is a line.
+        Each axis of the topology that the group spans contributes its links. A ring contributes two
+        links, because a device sends in both directions, and a line contributes one.
         """
         if self.crosses(group):
             return self.network_bandwidth
@@ -152,7 +152,7 @@ class Tpu(Chip):
         for axis, length in enumerate(shape):
             if len({device.coords[axis] for device in group}) > 1:
                 total += self.link_bandwidth * (1 if length % self.ring_multiple else 2)
-        # A group of a single device sends nothing, but its rate must not be 0.
+        # A group of a single device sends no data, but its rate must not be 0.
         return total or self.link_bandwidth
 
 
@@ -170,7 +170,7 @@ class Gpu(Chip):
     kind: str
     """The `device_kind` of the GPU in jax."""
     capability: tuple[int, int]
-    """The compute capability: Ampere is 8.0, Ada 8.9, Hopper 9.0, Blackwell 10.0."""
+    """The compute capability: 8.0 for Ampere, 8.9 for Ada, 9.0 for Hopper, 10.0 for Blackwell."""
     cores: int
     """Number of streaming multiprocessors."""
     clock: float
@@ -192,7 +192,7 @@ class Gpu(Chip):
 
     def environment(self) -> dict[str, str]:
         """Returns variables that let XLA compile on a machine without a GPU."""
-        # Check the variable here, because the compiler's message would not name it.
+        # Check the environment variable here, because the compiler's message would not name it.
         memory_fraction()
         # Autotuning times kernels, which needs a GPU.
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
@@ -201,20 +201,21 @@ class Gpu(Chip):
     def devices(self, name: str, units: int, shape: tuple[int, ...]) -> list[Device]:
         """See `Chip`."""
         del name
-        # XLA's form: partitions, hosts per partition, devices per host.
+        # XLA's format is partitions, hosts per partition, and devices per host.
         sizes = f"1x{units}x{shape[0]}"
         options = {"target_config": self.target()}
         described = topologies.get_topology_desc("", "cuda", topology=sizes, **options)
         return list(described.devices)
 
     def unit_of(self, device: Device) -> int:
-        """Returns the index of the host that a device is in."""
+        """Returns the index of the host that contains a device."""
         return device.process_index
 
     def bandwidth(self, group: Sequence[Device], shape: tuple[int, ...]) -> float:
         """Returns the bytes per second that a device can send to its group.
 
-        Between hosts, the group uses one ring per GPU on a host, each with one network adapter.
+        Between hosts, the group uses one ring for each GPU of a host. Each ring has one network
+        adapter.
         """
         if not self.crosses(group):
             return self.link_bandwidth
@@ -256,7 +257,7 @@ class Gpu(Chip):
 
 @dataclasses.dataclass(frozen=True)
 class Virtual(Chip):
-    """Virtual devices of a CPU, which have no rates and no separate memory."""
+    """Virtual devices of a CPU, which have no peak rates and no separate memory."""
 
     number: int
     """The number of devices."""
@@ -270,7 +271,7 @@ class Virtual(Chip):
 
     @classmethod
     def of(cls, number: int) -> "Virtual":
-        """Returns a number of devices."""
+        """Returns the given number of virtual devices."""
         return cls(math.inf, 0, math.inf, math.inf, math.inf, (str(number),), number)
 
     @property
@@ -306,9 +307,9 @@ _MULTIPROCESSORS = {
     (9, 0): (128, 233472, 232448, 2048),
     (10, 0): (128, 233472, 232448, 2048),
 }
-"""Compute capability → float units of a multiprocessor, shared memory of a multiprocessor and of a
-block in bytes, and threads of a multiprocessor (CUDA C++ Programming Guide, table of technical
-specifications)."""
+"""Maps the compute capability to the float units of a multiprocessor, the bytes of shared memory of
+a multiprocessor and of a block, and the threads of a multiprocessor (CUDA C++ Programming Guide,
+table of technical specifications)."""
 
 
 def memory_fraction() -> float:

@@ -1,12 +1,12 @@
-"""Accelerators by name: peak rates, memory and interconnect.
+"""The peak rates, the memory and the interconnect of accelerators, by name.
 
-Sources: Google Cloud's documentation of v4, v5e, v5p and v6e (docs.cloud.google.com/tpu/docs/v6e
-and so on) for peak compute, memory and interconnect bandwidth, ports and topologies; "How to scale
-your model" (jax-ml.github.io/scaling-book/tpus) for wraparound links and the network between
-slices; NVIDIA's data sheets of its GPUs, and of DGX A100, H100, H200 and B200 for the network
-adapters of a host (for L4, AWS g6.48xlarge). The usable memory of a TPU is the limit that its
-compiler states when it rejects a program. The usable memory of a GPU is the fraction that jax
-allocates.
+The sources are Google Cloud's documentation of v4, v5e, v5p and v6e
+(docs.cloud.google.com/tpu/docs/v6e and so on) for peak compute, memory and interconnect bandwidth,
+ports and topologies; "How to scale your model" (jax-ml.github.io/scaling-book/tpus) for wraparound
+links and the network between slices; NVIDIA's data sheets for its GPUs; and the data sheets of DGX
+A100, H100, H200 and B200 (for L4, AWS g6.48xlarge) for the network adapters of a host. The usable
+memory of a TPU is the limit that its compiler states when it rejects a program. The usable memory
+of a GPU is the fraction that jax allocates.
 """
 
 from .chip import GIB, Gpu, Tpu
@@ -17,7 +17,7 @@ _3D_SHAPES = (
     *("8x8x16", "8x16x16", "16x16x16"),
 )
 _HOST = ("1", "2", "4", "8")
-# A row of a TPU has the fields of `Chip` in their order, then the fields of `Tpu`.
+# The row of a TPU has the fields of `Chip` in their order, followed by the fields of `Tpu`.
 CHIPS: dict[str, Tpu | Gpu] = {
     "v4": Tpu(275e12, int(30.75 * GIB), 1.23e12, 50e9, 6.25e9, _3D_SHAPES, 4, megacore=True),
     "v5e": Tpu(197e12, int(15.75 * GIB), 0.82e12, 50e9, 6.25e9, _2D_SHAPES, 16),
@@ -116,5 +116,5 @@ PEAK_FLOPS = {
     "TPU v5": CHIPS["v5p"].flops,
     "TPU v6 lite": CHIPS["v6e"].flops,
 }
-"""`jax.Device.device_kind` → peak bfloat16 matmul FLOP/s, accumulated in float32, without
-sparsity."""
+"""Maps `jax.Device.device_kind` to the peak FLOP/s of bfloat16 matmuls that accumulate in float32,
+without sparsity."""

@@ -2,8 +2,9 @@
 
 A matmul has 2 · m · n · k FLOPs, and a matmul in the body of a scan is counted in each iteration.
 In attention, every pair of query and key is counted, including pairs that a causal or padding mask
-hides (as in appendix B of Chowdhery et al. 2022, "PaLM"); a kernel that skips masked pairs computes
-less. A transformer's operations that are not matmuls would add a few thousandths to the FLOPs.
+hides (as in appendix B of Chowdhery et al. 2022, "PaLM"). A kernel that skips masked pairs computes
+fewer FLOPs. All operations of a transformer that are not matmuls would add only a few thousandths
+to the FLOPs.
 """
 
 import math
@@ -27,7 +28,7 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
         # axes.
         depth = math.prod(left[axis] for axis in contracted)
         return 2 * depth * math.prod(result)
-    # Multiplies each row by the matrix of its group, as in a mixture of experts.
+    # A ragged matmul multiplies each row by the matrix of its group, as in a mixture of experts.
     if equation.primitive.name == "ragged_dot_general":
         left, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
         # [M, K] times a matrix [K, N] for each row: 2 · M · K · N.

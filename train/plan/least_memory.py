@@ -1,7 +1,7 @@
-"""The least memory of a step, without compiling it.
+"""Computes lower bounds of the memory that a step needs, without compiling the step.
 
-The figures are lower bounds: `plan` compiles the step, whose temporary buffers depend on the
-compiler.
+The temporary buffers of a step depend on the compiler. `plan` compiles the step and therefore
+reports its actual memory.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ class LeastMemory:
     """Bytes of parameters, optimizer state and gradients."""
     activations: int
     """Bytes of the inputs of all layers for one row, plus the bytes of the layer or embedding that
-    is gathered on each device, with its gradient."""
+    is gathered on each device, and of its gradient."""
 
     @property
     def total(self) -> int:
-        """The sum of both, in bytes."""
+        """The sum of `state` and `activations`, in bytes."""
         return self.state + self.activations
 
 
@@ -56,8 +56,8 @@ def least_memory(config: TrainConfig, num_devices: int) -> LeastMemory:
     moments = jax.eval_shape(make_optimizer(config.optimizer, max(config.steps, 1)).init, trained)
     state = _bytes(trained) + _bytes(moments) + frozen + GRADIENT * _numbers(trained)
     sizes, layers = config.model, config.model.num_layers
-    # The input of each layer is kept. The parameters of a layer, or of the vocabulary, and their
-    # gradients are whole while they are used.
+    # The input of each layer is kept. The parameters of a layer or of the vocabulary, and their
+    # gradients, are gathered while they are used.
     kept = config.data.lengths[0] * sizes.d_model * layers * ACTIVATION
     whole = max(_numbers(shapes.get("layers", shapes)) // layers, sizes.vocab_size * sizes.d_model)
     gathered = whole * (ACTIVATION + (0 if config.lora else GRADIENT))
@@ -69,11 +69,11 @@ WAYS = {
     "AdamW, moments in 8 bits": {"optimizer": {"state_dtype": "int8"}},
     "LoRA of rank 8": {"lora": LoRAConfig(rank=8, frozen_dtype="bfloat16")},
 }
-"""Name of a way to train → the settings that replace fields of a run's configuration."""
+"""Maps each training method to the settings that replace fields of a run's configuration."""
 
 
 def trained_by(config: TrainConfig, way: str) -> TrainConfig:
-    """Returns the configuration of a run that trains in one of `WAYS`."""
+    """Returns the configuration of a run that trains with one of the methods in `WAYS`."""
     settings = dict(WAYS[way])
     optimizer = dataclasses.replace(config.optimizer, **settings.pop("optimizer", {}))
     if "lora" in settings:  # adapters need a base

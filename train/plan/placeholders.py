@@ -1,4 +1,4 @@
-"""Assumed values of what only the data determine: vocabulary, labels and number of steps."""
+"""Placeholders for values that only the data determine: vocabulary, labels and number of steps."""
 
 import dataclasses
 from pathlib import Path
@@ -20,29 +20,29 @@ ASSUMED_SIZES = {
     "characters": (256, "model.vocab_size"),
     "words": (30_000, "data.tokenizer.vocab_size"),
 }
-"""Kind of tokenizer → the assumed size of its vocabulary, and the option that sets another size.
-Only the text determines the real size."""
+"""Maps each kind of tokenizer to the assumed size of its vocabulary and the option that sets a
+different size. Only the text determines the real size."""
 EXAMPLES_PER_EPOCH = 1 << 20
-"""The assumed number of examples, for a run whose length is given in epochs; its learning rate and
-totals depend on the number of steps."""
+"""The assumed number of examples, for a run whose length is given in epochs. The learning rate and
+the totals of such a run depend on the number of steps."""
 
 
 def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
-    """Completes a run's configuration as data preparation does, with placeholders for the data.
+    """Completes a run's configuration like data preparation, but with placeholders for the data.
 
     Args:
         config: The configuration from the recipe and the command line.
         log: Called with a line for each assumption.
 
     Returns:
-        The configuration with a model that suits the data, with durations in steps, without
+        The configuration with a model that suits the data, with durations in steps, and without
         `init_from`.
 
     Raises:
         UserError: The examples are longer than the model's maximum.
         RunError: The initial model has no head for this kind of data.
     """
-    # Use the sizes of the initial model if it is on this machine; never download it.
+    # Use the sizes of the initial model if it is on this machine, but do not download it.
     initial_model = None
     if config.init_from is not None:
         folder = Path(config.init_from)
@@ -59,7 +59,7 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
     config = fit_model(config, initial_model, vocab_size, labels)
     config = dataclasses.replace(config, init_from=None, init_step=None)
     if config.lora is not None:
-        # Training also trains the new head fully, as `run_folder` arranges.
+        # A run also trains all parameters of the new head; see `run_folder`.
         also = dict.fromkeys((*config.lora.also_trained, *head_parameters(config.model)))
         lora = dataclasses.replace(config.lora, also_trained=tuple(also))
         config = dataclasses.replace(config, lora=lora)
@@ -67,7 +67,7 @@ def without_data(config: TrainConfig, log: "LogFn") -> TrainConfig:
         log(f"assumed: {EXAMPLES_PER_EPOCH:,} examples in an epoch; --steps gives another length")
     config = in_steps(config, EXAMPLES_PER_EPOCH)
     check_length(config)
-    # In reinforcement learning the compiled step is the update on sampled completions.
+    # In reinforcement learning, the compiled step is the update on sampled completions.
     if isinstance(config.objective, OnlineConfig):
         config = update_config(config, config.objective)
         log(f"a step of the plan: an update on {config.batch_size:,} sampled answers")

@@ -1,4 +1,4 @@
-"""Plans a run: whether its real train step fits given devices, and an estimate of its speed.
+"""Plans a run: finds out whether its train step fits given devices, and estimates its speed.
 
 The devices need not be present. Compilation runs in a separate process (`plan.worker`), because the
 TPU compiler ends its process on some impossible requests.
@@ -26,7 +26,7 @@ class Collective:
 
     kind: str
     count: int
-    """How many such operations a step runs, counting every iteration of a loop."""
+    """The number of such operations in a step, counting every iteration of a loop."""
     bytes_sent: int
     """Bytes that each device sends in all these operations."""
     seconds: float
@@ -35,25 +35,25 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The resources that a train step requires. All numbers of bytes are per device."""
+    """The resources that a train step requires. All sizes in bytes are per device."""
 
     topology: str
     num_devices: int
     mesh: dict[str, int]
     """Number of devices along each axis."""
     tokens: int
-    """Token positions in a batch over all devices, including padding."""
+    """The number of token positions in a batch over all devices, including padding."""
     num_parameters: int
-    """Trained parameters: the whole model or its adapters."""
+    """The number of trained parameters, in the whole model or in its adapters."""
     model_parameters: int
-    """Parameters of the model, without adapters."""
+    """The number of parameters of the model, without adapters."""
     param_bytes: int
     """Bytes of the trained parameters."""
     optimizer_bytes: int
     """Bytes of the optimizer state."""
     batch_bytes: int
     frozen_parameters: int = 0
-    """Frozen parameters: a reference model or the base of adapters."""
+    """The number of frozen parameters, in a reference model or in the base of adapters."""
     frozen_bytes: int = 0
     cache_bytes: int = 0
     """Bytes of the keys and values of a rollout, in reinforcement learning."""
@@ -62,14 +62,14 @@ class Plan:
     reward_bytes: int = 0
     """Bytes of the parameters of reward models."""
     attention: str = ""
-    """Describes the kernel that computes attention, to show to the user."""
+    """A description of the kernel that computes attention, for the user."""
     exchange: str = ""
-    """Describes how devices exchange gradients, to show to the user; empty if they exchange none.
+    """A description of how devices exchange gradients, for the user. Empty if they exchange none.
     """
     model_flops: int = 0
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     temp_bytes: int | float = math.inf
-    """Bytes of temp buffers at the peak; infinite if the step does not fit."""
+    """Bytes of temporary buffers at the peak; infinite if the step does not fit."""
     code_bytes: int = 0
     """Bytes of the compiled program."""
     out_of_memory: str | None = None
@@ -93,9 +93,9 @@ class Plan:
     def fits(self, topology: Topology) -> bool:
         """Returns whether the step fits into each device's memory; True if this is unknown.
 
-        If the compiler rejects programs that need too much memory, its decision is the result,
-        because the sum of all parts may be slightly too large for a program that the compiler
-        accepts.
+        If the compiler rejects programs that need too much memory, its decision is the result. The
+        sum of all parts would be less exact, because it may be slightly too large for a program
+        that the compiler accepts.
         """
         limit = sys.maxsize if topology.chip.rejects else topology.chip.usable_memory
         return self.peak_bytes <= limit
@@ -109,7 +109,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Roofline estimate of a step in seconds, with every part at its peak rate."""
+    """A roofline estimate of a step in seconds, where every part runs at its peak rate."""
 
     matmuls: float
     hbm: float
@@ -143,7 +143,7 @@ class Estimate:
 
 def used_bytes(message: str) -> int | None:
     """Returns the memory that a step would use, from the compiler's out-of-memory message."""
-    # Compilers write `Used 20.5G of …` or `(20.5G) exceeds …`.
+    # The message contains `Used 20.5G of …` or `(20.5G) exceeds …`.
     sizes = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     found = re.search(r"(?:Used |\()([\d.]+)([KMGT]?)(?: of|\) exceeds)", message)
     return None if found is None else int(float(found[1]) * sizes[found[2]])
@@ -160,8 +160,8 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
         The plan. If the step needs too much memory, the plan has `out_of_memory`.
 
     Raises:
-        UserError: Mesh, batch and parameters cannot be divided over the devices.
-        RunError: The compiler is not installed, or ended its process.
+        UserError: The mesh, the batch or the parameters cannot be divided over the devices.
+        RunError: The compiler is not installed, or it ended its process.
     """
     chip = topology.chip
     # Look for the compiler here, because without it the worker would end with a traceback.

@@ -1,4 +1,4 @@
-"""The report of a plan for `flaxzoo plan`."""
+"""The report that `flaxzoo plan` prints about a plan."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,8 @@ def format_mesh(mesh: dict[str, int]) -> str:
 
 
 GPT3_TOKENS, GPT3_BYTES = 300 * 10**9, 570 * 10**9
-"""The tokens of GPT-3's training, and the size of its filtered Common Crawl (Brown et al. 2020)."""
+"""GPT-3's number of training tokens, and the size of its filtered Common Crawl (Brown et al.
+2020)."""
 
 
 def report(
@@ -46,7 +47,8 @@ def report(
         config: The run.
         topology: The devices.
         price: The price of one device for an hour, or None if unknown.
-        bytes_per_token: The size of the text of a token, to convert tokens and bytes of text.
+        bytes_per_token: The size of the text of a token, to convert between tokens and bytes of
+          text.
     """
     yield f"{plan.topology}: {counted(plan.num_devices, 'device')}, {format_mesh(plan.mesh)}"
     yield (
@@ -78,7 +80,7 @@ def report(
 
 
 def verdict(plan: Plan, topology: Topology) -> str:
-    """Formats whether the step fits into the memory of each device."""
+    """Formats a line that states whether the step fits into the memory of each device."""
     if topology.is_virtual:
         return "fits: unknown, because virtual devices have no separate memory"
     limit = topology.chip.usable_memory
@@ -125,7 +127,7 @@ def _advice(plan: Plan, config: TrainConfig, topology: Topology) -> Iterator[str
     num_shards = mesh["data"] * mesh["fsdp"] * mesh["expert"]
     most = config.batch_size // num_shards
     divides = config.batch_size // config.micro_batches > num_shards
-    # The first division adds a buffer for the sum of the gradients, in float32 like the parameters.
+    # The first division into micro-batches adds a float32 buffer for the sum of the gradients.
     adds = f"; their sum of gradients needs {format_bytes(plan.param_bytes)}"
     added = adds if config.micro_batches == 1 else ""
     options = {
@@ -147,7 +149,7 @@ def _uncompiled(plan: Plan, message: str) -> str:
     used = used_bytes(message)
     if used is None:
         return "unknown"
-    # If the message lacks this phrase, its number includes the arguments of the step.
+    # If the message lacks this phrase, the size in it includes the arguments of the step.
     if "HLO temporaries" not in message:
         used -= plan.argument_bytes
     return f"about {format_bytes(used)}, from the compiler's error message"
@@ -187,7 +189,7 @@ def _work(plan: Plan) -> Iterator[str]:
         "backward pass in every layer; attention counts all pairs, masked ones too"
     )
     if plan.device_flops:
-        # A ratio above 1 means repeated work. A ratio below 1 means that kernels or frozen
+        # A ratio above 1 means that work is repeated. A ratio below 1 means that kernels or frozen
         # parameters save work.
         ratio = round(plan.device_flops * plan.num_devices / plan.model_flops, 2)
         why = ": recomputed or done on several" if ratio > 1 else ""
@@ -230,13 +232,13 @@ def _run(
     price: float | None,
     bytes_per_token: float,
 ) -> Iterator[str]:
-    """Yields the totals of all steps: tokens, text and FLOPs, and, if estimated, time and cost."""
+    """Yields the totals of all steps: tokens, text, FLOPs and, with an estimate, time and cost."""
     steps = config.steps
     tokens = plan.tokens * steps
     yield f"the run of {steps:,} steps"
     size = tokens * bytes_per_token / 1e9
     yield f"  tokens       {tokens:.3g}, {size:.3g} GB of text at {bytes_per_token:g} bytes each"
-    # Express the training of GPT-3 in steps of this size.
+    # Convert the training of GPT-3 to steps of this size.
     by_tokens = GPT3_TOKENS / plan.tokens
     by_bytes = GPT3_BYTES / (plan.tokens * bytes_per_token)
     yield (

@@ -31,7 +31,7 @@ class Topology:
 
     @property
     def data_multiple(self) -> int:
-        """A number that must divide `mesh.data`, to keep parameters off the slow network."""
+        """A number that must divide `mesh.data`, so that parameters avoid the slow network."""
         return 1 if self.chip.parameters_cross_units else self.units
 
     @property
@@ -47,7 +47,7 @@ class Topology:
 def parse_topology(name: str) -> Topology:
     """Parses `v5p:8x8x8`, `4*v6e:16x16` (four slices), `2*h100:8` (two hosts) or `cpu:512`.
 
-    Checks the whole name, because the TPU compiler ends the process on an invalid topology.
+    Checks the whole name, because the TPU compiler ends the process if the topology is invalid.
 
     Raises:
         UserError: The chip or the shape is unknown.

@@ -1,4 +1,4 @@
-"""The process that compiles for `plan`: reads a request from standard input, prints a JSON line."""
+"""The process that compiles for `plan`. It reads a request from standard input, and prints JSON."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ from .topology import Topology, parse_topology
 
 
 def main() -> None:
-    """Answers the request on standard input."""
+    """Reads the request from standard input and prints the answer."""
     # `make_plan` has set the environment that the compiler of this topology needs.
     request = json.load(sys.stdin)
     topology = parse_topology(request["topology"])
@@ -57,7 +57,7 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
     """Compiles the step of a run for a topology and describes it.
 
     Raises:
-        UserError: Mesh, batch and parameters cannot be divided over the devices.
+        UserError: The mesh, the batch or the parameters cannot be divided over the devices.
     """
     require(config.parallel == "jit", f"parallel {config.parallel} cannot be planned: leave it out")
     mesh = make_mesh(config.mesh, devices)
@@ -94,7 +94,7 @@ def plan_run(config: TrainConfig, topology: Topology, devices: Sequence[Device])
 def _with_rollout(
     plan: Plan, config: TrainConfig, objective: OnlineConfig, step: ShardedStep
 ) -> Plan:
-    """Adds to the plan the memory of sampling, and of reward models that are on this machine."""
+    """Adds the memory of sampling and of local reward models to the plan."""
     mesh, rows = step.mesh, config.batch_size * objective.num_mini_batches
     config = dataclasses.replace(
         config, execution=dataclasses.replace(config.execution, attention="xla", remat="none")
@@ -113,7 +113,7 @@ def _with_rollout(
         reward_bytes=sum(judges),
     )
     answer_length = objective.answer_length(cast(PolicyData, config.data))
-    # Compile the program that samples, whose peak differs from the peak of the update.
+    # Compile the program that samples, because its peak differs from the peak of the update.
     programs = RolloutPrograms(
         model=model,
         apply_fn=model.apply,
@@ -164,7 +164,7 @@ def _with_compiled_step(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        # Every way to run the step needs too much memory; report the way that needs the smallest
+        # Every way to run the step needs too much memory. Report the way that needs the smallest
         # memory.
         smallest = step.candidates[-1]
         return dataclasses.replace(plan, exchange=smallest.exchange, out_of_memory=str(error))
@@ -185,11 +185,12 @@ def _with_compiled_step(
 def sum_by_kind(
     ops: Sequence[CollectiveOp], devices: Sequence[Device], topology: Topology
 ) -> tuple[Collective, ...]:
-    """Adds up collectives by kind, separately within and between slices or hosts.
+    """Adds up collectives by kind, with separate sums within slices or hosts and between them.
 
     Args:
         ops: The instructions of the compiled program.
-        devices: The devices in the order of the mesh. Attributes of virtual devices are not read.
+        devices: The devices in the order of the mesh. The attributes of virtual devices are not
+          used.
         topology: The topology of the devices.
     """
     chip = topology.chip

@@ -11,8 +11,8 @@ from ...engine.grad_cache import OUTPUTS
 from .parser import Computation, HloProgram, Instruction, integers, operands, root
 
 OF_OUTPUTS = " of output vectors"
-"""The ending of the kind of a collective that gathers output vectors. A loss that compares the
-examples of a batch needs the output vectors of all devices."""
+"""The suffix that marks the kind of a collective that gathers output vectors. A loss that compares
+the examples of a batch needs the output vectors of all devices."""
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -34,25 +34,26 @@ class CollectiveOp:
 
     kind: str
     bytes_sent: int
-    """Bytes that each device of a ring of n devices sends in one run: (n - 1) / n of the whole
-    array, and twice as many for an all-reduce."""
+    """The number of bytes that each device in a ring of n devices sends per run: (n - 1) / n of the
+    whole array, and twice this number for an all-reduce."""
     count: int
-    """How often the instruction runs in a step."""
+    """How many times the instruction runs in a step."""
     group: tuple[int, ...]
     """The devices of the first group, as indices into the mesh."""
 
 
 def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
-    """Returns the collectives in one run of a program, except collectives of a single device."""
+    """Returns the collectives in one run of a program, except those within a single device."""
     collectives: dict[str, CollectiveOp] = {}
     unfused = {id(instruction) for instruction, _, _ in program.instructions()}
     for index, (kind, instruction, operand_bytes, runs) in enumerate(_instructions(program)):
         group = first_group(instruction.attributes, num_devices)
         if len(group) == 1:
             continue
-        # A gather that overlaps with other work is printed in several parts, in fusions with this
-        # work. All parts have the same channel. Different collectives may also share a channel (all
-        # collectives of a `shard_map` use channel 1), but differ in kind, size or source line.
+        # A gather that overlaps with other work is printed in several parts, which are fused with
+        # this work. All parts have the same channel. Different collectives can also share a channel
+        # (all collectives of a `shard_map` use channel 1), but they differ in kind, size or source
+        # line.
         channel, source = instruction.find(_CHANNEL), instruction.find(_SOURCE)
         is_fused = channel and id(instruction) not in unfused
         key = f"{kind} {channel} {operand_bytes} {source}" if is_fused else f"line {index}"
@@ -66,7 +67,7 @@ def collective_ops(program: HloProgram, num_devices: int) -> list[CollectiveOp]:
 
 
 def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, float]]:
-    """Yields each collective's kind, instruction, bytes of operands, and how often it runs."""
+    """Yields each collective's kind, instruction, bytes of operands, and number of runs."""
     for instruction, computation, runs in program.instructions(fused=True):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
@@ -78,16 +79,17 @@ def _instructions(program: HloProgram) -> Iterator[tuple[str, Instruction, int, 
 
 
 def _is_reduce_scatter(all_reduce: Instruction, computation: Computation) -> bool:
-    """Returns whether only a slice of the sum is used, which is how TPUs print a reduce-scatter."""
+    """Returns whether only a slice of the sum is used. TPUs print a reduce-scatter in this form."""
     result = root(computation)
     return result.opcode == "dynamic-slice" and result.operands[0] == all_reduce.name
 
 
 def _ring_bytes(kind: str, operand_bytes: int, num_devices: int) -> int:
-    """Returns the bytes that each device of a ring of n devices sends.
+    """Returns the number of bytes that each device in a ring of n devices sends.
 
     A reduce-scatter or an all-to-all sends (n - 1) / n of its operand. An all-reduce is a
-    reduce-scatter and an all-gather. The result of an all-gather has the size of n operands.
+    reduce-scatter followed by an all-gather. The result of an all-gather has the size of n
+    operands.
     """
     others = num_devices - 1
     parts = {
@@ -101,7 +103,7 @@ def _ring_bytes(kind: str, operand_bytes: int, num_devices: int) -> int:
 def _between_slices(program: HloProgram, num_devices: int) -> Iterator[CollectiveOp]:
     """Yields the collectives between slices, which the TPU compiler delegates to the hosts.
 
-    Such collectives are printed as `send` instructions; each device sends its part of the array
+    Such collectives are printed as `send` instructions. Each device sends its part of the array
     with such an instruction.
     """
     for instruction, _, runs in program.instructions():
@@ -109,19 +111,19 @@ def _between_slices(program: HloProgram, num_devices: int) -> Iterator[Collectiv
         if instruction.opcode != "send" or not slices:
             continue
         num_slices = 0
-        # `1,2` are two slices, and `1:4` are four.
+        # The text `1,2` means two slices, and `1:4` means four.
         for item in slices.split(","):
             first, _, last = item.partition(":")
             num_slices += int(last or first) - int(first) + 1
         name = instruction.find(_MEGASCALE_KIND).lower().replace("_", "-")
         bytes_sent = _ring_bytes(name, instruction.arrays[0].bytes, num_slices)
-        # One device of each slice.
+        # The group contains one device of each slice.
         group = tuple(range(0, num_devices, num_devices // num_slices))
         yield CollectiveOp(name, bytes_sent, math.ceil(runs), group)
 
 
 def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
-    """Returns the first device group of a collective, or all devices if no group is named.
+    """Returns the first device group of a collective, or all devices if no group is listed.
 
     Args:
         attributes: The collective's attributes. Groups are printed in one of four forms:
@@ -149,12 +151,12 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
 def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int, ...]:
     """Returns the first group of `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`.
 
-    A group may span a part of an axis: `{'b':(2)4}` is the part of size 4 of axis b whose
-    preceding parts have size 2 together.
+    A group may span a part of an axis: `{'b':(2)4}` is a part of axis b that has size 4, and all
+    preceding parts together have size 2.
     """
     spanned = {name: (before, size) for name, before, size in _USED_AXIS.findall(used)}
-    # Split every axis into three: before the spanned part, the part, and after it. A group has all
-    # indices of the part; the first group has index 0 on both other axes.
+    # Split every axis into three axes: before the spanned part, the part itself, and after it. A
+    # group has all indices of the part; the first group has index 0 on the two other axes.
     shape: list[int] = []
     index: list[int | slice] = []
     for name, digits in _MESH_AXIS.findall(axes):

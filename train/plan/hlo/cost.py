@@ -13,14 +13,14 @@ _NO_TRAFFIC = frozenset(
     replica-id after-all copy-done slice-done fusion-done all-gather-done all-reduce-done iota
     reduce-scatter-done collective-permute-done async-done async-update opt-barrier""".split()
 )
-"""Opcodes that move no data, or whose data are counted at the start of the operation."""
+"""Opcodes that do not move data, or whose data are counted when the operation starts."""
 _SLICES = ("dynamic-slice", "slice", "gather")
 _DIM_LABELS = re.compile(r"dim_labels=(\w+_\w+->\w+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 
 
 def matmul_flops(program: HloProgram) -> int:
-    """Returns the sum of 2 · m · n · k over the matmuls of one run, including known kernels."""
+    """Returns the sum of 2 · m · n · k over all matmuls in one run, including known kernels."""
     counts = {"dot": _dot_flops, "convolution": _convolution_flops, "custom-call": kernel_flops}
     total = 0.0
     for instruction, computation, runs in program.instructions(fused=True):
@@ -40,7 +40,7 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
     """Returns the FLOPs of a matmul that is printed as a convolution.
 
     The TPU compiler prints all matmuls as convolutions. The batch and outer axes become spatial
-    axes, with padding and holes that are never multiplied.
+    axes with padding and holes, which are never multiplied.
     """
     lhs, rhs, out = re.split("_|->", convolution.find(_DIM_LABELS))
     left, right = operands(convolution, computation)[:2]
@@ -51,7 +51,7 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
         size, window = left.shape[lhs.index(axis)], right.shape[rhs.index(axis)]
         length = result[out.index(axis)]
         pairs = _window_pairs(convolution, int(axis), size, window, length=length)
-        # Multiply by the mean number of window elements per result.
+        # Multiply by the mean number of window elements that contribute to a result.
         depth *= pairs / length
     return round(2 * math.prod(result) * depth)
 
@@ -59,7 +59,7 @@ def _convolution_flops(convolution: Instruction, computation: Computation) -> in
 def _window_pairs(
     convolution: Instruction, axis: int, size: int, window: int, *, length: int
 ) -> int:
-    """Counts the pairs (output index, window index) that read an element of the input.
+    """Counts the pairs of an output index and a window index that read an element of the input.
 
     All other pairs read padding, or a hole between elements of a dilated input.
 
@@ -91,8 +91,9 @@ def _window_pairs(
 def hbm_bytes(program: HloProgram) -> int:
     """Returns the bytes that one run reads from and writes to a device's main memory.
 
-    Bytes are counted as in XLA: the operands and results of every instruction that is not fused
-    into another. If only slices of an array are used, only the bytes of the slices are counted.
+    Bytes are counted as in XLA: the operands and results of every instruction, unless it is fused
+    into a different instruction. If only slices of an array are used, only the bytes of the slices
+    are counted.
     """
     total = 0.0
     for instruction, computation, runs in program.instructions():
@@ -105,12 +106,12 @@ def _instruction_bytes(
     instruction: Instruction, computation: Computation, program: HloProgram
 ) -> int:
     opcode = instruction.opcode
-    # The result is ((the whole array), the slice, …).
+    # The result has the form ((the whole array), the slice, …).
     if opcode == "slice-start":
         return instruction.arrays[1].bytes
     if opcode in ("fusion", "fusion-start"):
         return _fusion_bytes(instruction, computation, program)
-    # An asynchronous copy between main memory and on-chip memory.
+    # This is an asynchronous copy between main memory and on-chip memory.
     if opcode.endswith("-start"):
         return instruction.arrays[0].bytes if instruction.arrays else 0
     read = operands(instruction, computation)
@@ -135,7 +136,7 @@ def _fusion_bytes(fusion: Instruction, computation: Computation, program: HloPro
     # An instruction such as a reduction of several arrays computes several results.
     values = [value for value in roots for _ in value.arrays]
     arrays = fusion.arrays
-    # The result of an asynchronous fusion is ((operands), results, a number).
+    # The result of an asynchronous fusion has the form ((operands), results, a number).
     if fusion.opcode == "fusion-start":
         arrays = arrays[-1 - len(values) : -1]
     results = zip(values, arrays, strict=True)
@@ -165,7 +166,7 @@ def _bytes_read(array: Instruction, fused: Computation, program: HloProgram) -> 
             parameter = _parameter(inner, user.operands.index(array.name))
             total += _bytes_read(parameter, inner, program)
         elif user.opcode != "dynamic-update-slice" or user.operands[0] != array.name:
-            # All other users read the whole array. An array updated in place is not read.
+            # All other users read the whole array. An array that is updated in place is not read.
             total += array.bytes
     return total
 

@@ -11,15 +11,17 @@ MATMULS = {
     "dkv": (2, 2),  # Q Kᵀ again and dK; dO Vᵀ and dV
     "bwd": (3, 2),  # Q Kᵀ again, dQ and dK; dO Vᵀ and dV
 }
-"""Phase of attention → how many matmuls have the size of keys, and how many the size of values."""
+"""Maps each phase of attention to the number of matmuls that have the size of keys, and the number
+of matmuls that have the size of values."""
 _SPLASH = re.compile(r"splash_(?:mha|mqa)_(fwd|dq|dkv)")
-"""Matches names of splash attention's kernels. In an mqa kernel all query heads share one key head.
+"""Matches names of splash attention's kernels. In an mqa kernel, all query heads share one key
+head.
 """
 OWN = re.compile(r"(^|_)flash_(fwd|bwd)")
-"""Matches names of our TPU kernels, which state the FLOPs of the blocks that they compute."""
+"""Matches names of flaxzoo's TPU kernels, which state the FLOPs of the blocks that they compute."""
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _TRITON = re.compile(r'name = "flash_triton_(fwd|dq|dkv)(_causal)?(?:_window_(\d+))?"')
-"""Matches our GPU kernels."""
+"""Matches flaxzoo's GPU kernels."""
 _CUDNN = re.compile(r'custom_call_target="__cudnn\$fmha\w*?(Backward)?"')
 _CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?"?(\d+)')
 
@@ -27,7 +29,7 @@ _CUDNN_WINDOW = re.compile(r'"sliding_window_length": ?"?(\d+)')
 def kernel_flops(call: Instruction, computation: Computation) -> int:
     """Returns the FLOPs of an attention kernel, or 0 for an unknown kernel.
 
-    TPU kernels are counted by computed blocks, and GPU kernels by visible pairs of tokens.
+    For TPU kernels, the computed blocks are counted; for GPU kernels, the visible pairs of tokens.
     """
     if OWN.search(call.name):
         return int(call.find(_STATED, "0"))
@@ -48,7 +50,7 @@ def _gpu_flops(
 ) -> int:
     """Returns a kernel's FLOPs for queries [B, T, N, H], keys [B, S, K, H], values [B, S, K, V].
 
-    A window of 0 means that there is none.
+    If the window is 0, there is no window.
     """
     queries, keys, values = operands(call, computation)[:3]
     batch, num_queries, heads, key_dim = queries.shape
@@ -66,28 +68,29 @@ def _gpu_flops(
 def _splash_flops(call: Instruction, computation: Computation, phase: str) -> int:
     arrays = [x.arrays[0] for x in operands(call, computation)]
     # The first three operands of a float type are queries [B, N, T, K], keys [B, N, S, K] and
-    # values [B, N, S, H], without B for a single sequence. For an mqa kernel queries have one more
-    # axis, the query heads that share a key head.
+    # values [B, N, S, H], without B for a single sequence. For an mqa kernel, queries have an
+    # additional axis for the query heads that share a key head.
     queries, keys, values = [x.shape for x in arrays if x.dtype.startswith(("bf", "f"))][:3]
     *batch_and_heads, num_queries, key_dim = queries
     num_keys, value_dim = keys[-2], values[-1]
     num_pairs = math.prod(batch_and_heads) * num_queries * num_keys
     over_keys, over_values = MATMULS[phase]
     flops = 2 * num_pairs * (over_keys * key_dim + over_values * value_dim)
-    # A causal mask adds one operand with two axes, the positions of queries or of keys. All other
-    # operands with two axes come in pairs: the segments of queries and keys for a single sequence,
-    # and its keys and values in an mqa kernel.
+    # A causal mask adds one operand with two axes, which contains the positions of queries or of
+    # keys. All other operands with two axes come in pairs: the segments of queries and of keys for
+    # a single sequence, and the keys and values of a single sequence in an mqa kernel.
     is_causal = sum(len(x.shape) == 2 for x in arrays) % 2 == 1
     # The first operand is the block mask.
     return round(flops * _computed_fraction(arrays[0].shape)) if is_causal else flops
 
 
 def _computed_fraction(block_mask: tuple[int, ...]) -> float:
-    """Returns which fraction of all blocks a causal or banded kernel computes.
+    """Returns the fraction of all blocks that a causal or banded kernel computes.
 
     Args:
-        block_mask: Shape [N, rows, columns] of the block mask. A row has the diagonal block and the
-          blocks before it. A banded mask has only as many columns (or rows) as the band is wide.
+        block_mask: Shape [N, rows, columns] of the block mask. A row contains the diagonal block
+          and the blocks before it. In a banded mask, the number of columns (or rows) is the width
+          of the band.
     """
     # Row r of the attention matrix has r + 1 blocks, but at most the width of the band.
     _, *sides = block_mask

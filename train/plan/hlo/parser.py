@@ -1,8 +1,8 @@
-"""Parses the text of a compiled program: instructions and how often each of them runs.
+"""Parses the text of a compiled program into instructions, and counts how often each one runs.
 
 The text of a compiled module (`compiled.as_text()`) is the program of one device. A scan over
-layers becomes a `while`, whose condition determines the number of runs. XLA's cost analysis counts
-the body of a `while` only once.
+layers becomes a `while`, and its condition determines the number of runs. XLA's cost analysis
+counts the body of a `while` only once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ BYTES = {
     **{"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "s64": 8, "u64": 8},
     **{"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16},
 }
-"""Type → bytes of an element. Unlisted types (tokens and handles) have 0 bytes."""
+"""Maps each type to the bytes of an element. Unlisted types (tokens and handles) have 0 bytes."""
 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](\{[^{}]*\})?")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\((.*)")
@@ -27,14 +27,14 @@ _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.-]+)")
 _BRANCHES = re.compile(
     r"(branch_computations=\{[^}]*|true_computation=\S+ false_computation=%[\w.-]+)"
 )
-"""Matches the branches of a conditional. A conditional on an index lists them, and a conditional on
-a predicate names two."""
+"""Matches the branches of a conditional. A conditional on an index lists its branches, and a
+conditional on a predicate names two branches."""
 _NAME = re.compile(r"%([\w.-]+)")
 _INTEGER = re.compile(r"[su]\d+\[\]")
 _KERNEL_METADATA = re.compile(r"kernel_metadata=\{\n.*\n\}")
 """Matches an attribute of custom kernels that is printed over several lines."""
 _TRITON_PROGRAM = re.compile(r'\bir = "(?:[^"\\]|\\.)*"')
-"""Matches the program of a Triton kernel, which is arbitrary bytes."""
+"""Matches the program of a Triton kernel, which may contain arbitrary bytes."""
 _TRIP_COUNT = re.compile(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)')
 
 
@@ -49,7 +49,7 @@ class HloArray:
 
     @property
     def bytes(self) -> int:
-        """Size in bytes without the padding of tiles."""
+        """The size in bytes, without the padding to whole tiles."""
         return BYTES.get(self.dtype, 0) * math.prod(self.shape)
 
 
@@ -65,9 +65,9 @@ class Instruction:
     """The text after the operands. For constants and parameters, it includes the text in
     parentheses."""
     result: str
-    """Printed type of the result."""
+    """The result's type, as printed."""
     is_root: bool
-    """Whether the instruction computes the result of the computation."""
+    """Whether the instruction produces the result of its computation."""
 
     @functools.cached_property
     def arrays(self) -> tuple[HloArray, ...]:
@@ -89,7 +89,7 @@ class Instruction:
 
     @property
     def called(self) -> str:
-        """Name of the computation that a fusion, call or reduction runs; empty if it has none."""
+        """Name of the computation that a fusion, call or reduction runs; otherwise empty."""
         return self.find(_CALLED)
 
     def find(self, pattern: re.Pattern[str], default: str = "") -> str:
@@ -115,11 +115,11 @@ class Instruction:
 
 
 Computation = dict[str, Instruction]
-"""Name → instruction, in the order of execution."""
+"""Maps names to instructions, in the order of execution."""
 
 
 def integers(text: str) -> list[int]:
-    """Returns the integers of a printed list without brackets: `2,3`, or the empty text."""
+    """Returns the integers in a printed list without brackets, such as `2,3` or an empty text."""
     return [int(n) for n in text.split(",") if n]
 
 
@@ -142,10 +142,9 @@ class HloProgram:
     """Name of the first computation."""
 
     def runs(self, *, fused: bool = False) -> Iterator[tuple[Computation, float]]:
-        """Yields every computation that runs, with how often it runs.
+        """Yields every computation that runs, with its number of runs.
 
-        Each of the n branches of a conditional is counted as 1 / n runs, as if the branches took
-        turns.
+        Each of the n branches of a conditional counts as 1 / n runs, as if the branches took turns.
 
         Args:
             fused: Whether to descend into fusions as well.
@@ -155,7 +154,7 @@ class HloProgram:
     def instructions(
         self, *, fused: bool = False
     ) -> Iterator[tuple[Instruction, Computation, float]]:
-        """Yields each instruction that runs, with its computation and how often it runs."""
+        """Yields each instruction that runs, with its computation and its number of runs."""
         for computation, count in self.runs(fused=fused):
             for instruction in computation.values():
                 yield instruction, computation, count
@@ -168,7 +167,7 @@ class HloProgram:
                 yield from self._runs(called, count * times, fused)
 
     def _called(self, instruction: Instruction, fused: bool) -> list[tuple[str, float]]:
-        """Returns the computations that an instruction runs, and how often it runs each of them."""
+        """Returns the computations that an instruction runs, with the number of runs of each."""
         opcode = instruction.opcode
         if opcode == "while":
             return [(instruction.attribute("body"), float(self.trip_count(instruction)))]
@@ -182,9 +181,9 @@ class HloProgram:
     def trip_count(self, loop: Instruction) -> int:
         """Returns how often a `while` runs its body.
 
-        The number comes from the compiler's annotation, if any. Without an annotation, the number
-        is the limit of the loop divided by the step of the counter. The limit is the largest
-        integer in the condition.
+        The number comes from the compiler's annotation, if there is one. Otherwise, it is the limit
+        of the loop divided by the step of the counter. The limit is the largest integer in the
+        condition.
         """
         if annotated := _TRIP_COUNT.search(loop.attributes):
             return int(annotated[1])
@@ -195,7 +194,7 @@ class HloProgram:
         return -(-limit // self._loop_step(loop, condition))
 
     def _loop_step(self, loop: Instruction, condition: Computation) -> int:
-        """Returns how much a loop's counter grows in a run, for example 2 if unrolled once."""
+        """Returns the increment of a loop's counter per run, such as 2 for a loop unrolled once."""
         body = self.computations[loop.attribute("body")]
         # The condition reads the counter from the loop's state by its index.
         read = next((x for x in condition.values() if x.opcode == "get-tuple-element"), None)
