@@ -50,8 +50,8 @@ class Field:
     null.
     """
     omit_default: bool = False
-    """Whether the field is left out on export if it has the default value; for fields that only
-    some models have."""
+    """Whether the field is left out on export if it has the default value. True for fields that
+    only some models have."""
 
     @property
     def hint(self) -> object:
@@ -61,11 +61,11 @@ class Field:
         return self.kind or type(self.default)
 
     def from_hf(self, hf_config: Mapping[str, JsonValue], source: str) -> Settings:
-        """Returns the setting that the field of a file states, after a check."""
+        """Returns the setting that the field in a file specifies, after checking its value."""
         value = hf_config.get(self.hf, self.default)
         check_type(self.hf, value, self.hint, source)
         if type(value) is int and float in (self.kind, type(self.default)):
-            value = float(value)  # files may have whole numbers without a decimal point
+            value = float(value)  # files may write whole numbers without a decimal point
         if self.values is None:
             return {self.flax: value}
         _check_supported(self.hf, value, self.values, source)
@@ -95,7 +95,7 @@ class FixedField:
         return self.values[0]
 
     def from_hf(self, hf_config: Mapping[str, object], source: str) -> Settings:
-        """Returns no setting, after a check of the field of a file."""
+        """Checks the value of the field in a file, and returns no settings."""
         value = hf_config.get(self.hf, self.default)
         _check_supported(self.hf, value, self.values, source)
         return {}
@@ -109,7 +109,7 @@ class FixedField:
 def with_defaults(
     rows: Iterable[Field | FixedField], **defaults: JsonValue
 ) -> tuple[Field | FixedField, ...]:
-    """Returns the fields with other default values, given by the fields' names in transformers."""
+    """Returns the fields with new default values, given by the fields' names in transformers."""
     return tuple(
         dataclasses.replace(row, default=defaults.get(row.hf, row.default))
         if isinstance(row, Field)
@@ -155,8 +155,8 @@ UNUSED: Mapping[str, tuple[JsonValue, ...]] = {
     "pruned_heads": ({}, None),
     "tie_encoder_decoder": (False, None),
 }
-"""Fields that every transformers configuration has, with their values that have no effect, the
-default first. A family may support additional values."""
+"""Fields that every transformers configuration has, and for each field the values that have no
+effect, beginning with the default. A family may support additional values."""
 
 
 def settings_from_hf(mapping: ConfigMapping, hf_config: HFConfig, source: str) -> Settings:
@@ -209,7 +209,7 @@ def _with_full_names(mapping: ConfigMapping, hf_config: HFConfig, source: str) -
         if name in parents:
             check_type(name, value, Mapping[str, object] | None, source)
             parent = mapping.aliases.get(name, name)
-            # Null is an object without fields.
+            # Treat null as an object without fields.
             written += [(f"{parent}.{key}", nested) for key, nested in (value or {}).items()]
         else:
             written.append((name, value))
@@ -277,11 +277,11 @@ def _check_supported(name: str, value: object, values: Iterable[object], source:
 def none_for_defaults(settings: Settings, defaults: Settings) -> None:
     """Sets a setting to None if it equals the value that None stands for.
 
-    So configurations with the same meaning compare equal.
+    As a result, configurations with the same meaning compare equal.
 
     Args:
       settings: The settings of a configuration; this function changes them.
-      defaults: For each of some settings, the value that None stands for.
+      defaults: For some settings, the value that None stands for.
     """
     for name in settings.keys() & defaults.keys():
         if settings[name] == defaults[name]:
@@ -354,10 +354,10 @@ def check_exportable(
     Args:
       config: The configuration to export.
       allowed: The values that the family supports, by setting; an empty tuple allows every value.
-      family: Its name, for messages.
+      family: The name of the family, for messages.
 
     Raises:
-      WeightsError: The configuration has another value; the message lists all such settings.
+      WeightsError: A setting has an unsupported value; the message lists all such settings.
     """
     # The values that the family allows take precedence over `ONLY_HERE`.
     supported = {

@@ -59,7 +59,7 @@ class PairScoring:
     """
 
     activation: str = "Sigmoid"
-    """The function of the logits, by the name of its class in torch, such as Identity."""
+    """The function that maps logits to scores, as the name of its torch class, such as Identity."""
     max_length: int | None = None
     """Pairs are truncated to this number of tokens, at most the model's maximum."""
     lowercase: bool = False
@@ -76,7 +76,7 @@ class PairScoring:
 
     @classmethod
     def of_labels(cls, number: int) -> "PairScoring":
-        """Returns the default activation: the sigmoid for one label, the identity for several."""
+        """Returns the default settings: the sigmoid for one label, the identity for more labels."""
         return cls(activation="Sigmoid" if number == 1 else "Identity")
 
 
@@ -94,7 +94,7 @@ def read_pair_scoring(folder: Path) -> PairScoring | None:
     """
     if kind_of(folder) == "CrossEncoder":
         return _read_modules(settings_folder(folder))
-    # Versions before 6 store only the activation, in the file with the fields of the model.
+    # Versions before 6 store only the activation, in the model's `config.json`.
     file = folder / _CONFIG
     fields = read_optional(file)
     section = fields.get("sentence_transformers")

@@ -26,13 +26,12 @@ from ..registry import create
 FROM_STREAM = tuple(
     f"{part}/{name}" for part in ("query", "key", "value", "up") for name in ("kernel", "lora_a")
 )
-"""Suffixes of the paths of arrays whose first axis, after the axis of layers, has size D."""
+"""Path suffixes of arrays whose first axis, after the layer axis, has size D."""
 WITHIN = (
     *(f"{part}/{name}" for part in ("query", "key", "value", "up") for name in ("bias", "lora_b")),
     *("attention/output/lora_a", "down/lora_a", "output_bias"),
 )
-"""Suffixes of the paths of arrays without an axis of size D. In all other arrays, the last axis has
-size D.
+"""Path suffixes of arrays without an axis of size D. In all other arrays, the last axis has size D.
 """
 POSITIONS = "position_embedding/embedding"
 
@@ -85,7 +84,7 @@ def as_marian(config: EncoderDecoderConfig, params: Params) -> tuple[EncoderDeco
 
 
 def with_zeros(config: TransformerConfig, params: Params) -> Params:
-    """Adds zeros for the parameters that a model lacks; parameters of adapters are kept."""
+    """Adds zeros for the parameters that a model lacks; adapter parameters are kept."""
     flat: Params = flatten_dict(params, sep="/")
     shapes: Params = flatten_dict(parameter_shapes(create(config)), sep="/")
     missing = {path: np.zeros(x.shape, x.dtype) for path, x in shapes.items() if path not in flat}

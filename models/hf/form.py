@@ -33,7 +33,8 @@ def head_classes(config: type[TransformerConfig], name: str, **renamed: str) -> 
     Args:
       config: The configuration of the family.
       name: The prefix of the class names, such as "Bert".
-      **renamed: The classes whose names do not end in `HeadSpec.hf_class_suffix`, by head.
+      **renamed: For each head whose class name does not end in `HeadSpec.hf_class_suffix`, the
+        class.
     """
     choices = config.__dataclass_fields__["head"].metadata["choices"]
     # transformers has no value head. Every family has a class without a head.
@@ -43,7 +44,7 @@ def head_classes(config: type[TransformerConfig], name: str, **renamed: str) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form(Generic[Config]):
-    """The specifics of one family in the conversion from and to the Hugging Face format."""
+    """Describes how one family is converted from and to the Hugging Face format."""
 
     config: type[Config]
     model_type: str
@@ -61,10 +62,10 @@ class Form(Generic[Config]):
     """The inverse of `own_settings`, for export: returns additional fields for a configuration."""
     generation_defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
     in_generate: Callable[[Config], Config] = lambda config: config
-    """Returns the configuration of the model that transformers' `generate` computes."""
+    """Returns the configuration of the model that transformers' `generate` runs."""
 
     def mapping(self) -> HFMapping[Config]:
-        """Returns the family's record."""
+        """Returns the family's `HFMapping`."""
         return HFMapping(
             model_types=(self.model_type,),
             config_from_hf=self.config_from_hf,
@@ -133,7 +134,7 @@ class Form(Generic[Config]):
           config: The configuration.
           head: The head of the model, or the corresponding head in transformers.
           fixed: Settings that families of this kind cannot vary; `allowed` overrides them.
-          explicit: Values to write for settings that the configuration leaves at None.
+          explicit: Values to write for settings that are None in the configuration.
 
         Raises:
           WeightsError: transformers has no such model.
@@ -155,12 +156,12 @@ class Form(Generic[Config]):
 def join_forms(
     forms: Sequence[Form[Config]], form_of: Callable[[Config], Form[Config]], **more: Any
 ) -> HFMapping[Config]:
-    """Returns the record of a family that has several model types in transformers.
+    """Returns the `HFMapping` of a family that has several model types in transformers.
 
     Args:
       forms: The conversions of the model types.
       form_of: Returns the conversion that a configuration needs.
-      **more: Additional fields of the record.
+      **more: Additional fields of the `HFMapping`.
     """
     by_type = {form.model_type: form for form in forms}
     return HFMapping(

@@ -1,4 +1,4 @@
-"""Generates with any generative model, with the arguments and outputs of transformers' `generate`.
+"""Generates tokens with any generative model, like transformers' `generate`.
 
 Names, meanings and defaults follow transformers' `generate`; unsupported arguments are rejected by
 name. `Generator` generates the tokens.
@@ -36,7 +36,7 @@ EXTRA_OUTPUTS = (
     FixedField("return_dict_in_generate", (False, None)),
 )
 UNSEEN = 0
-"""The token that pads rows if no padding token is given; the model does not read padding."""
+"""The token that pads rows if no padding token is given. The model ignores padding."""
 
 
 def generate(
@@ -63,14 +63,14 @@ def generate(
       params: its parameters.
       input_ids: prompts, or sources including their end token: int[B, T], or a list of rows of
         token ids. Rows of different lengths are padded, prompts on the left.
-      attention_mask: `[B, T]`, 1 for tokens and 0 for padding, on either side. If None, tokens
-        equal to `pad_token_id` are padding for a causal model, unless this is an end token; for
-        other models, no token is padding.
+      attention_mask: `[B, T]`, 1 for tokens and 0 for padding, which may be on either side. If
+        None, a causal model treats tokens equal to `pad_token_id` as padding, unless `pad_token_id`
+        is an end token; for other models, no token is padding.
       seed: the seed for sampling.
       assistant_model: a pair (model, params): a smaller causal model with the same vocabulary, for
         speculative decoding without beams (`Draft`). The assistant changes neither greedy tokens
         nor the distribution of sampled tokens.
-      num_assistant_tokens: the number of tokens that the assistant proposes at a time; constant.
+      num_assistant_tokens: the constant number of tokens that the assistant proposes at a time.
         Defaults to 4.
       **requested: `max_new_tokens` (default 20) or `max_length` (including the prompt);
         `eos_token_id` (one or several), `pad_token_id`, `forced_eos_token_id`; for
@@ -124,7 +124,7 @@ def generate(
         "forced_bos_token_id",
         "decoder_start_token_id",
     )
-    # Encoder-decoders always use a search, also with one beam.
+    # Encoder-decoders always use beam search, even with one beam.
     generator = Generator(model, params, draft=_draft(assistant_model, num_assistant_tokens))
     if request.num_beams > 1 or not causal:
         hypotheses = itertools.chain(*search_all(generator, rows, request, positions))
@@ -157,7 +157,7 @@ def _draft(assistant: tuple[Model, Params] | Model | None, num_tokens: int | Non
 
 
 def as_in_generate(model: Model) -> Model:
-    """Returns the model as transformers' `generate` runs it, which may count other positions."""
+    """Returns the model as transformers' `generate` runs it, which may change its positions."""
     # A family without a Hugging Face conversion does not count positions differently.
     if family_of(model.config).hf_module is None:
         return model

@@ -41,7 +41,7 @@ OF_SAMPLING = (
     FixedField("top_p", (1.0,)),
     FixedField("min_p", (None,)),
 )
-"""Fields that beam search ignores without `do_sample` and does not support with it."""
+"""Fields that beam search ignores if `do_sample` is false, and does not support if it is true."""
 NOT_WITH_SEARCH = (FixedField("repetition_penalty", (1.0,)),)
 """Fields that beam search does not support."""
 NOT_WITH_CAUSAL = (
@@ -133,7 +133,7 @@ GENERATION = "generation"
 """The key of the imported folder's generation settings in a run's `config.json`."""
 
 LARGEST_VOCABULARY = 2**31
-"""The vocabulary size of a model whose `config.json` does not state one."""
+"""The vocabulary size that is assumed if a model's `config.json` does not state one."""
 
 NEW_TOKENS = 20
 """Default number of new tokens."""
@@ -188,8 +188,8 @@ def request_from_hf(
             settings["min_new_tokens"] = max(settings["min_length"] - 1, 0)
         settings["top_k"] = settings["top_k"] or None  # 0 stands for all tokens
         settings["early_stopping"] = fields.get("early_stopping", False)
-        # Greedy and beam search ignore the settings of sampling, as in transformers, but a value
-        # out of range is a mistake.
+        # Greedy search and beam search ignore sampling settings, as in transformers. A value out of
+        # range is rejected nevertheless, because it is a mistake.
         Sampling(**{name: settings[name] for name in SAMPLING})
         unused = frozenset[str]() if settings["do_sample"] else SAMPLING
         names = field_names(GenerationRequest) & settings.keys() - unused
@@ -201,7 +201,7 @@ def request_from_hf(
 def _token_settings(settings: Settings, fields: HFSettings, causal: bool) -> Settings:
     """Returns the special tokens and the banned sequences of a request."""
     ends, suppressed = _listed(settings["eos_token_id"]), settings["suppress_tokens"]
-    # The forced end must be an end token, so that the text is finished.
+    # The forced token must be an end token, so that it ends the text.
     forced = settings["forced_eos_token_id"]
     require(
         forced in (None, *ends),
@@ -259,7 +259,7 @@ def generation_arguments(folder: str | Path) -> JsonObject:
     """Returns the arguments of `models.generate` that are stored in a folder.
 
     `models.generate(model, params, input_ids, **models.generation_arguments(folder))` returns the
-    same as transformers' `model.generate(input_ids)`.
+    same tokens as transformers' `model.generate(input_ids)`.
 
     Args:
       folder: a folder in the Hugging Face format, its name on the hub, or a run imported from it. A
@@ -301,7 +301,7 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         source = folder / "config.json"
         stated = {name: x for name, x in config.items() if name in NAMES | TOKENS}
         given = {**family.generation_defaults.get(model_type, {}), **stated}
-    # transformers fills in its default for null.
+    # transformers replaces null with its default.
     fields: JsonObject = without_none(given)
     _leave_out(fields, typed_field(config, "vocab_size", LARGEST_VOCABULARY, str(source)))
     return fields, not family.is_encoder_decoder, str(source)

@@ -59,7 +59,7 @@ def read_weights(folder: Path, config: TransformerConfig, shapes: PyTree) -> Par
       shapes: A `jax.ShapeDtypeStruct` with a sharding for each parameter.
 
     Raises:
-      WeightsError: The files are broken or contain another model.
+      WeightsError: The files are broken or contain a different model.
     """
     targets: Params = flatten_dict(shapes, sep="/")
     flax = {path: target.shape for path, target in targets.items()}

@@ -49,10 +49,10 @@ class HFMapping(Generic[Config]):
     )
     """Adjusts a configuration to facts that are known only from the stored tensors."""
     module_mapping: Callable[[Config], TensorMapping] | None = None
-    """Returns the same mapping with the names that modules have in transformers. If None, these are
-    the names in files."""
+    """Returns the same mapping with the names that modules have in transformers. If None, the names
+    in files are the same."""
     in_generate: Callable[[Config], Config] = lambda config: config
-    """Returns the configuration of the model that transformers' `generate` computes."""
+    """Returns the configuration of the model that transformers' `generate` runs."""
     notes: Callable[[Config], Sequence[str]] = lambda config: ()
     """Returns notes for the reader of a saved model, one line each."""
 

@@ -45,7 +45,7 @@ class FolderSettings:
     """The largest size of a file; no tensor is split."""
     generation: Mapping[str, JsonValue] | None = None
     """The content of `generation_config.json`, as `generation_arguments` returns it. Defaults to
-    the ids of special tokens, and for translation the search of Vaswani et al. 2017."""
+    the ids of special tokens and, for translation, the beam search of Vaswani et al. 2017."""
     problem_type: ProblemType | None = None
     """The problem type of a classifier (its kind of labels), as transformers names it."""
     embedding: EmbeddingSettings | None = None
@@ -82,7 +82,7 @@ def save(
     Args:
       folder: The folder to create, atomically; it may exist if it is empty.
       model: The model, from `create` or `load`.
-      params: Its parameters, a nested dict of arrays, layers stacked.
+      params: Its parameters, a nested dict of arrays, with stacked layers.
       tokenizer: Its tokenizer, from `data.load_tokenizer` or `data.train_tokenizer`. If given, its
         files and the ids of special tokens are written.
       dtype: The precision of the written parameters: float32, float16 or bfloat16.
@@ -98,7 +98,7 @@ def save(
         loaded from. If None, transformers uses a softmax for more than one label.
 
     Returns:
-      Notes on the saved model, one line each, such as differences in transformers.
+      Notes on the saved model, one line each, such as differences from transformers.
 
     Raises:
       UserError: The folder is not empty, a parameter does not fit the model (the message names its
@@ -138,7 +138,7 @@ def check_vocabulary(
       name: The grammatical subject of the error message.
 
     Raises:
-      UserError: The tokenizer has more tokens.
+      UserError: The tokenizer has more tokens than the model.
     """
     for what, size, known in (
         ("", tokenizer.target.vocab_size, config.vocab_size),
@@ -203,11 +203,11 @@ def write_model(
     translates = head.name == "seq2seq_lm"
     notes += _notes(config)
     ids = {} if tokenizer is None else _special_tokens(tokenizer, head.generates, translates)
-    # transformers finds the last token of a text by the padding.
+    # transformers uses the padding to find the last token of a text.
     if head.name == "sequence_classification" and ids.get("pad_token_id", 0) is None:
         notes.append(NOTE_ON_PADDING)
-    # Ids in the generation settings override the tokenizer's: a model may end its texts with
-    # another token.
+    # Ids in the generation settings override the tokenizer's ids, because a model may end its texts
+    # with a different token.
     stated = settings.generation or {}
     ids |= {name: stated[name] for name in ids if stated.get(name) is not None}
     problem: JsonObject = without_none({"problem_type": settings.problem_type})
@@ -220,7 +220,8 @@ def write_model(
         fields={**ids, **problem},
     )
     generation = settings.generation
-    # The tokenizer. Translation models also store the published search, unless settings are given.
+    # Write the tokenizer. Translation models also store the published search, unless settings are
+    # given.
     if tokenizer is not None:
         if generation is None and translates:
             notes.append(NOTE_ON_SEARCH)
@@ -228,7 +229,7 @@ def write_model(
             generation = ids | search_fields(request, config.max_length)
         notes.append(write_tokenizer(folder, config, tokenizer))
     _write_sentence_files(folder, config, settings)
-    # Generation settings, at least the ids of special tokens.
+    # Write the generation settings, which contain at least the ids of special tokens.
     generation = ids if generation is None else generation
     given: JsonObject = without_none(generation)
     if head.generates and given:

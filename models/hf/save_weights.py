@@ -142,7 +142,7 @@ def search_fields(request: GenerationRequest, max_length: int) -> JsonObject:
     """Returns the fields of `generation_config.json` for a beam search, except for token ids.
 
     Args:
-      request: The search of a run trained with flaxzoo; its banned sequences are all single tokens.
+      request: The search of a run trained with flaxzoo. Each banned sequence is a single token.
       max_length: The longest target of the model, in tokens.
     """
     return {

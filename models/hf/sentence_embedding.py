@@ -58,7 +58,7 @@ _KEYS: Mapping[PoolingMode, str] = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-"""For each pooling mode, its field before version 6 of the package."""
+"""For each pooling mode, its field in package versions before 6."""
 _ON_SENTENCES = (
     FixedField("module_input_name", ("sentence_embedding",)),
     FixedField("module_output_name", ("sentence_embedding", None)),
@@ -135,7 +135,7 @@ class EmbeddingSettings:
     lowercase: bool = False
     """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Prompts, which are prepended to each text, by name."""
+    """Prompts by name. A prompt is prepended to each text."""
     default_prompt: str | None = None
     """The name of the default prompt. If None, no prompt is used by default."""
     pool_prompt: bool = True
@@ -147,7 +147,7 @@ class EmbeddingSettings:
 
     @property
     def texts(self) -> "EmbeddingSettings":
-        """The settings of texts. Sparse encoders have a property with the same name."""
+        """These settings, so that dense and sparse encoders both have `texts`."""
         return self
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class EmbeddingSettings:
             self.prompt(self.default_prompt)
 
     def prompt(self, name: str | None) -> str:
-        """Returns the text of a prompt, by default of `default_prompt`; "" for the name "".
+        """Returns the text of a prompt, which defaults to `default_prompt`; "" for the name "".
 
         Raises:
           WeightsError: No prompt has this name.
@@ -235,7 +235,8 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
       folder: The folder.
 
     Returns:
-      The settings; None if the folder has no `modules.json`, or is for pairs or sparse vectors.
+      The settings; None if the folder has no `modules.json`, or if its model scores pairs or
+      computes sparse vectors.
 
     Raises:
       WeightsError: A file is missing or broken, or a module or setting is not supported.
@@ -244,7 +245,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings | None:
         return None
     folder = settings_folder(folder)
     file = folder / MODULES
-    # The first two modules are always the transformer and its pooling; maps may follow.
+    # The first two modules are always the transformer and its pooling; other layers may follow.
     modules = read_modules(file)
     check_modules(file, modules, "Transformer", "Pooling")
     pooling_path = modules[1][1]

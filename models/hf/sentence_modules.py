@@ -85,7 +85,7 @@ def settings_folder(folder: Path) -> Path:
 
 
 def read_optional(file: Path) -> JsonObject:
-    """Returns the content of a JSON file, or no fields if the file does not exist."""
+    """Returns the content of a JSON file, or an empty dict if the file does not exist."""
     return read_object(file, WeightsError) if file.is_file() else {}
 
 
@@ -169,7 +169,7 @@ def activation_path(name: str) -> str:
 
 
 def write_modules(folder: Path, classes: list[str]) -> list[str]:
-    """Writes `modules.json`; returns the subfolder of each module, empty for the first.
+    """Writes `modules.json`; returns the subfolder of each module, which is "" for the first.
 
     Args:
       folder: The folder of the model.
@@ -189,7 +189,8 @@ def write_transformer(
     folder: Path, *, max_length: int, lowercase: bool, task: JsonObject | None = None
 ) -> None:
     """Writes the tokenizer's options and additional fields."""
-    # The package counts positions from the first column, padding or not, so pad on the right.
+    # The package counts positions from the first column, even if it is padding, so pad on the
+    # right.
     tokenized: JsonObject = {
         "max_seq_length": max_length,
         "do_lower_case": lowercase,

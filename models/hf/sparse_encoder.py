@@ -68,8 +68,8 @@ class SparseSettings:
     activation: SparseActivation = "relu"
     """relu: log(1 + max(0, logit)). log1p_relu: log(1 + log(1 + max(0, logit)))."""
     texts: EmbeddingSettings = EmbeddingSettings()
-    """The truncation length, the lowercasing and the prompts of texts. Its pooling and its layers
-    are not used."""
+    """The truncation length, the lowercasing and the prompts of texts. The pooling and the layers
+    in these settings are not used."""
 
     def __call__(self, greatest: Float[Array, "B V"]) -> Float[Array, "B V"]:
         """Returns the weights, given the maximum logit of each token over all positions."""
@@ -113,7 +113,7 @@ def read_sparse_settings(folder: Path) -> SparseSettings | None:
     folder = settings_folder(folder)
     file = folder / MODULES
     modules = read_modules(file)
-    # Version 5 has another class for this transformer.
+    # Version 5 has a different class for this transformer.
     names = [("Transformer" if x == "MLMTransformer" else x, path) for x, path in modules]
     check_modules(file, names, "Transformer", "SpladePooling")
     if others := [kind for kind, _ in modules[2:]]:

@@ -37,7 +37,8 @@ from .rotary import KINDS_OF_LAYERS, SCALINGS, rotary_settings, rotary_to_hf, ta
 
 Config = TypeVar("Config", bound=CausalDecoderConfig)
 Parts = Mapping[str | tuple[str, ...], str]
-"""The transformers name of each module in a layer. Several modules may be one linear map there."""
+"""The transformers name of each module in a layer. In transformers, several modules may be one
+linear map."""
 
 ATTENTION: Parts = {
     "attention/query": "self_attn.q_proj",
@@ -64,7 +65,7 @@ CLASSIFIERS = ("sequence_classification", "token_classification")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderForm(Form[Config]):
-    """The specifics of one decoder family in the conversion from and to the Hugging Face format.
+    """Describes how one decoder family is converted from and to the Hugging Face format.
 
     `fields` does not include the fields of rotary positions.
     """
@@ -158,7 +159,7 @@ class DecoderForm(Form[Config]):
 
     def tensor_mapping(self, config: Config) -> TensorMapping:
         """Returns the mapping from the parameters of a model, including its head, to tensors."""
-        # Embedding, layers and final norm; then the head.
+        # First the embedding, the layers and the final norm, and then the head.
         tokens = "model.embed_tokens"
         rules = [*embedding("token_embedding", tokens)]
         for parts, name in self.parts_of(config).items():

@@ -27,7 +27,7 @@ SIZES = size_fields(
     max_position_embeddings=2048,
     rms_norm_eps=1e-5,
 )
-"""The fields of sizes, which OLMo 3 has as well."""
+"""The size fields, which OLMo 3 also has."""
 
 FORM = DecoderForm(
     config=Olmo2Config,

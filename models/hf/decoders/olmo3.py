@@ -33,7 +33,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         windowed = [bool((i + 1) % FULL_EVERY) for i in range(number)]
     if window is not None:
         set_windows(settings, window, windowed, source)
-    # transformers ignores rotary fields that are not stated for each kind of layer.
+    # transformers ignores rotary fields that are not given for each kind of layer.
     given = fields.get("rope_parameters")
     require(
         not isinstance(given, dict) or given.keys() & KINDS_OF_LAYERS,

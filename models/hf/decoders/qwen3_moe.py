@@ -21,7 +21,7 @@ from .causal_decoder import (
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads which layers have no experts, and the window, which all layers or no layers have."""
+    """Reads which layers have no experts, and the window, which all layers or no layers use."""
     used = fields.pop("use_sliding_window", False)
     window = fields.pop("sliding_window", 4096)
     fields["sliding_window"] = window if used is True else None

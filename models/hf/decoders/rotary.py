@@ -65,7 +65,7 @@ def take_windowed_base(
       default_base: The base that transformers uses if the file states no base.
 
     Raises:
-      WeightsError: The windowed layers have another kind of rotation, or fields contradict each
+      WeightsError: The windowed layers have a different kind of rotation, or fields contradict each
         other.
     """
     given = fields.get("rope_parameters")
@@ -145,14 +145,14 @@ _SCALING = {
 
 _LENGTH = "original_max_position_embeddings"
 _UNUSED = {"default": [_LENGTH], "linear": [_LENGTH], "dynamic": [_LENGTH], "yarn": ["finetuned"]}
-"""Fields of each kind of scaling that transformers ignores. For the kind dynamic, it uses
+"""For each kind of scaling, the fields that transformers ignores. For the kind dynamic, it uses
 `max_position_embeddings` instead; `finetuned` states whether the model was fine-tuned."""
 
 
 def scaling_from_hf(
     kind: JsonValue, rotary: JsonObject, max_length: JsonValue, source: str
 ) -> RotaryScaling:
-    """Converts the fields of a scaling.
+    """Converts the fields of a rotary scaling to a `RotaryScaling`.
 
     Raises:
       WeightsError: A field is unknown or missing.

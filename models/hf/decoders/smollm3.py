@@ -39,7 +39,7 @@ def _rotated_layers(fields: JsonObject, num_layers: int, source: str) -> list[bo
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads which layers have no positions, and which have a window, by default the same."""
+    """Reads which layers have no positions, and which (by default the same) have a window."""
     num_layers = typed_field(fields, "num_hidden_layers", 36, source)
     rotated = _rotated_layers(fields, num_layers, source)
     unrotated = tuple(i for i, x in enumerate(rotated) if not x)

@@ -13,7 +13,7 @@ NORMS_OF_HEADS: Parts = {
     "attention/query_norm": "self_attn.q_layernorm.norms.{e}",
     "attention/key_norm": "self_attn.k_layernorm.norms.{e}",
 }
-"""How norms of queries and keys are stored: one tensor for each head."""
+"""How query and key norms are stored: one tensor for each head."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
@@ -24,7 +24,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StableLMForm(DecoderForm[StableLMConfig]):
-    """The conversion of StableLM, where some models do not have all norms."""
+    """The conversion of StableLM, whose models may lack some of the norms."""
 
     def parts_of(self, config: StableLMConfig) -> Parts:
         """Returns the transformers name of each module in a layer."""

@@ -79,7 +79,7 @@ def as_stored(config: BartConfig, tensors: Callable[[], TensorSource]) -> BartCo
 
 
 def as_bart(config: BartConfig, params: Params) -> tuple[BartConfig, Params]:
-    """Adds biases of zeros to attention and to the output, if the model has no such biases."""
+    """Adds zero biases to attention and to the output, if the model has no such biases."""
     equivalent = dataclasses.replace(
         config, attention_bias=True, output_bias=config.head == "seq2seq_lm"
     )

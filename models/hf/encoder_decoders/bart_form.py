@@ -1,7 +1,7 @@
 """Conversion from and to the Hugging Face format, shared by BART, mBART, Marian and Pegasus.
 
-A family defines its `BartForm`: its fields and classes, its kind of positions, and the place of its
-norms. In transformers 5 an mBART differs from a BART, and a Pegasus from a Marian, only in its
+A family defines its `BartForm`: its fields and classes, its kind of positions, and the placement of
+its norms. In transformers 5 an mBART differs from a BART, and a Pegasus from a Marian, only in its
 norms.
 """
 
@@ -61,7 +61,7 @@ SIZES = (
     FixedField("is_decoder", (False,)),
     FixedField("do_blenderbot_90_layernorm", (False,)),
 )
-# Logits always had a bias, and `classif_dropout` is obsolete.
+# In transformers, logits always have a bias, and `classif_dropout` is obsolete.
 IGNORED = NAMES | {"add_bias_logits", "extra_pos_embeddings", "classif_dropout", "init_std"}
 ALIASES = {
     "hidden_size": "d_model",
@@ -95,8 +95,8 @@ SEPARATE_NAMES = tuple((name, "shared") for name in TABLES)
 # If tensors are tied, safetensors stores only the tensor whose name is alphabetically first, so
 # accept every name.
 SHARED_NAMES = (("shared", TABLES[0]), TABLES)
-# The modules of heads whose names differ from those in a BERT: the path in flaxzoo, and the name in
-# transformers.
+# The modules of heads whose names differ from the names in a BERT: the path in flaxzoo, and the
+# name in transformers.
 HEAD_MAPS = {
     "sequence_classification": {
         "pooler": "classification_head.dense",
@@ -106,7 +106,7 @@ HEAD_MAPS = {
 
 
 def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField, ...]:
-    """Returns fields of older files, written when one class implemented several families."""
+    """Returns fields of older files, from the time when one class implemented several families."""
     return (
         FixedField("normalize_before", (pre_norm,)),
         FixedField("add_final_layer_norm", (pre_norm,)),
@@ -117,7 +117,7 @@ def type_fields(*, pre_norm: bool, learned_positions: bool) -> tuple[FixedField,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BartForm(Form[Config], Generic[Config]):
-    """The specifics of one family in the conversion from and to the Hugging Face format.
+    """Describes how one family is converted from and to the Hugging Face format.
 
     In `classes`, "seq2seq_lm" is the class with logits (and their bias), and "none" is the class
     without logits.
@@ -154,8 +154,8 @@ class BartForm(Form[Config], Generic[Config]):
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`.
 
-        The ids of special tokens are left out, because they belong to the tokenizer. Ids that
-        labels and answers depend on are kept.
+        The ids of special tokens are left out, because they belong to the tokenizer. Ids that the
+        heads for labels and answers need are kept.
         """
         decoder, halves = config.decoder, (config, config.decoder)
         fixed: dict[str, tuple[object, ...]] = {

@@ -24,7 +24,7 @@ FIXED: Settings = {
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the sizes of the source and target vocabularies, which may be one vocabulary."""
+    """Reads the sizes of the source and target vocabularies, which may be the same vocabulary."""
     source_size = fields.get("vocab_size", 58101)
     # In files without decoder_vocab_size, the source and target vocabularies have equal sizes.
     target_size = fields["decoder_vocab_size"] = fields.get("decoder_vocab_size") or source_size

@@ -1,7 +1,7 @@
 """T5 and mT5 in the Hugging Face format: configuration, classes and tensors.
 
 transformers 5 ignores `tie_word_embeddings` for tying: a model's output is tied to its embeddings
-unless its files have a different tensor for it. `tie_word_embeddings`, like
+unless its files have a different tensor for the output. `tie_word_embeddings`, like
 `scale_decoder_outputs`, only decides whether the decoder's output is multiplied by 1 / √D before it
 is projected.
 """
@@ -208,7 +208,7 @@ def _activation(hf_config: HFConfig, default: str, source: str) -> Settings:
 
 
 def as_stored(config: T5Config, tensors: Callable[[], TensorSource]) -> T5Config:
-    """Returns the configuration with a tied output unless the files have another matrix for it.
+    """Returns the configuration with a tied output unless the files have a separate output matrix.
 
     transformers ties the output to the embedding unless the two tensors differ, regardless of
     `config.json`.

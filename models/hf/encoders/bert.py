@@ -6,7 +6,7 @@ from ..form import head_classes
 from ..generation_config import NAMES
 from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 
-# Ignore the fields of the pooler, which only the first library that wrote such files had. Nothing
+# Ignore the pooler fields. Only the first library that wrote such files had them, and no library
 # reads them.
 IGNORED = NAMES | {
     *("cross_attention_hidden_size", "pooler_fc_size", "pooler_num_attention_heads"),

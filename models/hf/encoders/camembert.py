@@ -1,4 +1,4 @@
-"""CamemBERT in the Hugging Face format: RoBERTa's tensors, under RoBERTa's prefix."""
+"""CamemBERT in the Hugging Face format, with RoBERTa's tensors under RoBERTa's prefix."""
 
 from ...encoders.camembert import CamembertConfig
 from .roberta import roberta_form

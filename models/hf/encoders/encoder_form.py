@@ -77,8 +77,8 @@ BERT_EMBEDDINGS = {
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 Rate = tuple[str, float | None]
-"""The name of a field that contains a dropout rate, and the default rate. A default of None is the
-rate of the layers."""
+"""The name of a field that contains a dropout rate, and the default rate. A default of None means
+the rate of the layers."""
 CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
 
 
@@ -94,7 +94,7 @@ class TokenLogits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderForm(Form[Config]):
-    """The specifics of one encoder family in the conversion to the Hugging Face format."""
+    """Describes how one encoder family is converted from and to the Hugging Face format."""
 
     body: str | None = None
     """The prefix of the body's tensors in a model with a head. Defaults to the model type."""
@@ -111,7 +111,7 @@ class EncoderForm(Form[Config]):
     """The name of the pooler, without the prefix of the body."""
     token_logits: TokenLogits
     head_parts: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """For each head, the names of its pooler and linear maps, where they differ from BERT's."""
+    """For each head, the names of its pooler and linear maps that differ from BERT's names."""
     own_rules: Callable[[Config, str], Sequence[TensorRule]] | None = None
     """Returns the rules of additional parameters. Its arguments are the configuration, and the
     prefix of the body's tensors."""
@@ -123,11 +123,11 @@ class EncoderForm(Form[Config]):
     classifier_rates: Mapping[str, Rate]
     """For each head, the field with the dropout rate of the classifier's input."""
     modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of this class that have other values for the names of modules in transformers, which
-    adapters use, than for the names in files."""
+    """Fields of this class to replace if names are module names in transformers (as in adapters)
+    instead of names in files."""
 
     def mapping(self) -> HFMapping[Config]:
-        """Returns the family's record."""
+        """Returns the family's `HFMapping`."""
         return dataclasses.replace(
             super().mapping(),
             as_stored=as_stored,
@@ -277,7 +277,7 @@ def _notes(config: EncoderConfig) -> Sequence[str]:
 
 
 def _later_norms(flax: str, hf: str, *, bias: bool) -> tuple[TensorRule, ...]:
-    """Returns the rule of the norms of all layers but the first (ModernBERT)."""
+    """Returns the rule of the norms that all layers except the first have (ModernBERT)."""
     assert not bias
     return (TensorRule((flax,), f"{hf}.weight", VECTOR, first=1),)
 

@@ -1,4 +1,4 @@
-"""GTE in the Hugging Face format: that of transformers 5, and the authors' model type `new`."""
+"""GTE in the Hugging Face format, for transformers 5 and for the authors' model type `new`."""
 
 import dataclasses
 import functools
@@ -33,7 +33,8 @@ OLDER_VALUES: dict[str, JsonValue] = {
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the fields of positions, and the fields of the authors' files."""
     take_older_values(fields, OLDER_VALUES, source)
-    # The authors' scaling "ntk" by a factor f multiplies the base by f and divides the frequencies.
+    # The authors' scaling "ntk" with factor f multiplies the base by f, and also divides all
+    # frequencies by f^(2 / H).
     scaling = fields.get("rope_scaling")
     if isinstance(scaling, dict) and scaling.get("type") == "ntk":
         problem = f"{source}: rope_scaling mixed_b is not supported: only null"
@@ -48,7 +49,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _output_rules(config: GteConfig, prefix: str, layers: str) -> Sequence[TensorRule]:
-    """Returns the rules of the last linear map of feed-forward layers, the only one with a bias."""
+    """Returns the rules of the feed-forward layers' last linear map, the only map with a bias."""
     del config
     return linear("layers/feed_forward/down", f"{prefix}{layers}.mlp.down_proj")
 

@@ -103,7 +103,8 @@ FORM = EncoderForm(
             FixedField("norm_bias", (False,)),
             FixedField("decoder_bias", (True,)),
         ),
-        # Fields that only affect how transformers computes, and fields that it does not read.
+        # Ignore fields that only affect how transformers computes, and fields that transformers
+        # does not read.
         ignored=NAMES
         | {"reference_compile", "repad_logits_with_grad", "deterministic_flash_attn"}
         | {"sparse_prediction", "sparse_pred_ignore_index", "initializer_cutoff_factor"}

@@ -54,7 +54,7 @@ IGNORED = frozenset(
     use_flash_attn use_xentropy
     """.split()
 )
-"""Fields of the authors' files that only change how the model is computed, or have no effect."""
+"""Fields of the authors' files that have no effect, or only change how the model is computed."""
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:

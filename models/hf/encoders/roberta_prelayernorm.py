@@ -1,4 +1,4 @@
-"""RoBERTa-PreLayerNorm in the Hugging Face format: RoBERTa's tensors, other norms."""
+"""RoBERTa-PreLayerNorm in the Hugging Face format, with RoBERTa's tensors but different norms."""
 
 from ...encoders.roberta_prelayernorm import RobertaPreLayerNormConfig
 from ..config_mapping import ConfigMapping

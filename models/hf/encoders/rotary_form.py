@@ -26,8 +26,7 @@ MODULES = {
     "feed_forward/gate": "mlp.gate_proj",
     "feed_forward_norm": "post_mlp_layernorm",
 }
-"""The name of each module of a layer in the models of transformers 5, where both families have the
-same names."""
+"""The name of each module in a layer of transformers 5. Both families have the same names."""
 
 
 def take_older_values(fields: JsonObject, values: dict[str, JsonValue], source: str) -> None:

@@ -1,4 +1,4 @@
-"""XLM-R in the Hugging Face format: RoBERTa's tensors, under RoBERTa's prefix."""
+"""XLM-R in the Hugging Face format, with RoBERTa's tensors under RoBERTa's prefix."""
 
 from ...encoders.xlm_roberta import XLMRobertaConfig
 from .roberta import roberta_form

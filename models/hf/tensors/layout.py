@@ -12,20 +12,20 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a Hugging Face tensor stores one or several parameters, concatenated along its outputs.
+    """How a Hugging Face tensor stores one parameter, or several, concatenated along the outputs.
 
     A parameter has the shape `[*inputs, *outputs]`. The tensor is a matrix `[outputs, inputs]`: all
-    axes of inputs are merged, and all axes of outputs. A key kernel `[D, K, H]` of K
+    input axes are merged into one axis, and so are all output axes. A key kernel `[D, K, H]` of K
     grouped heads, for example, is the matrix `[K·H, D]` in the layout `LINEAR`.
     """
 
     input_axes: int = 1
-    """Number of leading axes of the parameter that are axes of inputs."""
+    """Number of leading axes of the parameter that are input axes."""
     transposed: bool = True
-    """Whether the tensor's first axis is that of outputs (torch's Linear) or of inputs (GPT-2's
-    Conv1D)."""
+    """Whether the tensor's first axis is the output axis (torch's Linear). If False, it is the
+    input axis (GPT-2's Conv1D)."""
     flat: bool = False
-    """Whether the tensor is a vector, without an axis for the inputs."""
+    """Whether the tensor is a vector, without an input axis."""
     by_head: bool = False
     """Whether parameters with outputs `[N, H]` are interleaved by head (queries, keys and values of
     GPT-NeoX and BLOOM) instead of concatenated. If there are fewer key/value heads than query
@@ -79,7 +79,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionLayout(Layout):
-    """A kernel `[taps, inputs, outputs]` as torch's Conv1d, `[outputs, inputs, taps]`."""
+    """A kernel `[taps, inputs, outputs]`, stored as `[outputs, inputs, taps]` (torch's Conv1d)."""
 
     def hf_shape(self, flax: Sequence[Shape]) -> Shape:
         """Returns the shape of the tensor."""
@@ -96,19 +96,19 @@ class ConvolutionLayout(Layout):
 
 
 VECTOR = Layout(input_axes=0, flat=True)
-"""A parameter of any shape as a vector: scales of norms, and biases, with or without heads."""
+"""A parameter of any shape, stored as a vector: norm scales, and biases with or without heads."""
 ROW = Layout(input_axes=0, transposed=False)
-"""A parameter of any shape as a matrix with one row."""
+"""A parameter of any shape, stored as a matrix with one row."""
 TABLE = Layout(transposed=False)
-"""A matrix that is stored unchanged: embeddings, and kernels with the axis of inputs first."""
+"""A matrix that is stored unchanged: embeddings, and kernels with the input axis first."""
 LINEAR = Layout()
-"""A kernel as torch's Linear; its outputs may have several axes, such as `[D, N, H]`."""
+"""A kernel, stored as in torch's Linear; its outputs may have several axes, such as `[D, N, H]`."""
 FROM_HEADS = Layout(input_axes=2)
-"""A kernel whose inputs are heads `[N, H]`, stored as torch's Linear."""
+"""A kernel whose inputs are heads `[N, H]`, stored as in torch's Linear."""
 BY_HEAD = Layout(by_head=True)
-"""Kernels of queries, keys and values as one torch Linear, interleaved by head."""
+"""The kernels of queries, keys and values, stored as one torch Linear and interleaved by head."""
 BY_HEAD_VECTOR = Layout(input_axes=0, flat=True, by_head=True)
 """The biases that belong to `BY_HEAD` kernels."""
 CONVOLUTION = ConvolutionLayout()
 TABLE_FROM_HEADS = Layout(input_axes=2, transposed=False)
-"""A kernel whose inputs are heads `[N, H]`, stored with the axis of inputs first."""
+"""A kernel whose inputs are heads `[N, H]`, stored with the input axis first."""

@@ -27,7 +27,7 @@ def locate(
     *,
     stored: Mapping[str, object] = {},
 ) -> dict[str, TensorLocation]:
-    """Returns, for each parameter by its path, where it is stored.
+    """Returns the location of each parameter in the files, by the parameter's path.
 
     Args:
       mapping: The tensor mapping of the model.
@@ -38,7 +38,7 @@ def locate(
 
     Raises:
       WeightsError: Names or shapes do not match; the message names some of them, and the field
-        of the configuration that explains the shapes.
+        of the configuration that explains the difference.
     """
     shapes = tensors.shapes()
     locations: dict[str, TensorLocation] = {}
@@ -66,7 +66,7 @@ def locate(
         used.update(names)
         for part, path in enumerate(rule.flax):
             locations[path] = TensorLocation(rule, part, tuple(names))
-    # Check that every tensor is read or known as redundant.
+    # Check that every tensor is read or known to be redundant.
     used.update(_check_ignored(mapping, tensors, mismatches))
     mismatches.unread += itertools.filterfalse(used.__contains__, shapes)
     mismatches.raise_any(source, stored)

@@ -31,11 +31,12 @@ class TensorRule:
     expert."""
     layout: Layout
     first: int = 0
-    """The value of `{i}` for the first stacked tensor: 1 if the first layer has none (ModernBERT).
+    """The value of `{i}` for the first stacked tensor: 1 if the first layer lacks the tensor
+    (ModernBERT).
     """
     layers: tuple[int, ...] | None = None
     """The indices of the stacked layers that have the tensor; in other layers, the parameter is 0.
-    If None, all.
+    If None, all layers have the tensor.
     """
     inner: int = 1
     """Number of values of `{j}` for each value of `{i}` (the layers of a group in ALBERT)."""
@@ -46,7 +47,7 @@ class TensorRule:
         return sum(index in self.hf for index in ("{i}", "{e}"))
 
     def indices(self, flax: Sequence[Shape]) -> Iterator[tuple[int, ...]]:
-        """Yields the index of each tensor along these leading axes, in the order of `tensors`."""
+        """Yields the index of each tensor along the stacked axes, in the order of `tensors`."""
         for index in np.ndindex(*flax[0][: self.num_stacked]):
             if self.layers is None or index[0] in self.layers:
                 yield index
@@ -127,7 +128,7 @@ def linear(
 ) -> tuple[TensorRule, ...]:
     """Returns the rules of a linear map, given its tensor prefix and one or more parameter paths.
 
-    Several linear maps of the same input are stored as one tensor.
+    If there are several paths, the linear maps have the same input and are stored as one tensor.
     """
     paths = (flax,) if isinstance(flax, str) else flax
     kernel = TensorRule(tuple(f"{path}/kernel" for path in paths), f"{hf}.weight", layout)

@@ -85,7 +85,7 @@ def read_parameter(
     result = memory[start : start + memory.size - ALIGNMENT].view(dtype).reshape(shape)
 
     names, targets = location.names, [result]
-    # the leading axes count layers and experts, which are separate tensors
+    # The leading axes are layers and experts, which are stored as separate tensors.
     if stacked := rule.num_stacked:
         every = np.full(shapes[location.part][:stacked], None, object)
         for position, name in zip(rule.indices(shapes), names, strict=True):

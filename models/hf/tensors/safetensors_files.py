@@ -109,7 +109,7 @@ class _File:
 
 
 def _files(folder: Path) -> dict[str, _File]:
-    """Returns the path of the file that contains each tensor."""
+    """Returns the file that contains each tensor, by the tensor's name."""
     whole, index = folder / WHOLE, folder / INDEX
     if whole.is_file():
         file = _File(whole)
@@ -127,7 +127,7 @@ def _files(folder: Path) -> dict[str, _File]:
 
 
 def _indexed(folder: Path, index: Path) -> dict[str, _File]:
-    """Returns the path of each tensor's file according to an index, after checking the files."""
+    """Returns the file of each tensor according to an index, after checking the files."""
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         wanted = {str(name): str(file) for name, file in entries.items()}

@@ -58,7 +58,7 @@ def _take_layer(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the fields that describe positions, and those that determine the kind of layer."""
+    """Reads the fields that describe positions, and the fields that determine the kind of layer."""
     _take_layer(fields, settings, source)
     max_length = fields.get("max_position_embeddings", 2048)
     rotary = take_rotary(fields, source, default_base=10_000.0)

@@ -19,8 +19,8 @@ SIZES = (
     Field("layer_norm_epsilon", "norm_eps", 1e-5),
     Field("tie_word_embeddings", "tie_output", True),
 )
-# The summary belongs to classes with two heads; `n_ctx` is an old name of `n_positions`; special
-# tokens are now part of the vocabulary.
+# The summary fields belong to classes with two heads, `n_ctx` is an old name of `n_positions`, and
+# special tokens are now part of the vocabulary.
 IGNORED = frozenset(
     """
     n_ctx n_special predict_special_tokens summary_activation summary_first_dropout
@@ -38,7 +38,7 @@ SHARED: Settings = {
     "prefix": "transformer.",
     "layers": "h.{i}",
     # Queries, keys and values are projected by one linear map, and the first axis of every kernel
-    # is that of the inputs.
+    # is the input axis.
     "joined": "attn.c_attn",
     "joined_layouts": (TABLE, VECTOR),
     "layout": TABLE,

@@ -22,7 +22,7 @@ DROPOUTS = ("embedding_dropout", "attention_dropout")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTForm(Form[Config]):
-    """The specifics of one family in the conversion from and to the Hugging Face format."""
+    """Describes how one family is converted from and to the Hugging Face format."""
 
     prefix: str
     """Prefix of the names of the body's tensors."""
@@ -131,7 +131,7 @@ class GPTForm(Form[Config]):
         return rules
 
     def _rules(self, config: Config, path: str, name: str) -> tuple[TensorRule, ...]:
-        """Returns the rules of a module; none for a norm without parameters."""
+        """Returns the rules of a module; a norm without parameters has no rules."""
         if path.endswith("norm"):
             return norm(path, name) if config.norm_affine else ()
         if path.endswith("position_embedding"):

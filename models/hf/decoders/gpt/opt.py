@@ -28,7 +28,7 @@ def _own_fields(config: OPTConfig) -> JsonObject:
 
 
 class _OPTForm(GPTForm[OPTConfig]):
-    """The conversion of OPT, which leaves out tensors that a model does not have."""
+    """The conversion of OPT, without rules for tensors that a model lacks."""
 
     def tensor_mapping(self, config: OPTConfig) -> TensorMapping:
         """Returns the mapping from the parameters of a model, including its head, to tensors."""

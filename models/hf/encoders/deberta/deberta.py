@@ -12,13 +12,13 @@ from .deberta_fields import V1_FIELDS, V2_FIELDS, read_v1, read_v2, write_own
 
 PROJECTED = tuple(f"attention/{name}" for name in ("query", "key", "value"))
 V1_NAMES = {"key": "pos_proj", "query": "pos_q_proj"}
-"""The names of the projections of distances in version 1."""
+"""The names of the distance projections in version 1."""
 POOLED = "sequence_classification", "multiple_choice"
 IGNORED = NAMES | {"cls_dropout", "padding_idx"}
 
 
 def _own_rules(config: DebertaConfig, prefix: str) -> list[TensorRule]:
-    """Returns the rules of the vectors of distances, of the convolution, and of the projections."""
+    """Returns the rules of the distance vectors, the convolution and the projections."""
     layer, encoder = f"{prefix}encoder.layer.{{i}}.attention.self", f"{prefix}encoder"
     rules: list[TensorRule] = []
     if config.d_embedding is not None:
@@ -30,7 +30,7 @@ def _own_rules(config: DebertaConfig, prefix: str) -> list[TensorRule]:
     if config.convolution_size is not None:
         rules += linear("convolution/taps", f"{encoder}.conv.conv", CONVOLUTION)
         rules += norm("convolution", f"{encoder}.conv.LayerNorm")
-    # The fused projections of version 1 have no bias of the keys.
+    # The fused projections of version 1 have no key bias.
     if not config.key_bias:
         kernels = tuple(f"layers/{part}/kernel" for part in PROJECTED)
         rules.append(TensorRule(kernels, f"{layer}.in_proj.weight", BY_HEAD))
@@ -72,7 +72,7 @@ SHARED: Settings = {
     "other_heads": (
         *("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"),
         "deberta.embeddings.position_embeddings.*",
-        # Ignore vectors of distances if no term of the scores uses them.
+        # Ignore distance vectors if no term of the attention scores uses them.
         *("deberta.encoder.rel_embeddings.*", "deberta.encoder.LayerNorm.*"),
     ),
     "classifier_rates": dict.fromkeys(POOLED, ("cls_dropout", None)),

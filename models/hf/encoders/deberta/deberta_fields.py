@@ -50,12 +50,12 @@ def read_v1(fields: JsonObject, settings: Settings, source: str, width: int = V1
     """Reads the fields of version 1 that need a conversion; see `Form.own_settings`.
 
     Args:
-      fields: all fields of the `config.json`; those that are read are removed.
+      fields: all fields of the `config.json`; the fields that are read are removed.
       settings: the dict that receives the settings.
       source: the path of the file, for messages.
       width: the default of `hidden_size`.
     """
-    # The terms of the scores may be given as text or as a list.
+    # The terms of the attention scores may be given as text or as a list.
     stated = fields.pop("pos_att_type", None) or []
     words = stated.lower().replace(" ", "").split("|") if isinstance(stated, str) else stated
     words = words if isinstance(words, list) else [words]
@@ -104,7 +104,7 @@ def read_v2(fields: JsonObject, settings: Settings, source: str) -> None:
 
 
 def _drop_unread(settings: Settings) -> None:
-    """Removes the settings of distances if no term of the scores depends on distances."""
+    """Removes the distance settings if no term of the attention scores depends on distances."""
     if not settings["distance_terms"]:
         names = "position_distance", "position_buckets", "share_projections", "norm_distances"
         settings |= {name: DebertaConfig.__dataclass_fields__[name].default for name in names}
