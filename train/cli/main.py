@@ -48,7 +48,7 @@ COMMANDS = {
         "tokenize and pack text in advance, with any number of workers",
     ),
 }
-"""Command name → its module and its summary."""
+"""Maps the name of each command to the module that implements it and a summary of the command."""
 
 VIRTUAL_DEVICES = r"--xla_force_host_platform_device_count=(\d+)"
 """Matches the XLA flag that splits a CPU into virtual devices."""
@@ -58,7 +58,8 @@ STREAMS = (
     ("stdout", "w", "flaxzoo.escape"),
     ("stderr", "w", "flaxzoo.escape"),
 )
-"""The name, the mode and the error handler of the stream of each file descriptor."""
+"""The name, mode and error handler of the standard streams, in the order of file descriptors 0 to
+2."""
 
 HELP = """usage: flaxzoo COMMAND …
 
@@ -176,19 +177,20 @@ def _raised_in(error: Exception) -> str:
 
 
 def _mend_streams() -> None:
-    """Makes standard input, output and error usable, whatever terminal or program started us.
+    """Makes standard input, output and error usable, whatever terminal or program started flaxzoo.
 
-    Opens a closed stream on the null device, because the next opened file would otherwise get its
-    file descriptor. Output characters that the encoding lacks are escaped as in JSON. Invalid input
-    bytes become lone surrogates, which are rejected where the text is used.
+    A closed stream is opened on the null device, because the next opened file would otherwise get
+    the file descriptor of the stream. Output characters that the encoding cannot represent are
+    escaped as in JSON. Invalid input bytes become lone surrogates, which are rejected where the
+    text is used.
     """
     codecs.register_error("flaxzoo.escape", _escape)
     for number, (name, mode, errors) in enumerate(STREAMS):
         stream = getattr(sys, name)
         if stream is None:
             opened = os.open(os.devnull, os.O_RDWR)
-            # `os.open` returns the lowest free file descriptor, which need not be that of this
-            # stream.
+            # `os.open` returns the lowest free file descriptor, which may differ from the
+            # descriptor of this stream.
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
@@ -203,7 +205,7 @@ def _forget_output() -> None:
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    lacking = cast(UnicodeEncodeError, error)  # the handler is only for output
+    lacking = cast(UnicodeEncodeError, error)  # only output uses this handler
     return json.dumps(lacking.object[lacking.start : lacking.end])[1:-1], lacking.end
 
 

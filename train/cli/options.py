@@ -52,7 +52,8 @@ SourceName = Annotated[str, Positional("SOURCE")]
 OutputPath = Annotated[Path, Positional("OUTPUT")]
 
 _flags: dict[str, str] = {}
-"""Name of a field → option of the current command, to rewrite messages that name a field."""
+"""Maps each field name to the option of the current command, to rewrite messages that name a field.
+"""
 
 
 def log(line: str) -> None:
@@ -73,12 +74,12 @@ def read_line(prompt: str) -> str:
 
 
 def is_given(options: Any, name: str) -> bool:
-    """Returns whether an option of `parse` has another value than its default."""
+    """Returns whether the value of an option from `parse` differs from the option's default."""
     return getattr(options, name) != type(options).__dataclass_fields__[name].default
 
 
 def flag_of(name: str) -> str:
-    """Returns the option of a field: `--top-k`."""
+    """Returns the option that sets a field; for example, `--top-k` for the field `top_k`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -96,10 +97,10 @@ def check_applies(options: object, name: str, to: str) -> None:
 
 
 def check_one_given(options: object, *names: str, least: int = 1) -> None:
-    """Checks that exactly one of some options is given, or with `least` 0 at most one.
+    """Checks that exactly one of the options is given, or at most one if `least` is 0.
 
     Raises:
-        UserError: several of the options are given, or too few.
+        UserError: too many or too few of the options are given.
     """
     flags = list(map(flag_of, names))
     number = sum(is_given(options, name) for name in names)
@@ -128,8 +129,7 @@ def parse(
           command, and the docstrings of the fields describe the options.
         arguments: the user's arguments after the name of the command.
         command: the command, for messages: "flaxzoo generate".
-        renamed: names of fields in messages of the library → options, for options whose names
-          differ.
+        renamed: maps field names in messages of the library to options whose names differ.
 
     Raises:
         UserError: an option or a value is invalid or missing.
@@ -150,11 +150,11 @@ def parse(
 
     words = [command]
     for field in sorted(fields, key=order):
-        # Do not show empty and false defaults; the help text describes the behavior without the
-        # option.
+        # Do not show empty and false defaults, because the help text describes what happens without
+        # the option.
         default = None if str(field.default) in ("", "()", "False") else field.default
         text = docs.get(field.name, "")
-        # The type of the field determines how a word is read and checked.
+        # The type of the field determines how an argument is parsed and checked.
         action = add_option(parser, field.name, hints[field.name], text, default=default)
         if action.required:
             words.append(" ".join([*action.option_strings[:1], str(action.metavar)]))
@@ -169,7 +169,7 @@ class OptionParser(argparse.ArgumentParser):
     """A parser that reports every error as a one-line `UserError`."""
 
     def __init__(self, command: str, description: str, usage: str | None = None) -> None:
-        """Creates a parser that knows no option.
+        """Creates a parser without options.
 
         Args:
             command: the command, for messages: "flaxzoo generate".
@@ -191,7 +191,7 @@ class OptionParser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="help", help="Show this help.")
 
     def peek(self, arguments: Iterable[str]) -> dict[str, Any]:
-        """Returns the values of this parser's options among options that it does not know.
+        """Returns the values of this parser's options, and ignores all other options.
 
         Raises:
             UserError: an option has no value.
@@ -220,7 +220,8 @@ class OptionParser(argparse.ArgumentParser):
             )
         # Errors of the library name fields; `with_flags` replaces them with these options.
         _flags.clear()
-        # A switch has two options, whose first replaces the second here.
+        # A switch has two options (`--x` and `--no-x`). In reverse order, the first replaces the
+        # second.
         options = reversed(self._option_string_actions.items())
         _flags.update((action.dest, flag) for flag, action in options)
         return parsed
@@ -248,8 +249,8 @@ def with_flags(message: str) -> str:
     """Returns a message of the library with field names replaced by this command's options.
 
     `data.tokenizer.vocab_size 9` becomes `--data.tokenizer.vocab-size 9`, and `data.shuffle False`
-    becomes `--data.no-shuffle`. A field whose name is a single word may also be an ordinary word.
-    It is replaced only at the start of a message that says what its value must be.
+    becomes `--data.no-shuffle`. A field name that is a single word may also be an ordinary word. It
+    is therefore replaced only at the start of a message that says what the value must be.
     """
     # Do not match inside paths, quotes or longer names.
     word = r"(?<![\w./'\"`-])([a-z]\w*(?:[._]\w+)+)(?![\w/'\"`-]|\.\w)"
@@ -297,7 +298,7 @@ def _with_hyphens(argument: str, known: Sequence[str]) -> str:
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps lines at 98 columns or fewer, never inside names such as `tfds:a/de-en`."""
+    """Wraps lines at 98 columns or fewer, but never within names such as `tfds:a/de-en`."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=min(shutil.get_terminal_size().columns, 100) - 2)
@@ -373,7 +374,7 @@ def add_option(
     # Any other option takes one word, or several for a tuple.
     item, several = _hint_of_word(hint)
     kind = _plain(item)
-    # A positional argument, which argparse requires by itself.
+    # Positional arguments need no `required`, because argparse always requires them.
     marks = [mark for mark in get_args(hint) if isinstance(mark, Positional)]
     words: dict[str, Any] = {"nargs": "+" if marks else "*", "action": _Tuple} if several else {}
     if marks:
@@ -402,7 +403,8 @@ def _with_notes(text: str, hint: object, default: object) -> str:
 
 
 _METAVARS = {str: "TEXT", int: "INT", float: "NUMBER", Path: "PATH"}
-"""Type → placeholder of a value in the help. A `Literal` lists its values instead."""
+"""Maps a type to the placeholder for its values in the help. The help lists the values of a
+`Literal` instead."""
 
 
 def _hint_of_word(hint: Any) -> tuple[Any, bool]:
@@ -423,7 +425,7 @@ def _plain(hint: Any) -> Any:
 def reader(hint: Any) -> Callable[[str], Any]:
     """Returns a function that converts a word to a type and checks its range.
 
-    The word `None` is read as None if the type allows None.
+    The word `None` is converted to None if the type allows None.
     """
     kind = _plain(hint)
     convert = {int: int, float: float, Path: Path}.get(kind, str)

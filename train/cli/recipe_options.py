@@ -70,8 +70,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": ("Metrics during the run.", ("log_every", "wandb_project")),
 }
-"""Title of a help group → its description and its fields, in order. A field includes its nested
-fields, except those that another group lists."""
+"""Maps the title of each help group to its description and its fields, in order. A field includes
+its nested fields, except nested fields that another group lists."""
 
 
 MOST_USED = (
@@ -105,8 +105,8 @@ class RecipeParser(OptionParser):
             command: `train`, `plan` or `bench`.
             arguments: the name of the recipe, a run folder or a file of settings, then the options.
             description: the description of the command. Defaults to the details of the recipe.
-            example: options to show in the example. Defaults to the example in the recipe's
-              details.
+            example: the options in the example that the help shows. Defaults to the example in the
+              recipe's details.
 
         Raises:
             UserError: the recipe is unknown or does not have the preset.
@@ -121,7 +121,7 @@ class RecipeParser(OptionParser):
         self.everything = "--help-all" in self._options
         helping = not {"-h", "--help", "--help-all"}.isdisjoint(self._options)
         run = Path(first.pop("workdir", default_workdir(arguments[0])))
-        # Help does not open the model to start from.
+        # To show the help, the initial model need not be opened.
         self._config = starting_config(name, first, command=command, run=run, opens=not helping)
         named = named_recipe(name)
         self._command, self._preset = command, first.get("preset", named.preset)
@@ -130,7 +130,7 @@ class RecipeParser(OptionParser):
         super().__init__(whole, description or about, usage=f"{whole} [options]")
         self.add_help_option()
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="Show all options.")
-        # The recipe determines whether presets exist, and which objectives and fields exist.
+        # The recipe determines which presets, objectives and fields exist.
         others = objectives_of(self._config.data)
         has_choices = len(others) > 1 or dataclasses.fields(self._config.objective)
         self.groups = {
@@ -203,7 +203,7 @@ class RecipeParser(OptionParser):
 
 
 def _expanded(arguments: Sequence[str]) -> list[str]:
-    """Returns the recipe and the options, and replaces a file of settings by its content."""
+    """Returns the recipe and the options; a settings file is replaced by its content."""
     name, *options = arguments
     if not name.endswith(SUFFIX):
         return [name, *options]
@@ -243,8 +243,8 @@ def add_options(
     Args:
         groups: title in `GROUPS` → argparse group.
         config: supplies the fields and their default values.
-        helping: whether the help is shown, so that its texts must be read from the source code,
-          which is slow.
+        helping: whether the help is shown. The help texts are read from the source code, which is
+          slow.
     """
     fields = {x.name: x for x in settings_of(config, with_text=helping)}
     # A field goes into the group with the longest name that is a prefix of the field.
@@ -253,7 +253,7 @@ def add_options(
         name: max((e for e in title_of if is_below(name, [e])), key=len, default="")
         for name in fields
     }
-    # A field without such a name goes into the first group.
+    # A field without such a prefix goes into the first group.
     order = ["", *title_of]
     shown = [name for name in fields if not (helping and name in DERIVED)]
     for name in sorted(shown, key=lambda name: order.index(entry_of[name])):

@@ -1,4 +1,4 @@
-"""The options that commands with a trained model share."""
+"""The options that several commands for trained models share."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from ..options import RunName
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelArguments:
-    """The model of a command."""
+    """The options that choose the model."""
 
     run: RunName
     """A run folder, a folder in the Hugging Face format, or a name on the Hugging Face hub."""
@@ -29,7 +29,7 @@ class ModelArguments:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContextArguments(ModelArguments):
-    """The model of a command that may read longer texts than in training."""
+    """The options that choose a model and allow longer texts than in training."""
 
     max_length: PositiveInt | None = None
     """The longest context, in tokens, which may exceed the length in training. Defaults to the
@@ -38,12 +38,12 @@ class ContextArguments(ModelArguments):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingArguments(ContextArguments):
-    """The settings that choose tokens."""
+    """The options that control how tokens are chosen."""
 
     max_new_tokens: NewTokens | None = None
-    """Longest continuation, in tokens. By default 200. (For a folder in the Hugging Face format, or
-    a run imported from one, generation_config.json may set other defaults for this option and the
-    options below.)"""
+    """Maximum length of a continuation, in tokens. By default 200. (For a folder in the Hugging
+    Face format, or a run imported from one, generation_config.json may set other defaults for this
+    option and the options below.)"""
     do_sample: bool | None = None
     """Sample tokens; --no-do-sample takes the most probable token each time. By default, tokens are
     sampled, unless the folder or another option turns sampling off."""
@@ -54,17 +54,18 @@ class SamplingArguments(ContextArguments):
     """Sample from the k most probable tokens only. By default, or with 0, all tokens are
     candidates."""
     top_p: TopP | None = None
-    """Sample from the most probable tokens whose probabilities sum to p."""
+    """Sample from the smallest set of most probable tokens whose probabilities sum to at least p.
+    """
     min_p: Fraction | None = None
     """Sample from the tokens that are at least p times as probable as the most probable token."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end a continuation."""
     seed: Seed = 0
-    """Seed for sampling. The same seed gives the same text. If each prompt has a seed, this option
-    is the seed of the first prompt, and the seed increases by one with each prompt."""
+    """Seed for sampling. The same seed gives the same text. If each prompt has a separate seed,
+    this option is the seed of the first prompt, and the seed increases by one with each prompt."""
 
     def requested(self) -> dict[str, int | float]:
-        """Returns the given options as keyword arguments of `models.generate`."""
+        """Returns the options that were given, as keyword arguments of `models.generate`."""
         given = {name: getattr(self, name, None) for name in REQUESTED}
         return without_none(given)
 
@@ -81,7 +82,7 @@ class DecodingArguments(SamplingArguments):
     length_penalty: LengthPenalty | None = None
     """With beams: above 0 favors longer continuations. By default 1."""
     num_return_sequences: PositiveInt | None = None
-    """Continuations of each prompt. By default 1."""
+    """The number of continuations of each prompt. By default 1."""
     batch_size: PositiveInt = 8
     """With many prompts: the number of completions that are generated at once. When one of them
     ends, the next one begins.

@@ -23,16 +23,16 @@ class AttendArguments(ModelArguments):
     """
 
     text: Annotated[str, Positional("TEXT")]
-    """The text; for an encoder-decoder the source."""
+    """The text; for an encoder-decoder, the source text."""
     word: str | None = None
-    """Show only what this word attends to. The table has a column for each layer, or with --layer a
-    column for each head of this layer."""
+    """Show only what this word attends to. The table has a column for each layer; with --layer, it
+    has a column for each head of this layer."""
     layer: PositiveInt | None = None
     """Show only this layer, counted from 1. By default, show the mean over layers."""
     head: PositiveInt | None = None
     """Show only this head, counted from 1. By default, show the mean over heads."""
     top_k: PositiveInt | None = None
-    """The number of attended words to show, the largest weights first. By default 3, and 10 with
+    """The number of attended words to show, in descending order of weight. By default 3, or 10 with
     --word."""
     tokens: bool = False
     """Show tokens instead of words."""
@@ -42,8 +42,8 @@ class AttendArguments(ModelArguments):
     """For an encoder-decoder: attention from the target to the source (cross, the default), or
     within the source or the target."""
     output: Annotated[Path, Suffix((".png",))] | None = None
-    """Also draw the weights as a PNG: a panel for each layer, or with --layer a panel for each head
-    of this layer."""
+    """Also draw the weights as a PNG with a panel for each layer; with --layer, it has a panel for
+    each head of this layer."""
     json: bool = False
     """Print one JSON object with the weights [queries, keys] instead of a table."""
 

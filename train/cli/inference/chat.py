@@ -36,21 +36,22 @@ class ChatArguments(SamplingArguments):
     """Talks with a language model in the terminal; see /help there.
 
     Each line of standard input is a turn of the user. The model's cache is kept between turns, so
-    that only new tokens are read. When the context window is full, the oldest turns are dropped,
-    never the instructions.
+    that each turn processes only its new tokens. When the context window is full, the oldest turns
+    are dropped, but the instructions are kept.
     """
 
     system: str | None = None
     """Instructions to the model."""
     max_new_tokens: NewTokens | None = None
-    """Longest answer, in tokens. Defaults to a quarter of the context window, at most 256."""
+    """Maximum length of an answer, in tokens. Defaults to a quarter of the context window, at most
+    256."""
     seed: Seed = 0
     """The seed of the first answer. The seed increases by one with each answer."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: arithmetic; search:FOLDER, which finds paragraphs in the text
     files of a folder; index:FOLDER, which searches an index of flaxzoo index; database:FILE, which
-    queries a database of SQLite, read only; python, which runs a program that the model writes,
-    without network and files (Linux only)."""
+    queries an SQLite database (read only); python, which runs a program that the model writes,
+    without access to the network or files (Linux only)."""
     max_calls: NonNegativeInt = 8
     """The maximum number of tool calls after one turn of the user."""
     template: str | None = None
@@ -82,7 +83,7 @@ def chat_command(arguments: list[str]) -> None:
         **parsed.requested(),
     )
     if parsed.transcript is not None:
-        # Options given now replace the saved instructions.
+        # The option --system replaces the saved instructions.
         conversation.check_path(parsed.transcript)
         if parsed.transcript.exists():
             conversation.load(parsed.transcript)
@@ -102,8 +103,8 @@ def chat_command(arguments: list[str]) -> None:
             elif line.strip():
                 _answer(conversation, line, parsed.transcript)
         except UserError as error:
-            # An error ends the program only if the input is a script; at a terminal, the user may
-            # try again.
+            # If the input is a script, an error ends the program. At a terminal, the user may try
+            # again.
             if not (interactive or line.startswith("/")):
                 raise
             log(f"flaxzoo: {error}")
@@ -114,7 +115,7 @@ def chat_command(arguments: list[str]) -> None:
 
 
 def _tool(name: str) -> "Tool":
-    """Returns a tool by its name; opens an index here, because searching it needs a model."""
+    """Returns the tool with a given name; opens an index here, because its search needs a model."""
     from ....models.text.chat.tools.named import named_tool
     from ...search.tool import search_index
 
@@ -203,4 +204,4 @@ def _help(conversation: "Conversation", text: str, transcript: Path | None) -> N
 
 
 HANDLERS = {"/system": _system, "/reset": _reset, "/save": _save, "/help": _help}
-"""Command → the function that executes it."""
+"""Maps each command to the function that executes it."""

@@ -16,16 +16,17 @@ from .arguments import ModelArguments
 class EmbedArguments(ModelArguments):
     """Writes one vector for each line of a file.
 
-    The settings of a sentence-transformers folder apply unless options replace them. Any other
-    model gives the mean of its last hidden states, not normalized. A sparse encoder gives the
-    weights of tokens.
+    The settings of a sentence-transformers folder apply unless options replace them. For any other
+    model, the vector is the mean of the last hidden states, not normalized. A sparse encoder gives
+    token weights instead of a vector.
     """
 
     input: str
     """A file with one text per line; - reads standard input."""
     output: Annotated[Path, Suffix((".npy", ".jsonl"))]
     """The file to write: a float32 array [lines, width] in numpy's format (.npy); for a sparse
-    encoder JSON lines (.jsonl), whose objects map tokens to their weights, the largest first."""
+    encoder, JSON lines (.jsonl) with objects that map tokens to their weights, in descending order
+    of weight."""
     pooling: (
         tuple[
             Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"], ...
@@ -35,9 +36,10 @@ class EmbedArguments(ModelArguments):
     """How the hidden states of a text become one vector: the first token's, the largest values,
     the mean, the sum over the square root of the length, the mean weighted by position, or the
     last token's. The vectors of several poolings are concatenated. Defaults to the model's setting,
-    else mean."""
+    or to mean if the model has none."""
     normalize: bool | None = None
-    """Whether to scale each vector to length 1. Defaults to the model's setting, else no."""
+    """Whether to scale each vector to length 1. Defaults to the model's setting, or to no if the
+    model has none."""
     prompt_name: str | None = None
     """The name of a prompt of the model, such as query, to put before each line. By default the
     model's default prompt, if any."""

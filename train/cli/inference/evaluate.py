@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class EvaluateArguments(ModelArguments):
     """Prints the validation loss (nats) and the metrics of a trained model as JSON.
 
-    With --data beir:FOLDER, prints instead how well the vectors of the model find documents, with
-    BM25 for comparison. With --shots, prints the accuracy of the model's answers after that many
-    examples in the prompt. With --tasks, prints the model's results in tasks, such as tasks of
-    lm-evaluation-harness (pip install 'flaxzoo[eval]').
+    With --data beir:FOLDER, prints instead how well a search with the model's vectors finds
+    relevant documents, with BM25 for comparison. With --shots, prints the accuracy of the model's
+    answers after that many examples in the prompt. With --tasks, prints the model's results on
+    evaluation tasks, such as the tasks of lm-evaluation-harness (pip install 'flaxzoo[eval]').
     """
 
     data: str | None = None
@@ -34,7 +34,7 @@ class EvaluateArguments(ModelArguments):
     with corpus.jsonl, queries.jsonl and qrels/test.tsv (beir:FOLDER#dev reads qrels/dev.tsv)."""
     yes_no: bool = False
     """With --data beir:FOLDER: the model is a language model that answers whether a document fits a
-    query, as Qwen3-Reranker does. It ranks the first documents of BM25 again."""
+    query, as Qwen3-Reranker does. The model ranks the best documents of BM25 again."""
     num_beams: NumBeams | None = None
     """For translation: the number of beams, by default 4; 1 decodes greedily."""
     max_length: PositiveInt | None = None
@@ -47,8 +47,8 @@ class EvaluateArguments(ModelArguments):
     number, and defaults to the number that each task defines."""
     tasks: str | None = None
     """Tasks separated by commas: names of the harness's tasks, groups or tags (hellaswag,arc_easy),
-    YAML files of your own, beir:FOLDER (a search), and prompts:FILE.jsonl (greedy texts after
-    prompts, compared with answers)."""
+    your own YAML files, beir:FOLDER (retrieval), and prompts:FILE.jsonl (compares greedy
+    continuations of prompts with answers)."""
     chat: bool = False
     """With --tasks: format prompts as a conversation, with the model's chat template."""
     max_new_tokens: PositiveInt = EvaluateConfig.max_new_tokens
@@ -86,7 +86,7 @@ OPTIONS_OF = {
     RETRIEVAL: {"data", "yes_no", "ema"},
     "the loss": {"data", "num_beams", "max_length", "ema"},
 }
-"""Mode of evaluation → the options that apply to this mode, in addition to `run` and `step`."""
+"""Maps each evaluation mode to the options that apply to it, in addition to `run` and `step`."""
 
 
 def evaluate_command(arguments: list[str]) -> None:
@@ -132,7 +132,7 @@ def _evaluate_loss(parsed: EvaluateArguments) -> None:
 
 
 def _evaluate_retrieval(parsed: EvaluateArguments) -> None:
-    """Prints how well the vectors of the model find documents, as JSON."""
+    """Prints how well a search with the model's vectors finds relevant documents, as JSON."""
     from ...evaluation.vectors.retrieval import evaluate_retrieval
 
     loaded = _average_of(parsed)
@@ -148,7 +148,7 @@ def _evaluate_retrieval(parsed: EvaluateArguments) -> None:
 
 
 def _average_of(parsed: EvaluateArguments) -> "Loaded | None":
-    """Returns the model and the moving average of its parameters with --ema, else None."""
+    """With --ema, returns the model and the moving average of its parameters; otherwise None."""
     from ....models.finite import load_finite
 
     return load_finite(parsed.run, step=parsed.step, ema=True) if parsed.ema else None
@@ -169,7 +169,7 @@ def _evaluate_without_heads(parsed: EvaluateArguments) -> None:
 
 
 def _evaluate_tasks(parsed: EvaluateArguments) -> None:
-    """Prints results in tasks, as a table and as JSON."""
+    """Prints the results on the tasks, as a table and as JSON."""
     require(
         len(parsed.shots) <= 1,
         f"--tasks requires a single number of examples, got --shots with {len(parsed.shots)}: "
@@ -239,4 +239,4 @@ FUNCTIONS = {
     RETRIEVAL: _evaluate_retrieval,
     "the loss": _evaluate_loss,
 }
-"""Mode of evaluation → the function that evaluates and prints the results."""
+"""Maps each evaluation mode to the function that evaluates the model and prints the results."""

@@ -24,12 +24,12 @@ class GenerateArguments(DecodingArguments):
     prompt: tuple[str, ...] = ("",)
     """The text to continue. Several prompts go through the model in one batch."""
     prompt_file: str | None = None
-    """Complete the prompts of a file instead, each with a separate seed: one prompt per line, or
+    """Continue the prompts in a file instead, each with a separate seed: one prompt per line, or
     .jsonl objects with "prompt" and optionally "seed", "stop_strings" and "max_new_tokens". Other
     fields are copied to the output. - reads lines from standard input."""
     json: bool = False
     """Print one JSON object instead of text. With --prompt-file, print one object for each prompt,
-    with "prompt", "seed" and "completions". Each completion has its text, the reason for its end
+    with "prompt", "seed" and "completions". Each completion has its text, the reason why it ended
     ("finish_reason": stop, end or length), and the log-probabilities of the completion and of each
     token."""
 
@@ -57,7 +57,8 @@ def generate_command(arguments: list[str]) -> None:
         request = generator.request(parsed.prompt, **requested)
         requested["max_new_tokens"] = request.max_new_tokens or 0
         # A single continuation is printed while it is generated. A folder in the Hugging Face
-        # format may return several sequences by default.
+        # format may request several sequences by default, so check the number of sequences in the
+        # request.
         alone = not parsed.json and len(prompts) * request.num_return_sequences == 1
     if alone:
         _write(parsed.prompt[0])
@@ -116,7 +117,7 @@ def check_requested(parsed: DecodingArguments) -> None:
     """Checks the options before any file is read.
 
     Raises:
-        UserError: an option is out of range, or without effect.
+        UserError: an option is out of range or would have no effect.
     """
     check_applies(parsed, "num_assistant_tokens", to="assistant_model")
     from ....models.text.generate import merged_request

@@ -23,8 +23,8 @@ class PredictArguments(ModelArguments):
     column has the words, or one text per line. Question answering: SQuAD's JSON, or JSON lines with
     "context" and "question". Multiple choice: JSON lines with "context" and "choices". The score of
     a regression is the unchanged output of the model. The score of a cross-encoder (a folder of
-    sentence-transformers, or a run of the recipe rerank) has the activation that CrossEncoder
-    applies."""
+    sentence-transformers, or a run of the recipe rerank) is the output after the activation that
+    CrossEncoder applies."""
     yes_no: bool = False
     """Score pairs of a query and a document with a language model that answers yes or no
     (Qwen3-Reranker). The score is the probability of yes after the prompt of Qwen3-Reranker."""
@@ -76,7 +76,7 @@ def fill_mask_command(arguments: list[str]) -> None:
 
     filler = MaskFiller.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     if parsed.words is not None:
-        # Given words are scored instead of the most probable tokens.
+        # If words are given, score these words instead of finding the most probable tokens.
         print_words(filler.compare(parsed.text, parsed.words), json=parsed.json)
         return
     masks = filler(parsed.text, top_k=parsed.top_k)

@@ -56,19 +56,20 @@ class PromptArguments(DecodingArguments):
     balanced: bool = False
     """Choose equally many examples of each answer, if available."""
     full_context: Literal["drop", "error"] = "drop"
-    """Whether a prompt that is too long loses its first examples (drop) or is an error."""
+    """Whether to drop the first examples of a prompt that is too long (drop), or to raise an error
+    (error)."""
     show: bool = False
     """Print the prompts without answers; the model is not loaded."""
     json: bool = False
     """Print a JSON object for each query: the prompt, the answer, and its "completions" with the
     fields of generate --prompt-file."""
     max_new_tokens: NewTokens | None = None
-    """Longest answer, in tokens. Defaults to 64, or to a quarter of the context window if that is
-    less."""
+    """Maximum length of an answer, in tokens. Defaults to 64, or to a quarter of the context window
+    if that is less."""
     temperature: NonNegative | None = None
-    """Above 0 samples tokens. By default, decoding is greedy."""
+    """With a value above 0, tokens are sampled. By default, decoding is greedy."""
     stop_strings: tuple[str, ...] = ()
-    """Further strings that end an answer. An answer always ends at a line feed, at the text that
+    """Additional strings that end an answer. An answer always ends at a line feed, at the text that
     follows the answer in the pattern, and before a line that begins with the first label."""
     seed: Seed | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """The seed that shuffles the examples before they are chosen. By default, the first examples of
@@ -136,7 +137,7 @@ def _few_shot(parsed: PromptArguments) -> "tuple[FewShot, list[PromptExample]]":
         pattern = chosen_pattern(parsed.pattern, examples, parsed.labels)
         texts = parsed.query or read_lines(file)
         queries = [_query(text, pattern, parsed.task) for text in texts]
-    # Show as many examples as given, up to the maximum.
+    # By default, show all examples, up to the maximum.
     shots = min(MOST_SHOTS, len(examples)) if parsed.shots is None else parsed.shots
     problem = f"--shots {shots} needs examples to choose from: give --examples FILE"
     require(not shots or examples, problem)
@@ -149,7 +150,8 @@ def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExam
     from ....data.prompts.examples import TASK, PromptExample
 
     *before, _ = pattern.fields
-    # A plain text can only be a single field before the answer; several fields need names.
+    # A plain text can only be the value of a single field before the answer; several fields need
+    # names.
     if len(before) == 1:
         return PromptExample({before[0]: text}, task)
     if before and text.startswith("{"):
@@ -167,7 +169,7 @@ def _query(text: str, pattern: "PromptPattern", task: str | None) -> "PromptExam
 def chosen_pattern(
     given: str | None, examples: "Sequence[PromptExample]", labels: Sequence[str] = ()
 ) -> "PromptPattern":
-    """Returns the given pattern, or the pattern of the fields of the examples.
+    """Returns the given pattern, or the named pattern whose fields match the examples.
 
     Args:
         given: a name or a template.

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class RankArguments(SamplingArguments):
     """Shows several answers of a model to each prompt, and collects your rankings of them.
 
-    A line of standard input ranks the answers of one prompt, the best first: 2 3 1, with equal
-    answers joined as in 2 1=3. A line may leave out answers; an empty line leaves out the prompt.
-    The rankings are records for flaxzoo train reward (and dpo), appended to OUTPUT.
+    A line of standard input ranks the answers to one prompt, best first, as in 2 3 1; equally good
+    answers are joined, as in 2 1=3. A line may leave out answers; an empty line skips the prompt.
+    The rankings are appended to OUTPUT, in the format that flaxzoo train reward (or dpo) reads.
     """
 
     output: OutputPath
-    """The file of JSON lines, which is created or continued."""
+    """The file of JSON lines. If the file exists, the rankings are appended to it."""
     prompt: tuple[str, ...] = ()
     """The prompts."""
     prompt_file: str | None = None
@@ -37,7 +37,7 @@ class RankArguments(SamplingArguments):
     num_samples: Annotated[int, Range(least=2, most=99)] = 4
     """The number of answers to each prompt."""
     chat: bool = False
-    """Each prompt is the user's turn of a conversation, in the model's chat template."""
+    """Format each prompt as the user's turn of a conversation, with the model's chat template."""
 
 
 def rank_command(arguments: list[str]) -> None:
@@ -78,7 +78,7 @@ def rank_command(arguments: list[str]) -> None:
 
 
 def _begun(prompt: "Prompt", generator: "TextGenerator", stops: Sequence[str]) -> "Prompt":
-    """Returns the beginning of a conversation, in the model's chat template."""
+    """Returns the beginning of a conversation, formatted with the model's chat template."""
     from ....data.chat.encoding import encode_chat
 
     messages = [{"role": "user", "content": prompt.text}]
@@ -115,13 +115,14 @@ def _ranked(prompt: "Prompt", completed: "Completed", *, chat: bool) -> dict[str
         return [{"role": role, "content": text}] if chat else text
 
     ranked = [[written("assistant", answers[i]) for i in rank] for rank in ranks]
-    # A rank of one answer is stored as this answer, and a rank of equal answers as a list.
+    # A rank with a single answer is stored as this answer, and a rank with several answers as a
+    # list.
     stored = [one if len(one) > 1 else one[0] for one in ranked]
     return {"prompt": written("user", prompt.text), "ranked": stored}
 
 
 def read_ranking(line: str, number: int) -> list[list[int]]:
-    """Returns the indices, from 0, of the answers of each rank; an empty list for an empty line.
+    """Returns the indices (from 0) of the answers in each rank, or an empty list for an empty line.
 
     Raises:
         UserError: the line is not a ranking of at least two answers in two ranks.

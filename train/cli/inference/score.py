@@ -32,8 +32,8 @@ class ScoreArguments(ContextArguments):
     each: bool = False
     """Print the probability of each token and the running sum of their logarithms."""
     stride: PositiveInt | None = None
-    """A text that exceeds the context is scored in windows that start this many tokens apart.
-    Defaults to half of the context. A smaller number gives each token more context."""
+    """A text that is longer than the context is scored in windows that start this many tokens
+    apart. Defaults to half of the context. A smaller number gives each token more context."""
     json: bool = False
     """Print a JSON object for each text, with its tokens."""
 
@@ -112,8 +112,8 @@ class NextArguments(ContextArguments):
     top_k: PositiveInt = 10
     """The number of tokens to print."""
     words: tuple[str, ...] | None = None
-    """Compare these words instead: the probability that a space and the word follow the text. The
-    probability of a word of several tokens is the product of their probabilities."""
+    """Compare these words instead, by the probability that a space and the word follow the text.
+    The probability of a word of several tokens is the product of the token probabilities."""
     json: bool = False
     """Print one JSON object instead of a table."""
 
@@ -152,7 +152,7 @@ def print_words(words: "Sequence[NextWord]", *, json: bool) -> None:
         ]
         print(to_json({"words": listed}))
         return
-    # Ratios are relative to the most probable word.
+    # The ratios compare each word with the most probable word.
     best = words[0].log_probability
     for word in words:
         ratio = "" if word is words[0] else f"  1/{_times(best - word.log_probability)} of the best"

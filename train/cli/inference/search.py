@@ -47,7 +47,7 @@ class SearchArguments:
     """Prints the texts of an index that are nearest to a query: rank, score, identifier, text."""
 
     index: Annotated[Path, Positional("INDEX")]
-    """The folder that flaxzoo index has written."""
+    """The folder that flaxzoo index wrote."""
     query: Annotated[str, Positional("QUERY")]
     """The query."""
     top_k: PositiveInt = 10
@@ -59,11 +59,11 @@ class SearchArguments:
     """With --rerank: the number of nearest texts to score again, at least --top-k; by default
     50."""
     run: str | None = None
-    """The current location of the index's model. Defaults to the location of the model when the
-    index was built."""
-    ema: bool | None = None
-    """Whether to use the moving average of the parameters of the index's model. By default as when
+    """The current location of the model that built the index. Defaults to the model's location when
     the index was built."""
+    ema: bool | None = None
+    """Whether to use the moving average of the parameters. Defaults to the choice that was made
+    when the index was built."""
     json: bool = False
     """Print one JSON object for each text, with the whole text."""
 

@@ -19,7 +19,7 @@ class ServeArguments(RowSettings):
 
     models: Annotated[tuple[str, ...], Positional("RUN_OR_FOLDER")]
     """Run folders, folders in the Hugging Face format, or names on the Hugging Face hub. Requests
-    name a model by the last part of its folder, or as NAME in NAME=FOLDER."""
+    name a model by the last part of its path, or by NAME if the argument is NAME=FOLDER."""
     ema: bool = False
     """Use the moving averages of the parameters of all models (--optimizer.ema-decay)."""
     host: str = "127.0.0.1"

@@ -18,13 +18,14 @@ class TranslateArguments(ModelArguments):
     input: str
     """A file with one sentence per line; - reads standard input."""
     output: Path | None = None
-    """The file to write, in the order of the input. By default, standard output."""
+    """The file to write, with the translations in the order of the input. By default, standard
+    output."""
     num_beams: NumBeams | None = None
-    """The number of beams; 1 decodes greedily. Defaults to the setting of an imported model, else
-    4."""
+    """The number of beams; 1 decodes greedily. Defaults to the setting of an imported model, or
+    else to 4."""
     length_penalty: LengthPenalty | None = None
-    """α: above 0 favors longer translations. Defaults to the setting of an imported model, else
-    0.6."""
+    """The exponent α: a value above 0 favors longer translations. Defaults to the setting of an
+    imported model, or else to 0.6."""
     num_return_sequences: PositiveInt = 1
     """The number of translations of each line, best first. If the number is above 1, each
     translation is printed on a separate line: the number of the input line, the score and the text,
@@ -53,7 +54,7 @@ def translate_command(arguments: list[str]) -> None:
     # Read all lines, because batches are formed by length.
     lines = list(text_lines(parsed.input))
     texts = [text for _, _, text in lines]
-    # Where each sentence came from, for error messages.
+    # The file and line of each sentence, for error messages.
     locations = [f"{file} line {number}" for file, number, _ in lines]
     with Progress().counter("sentences", len(texts)) as advance:
         translated = translator(

@@ -1,4 +1,4 @@
-"""The command `flaxzoo bench`. This module needs jax, flax and optax, and no other package."""
+"""The command `flaxzoo bench`. This module needs only jax, flax and optax."""
 
 import functools
 import sys

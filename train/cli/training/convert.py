@@ -43,11 +43,11 @@ class ExportArguments:
     form: Literal["huggingface", "safetensors", "npz", "stablehlo", "peft"] = "huggingface"
     """huggingface: a folder for transformers. safetensors, npz: the arrays under flaxzoo's own
     parameter paths. stablehlo: the forward pass as a program that needs only jax, with its
-    parameters. peft: the adapters of a run with --lora.rank, for the package peft, with the
-    tokenizer, its chat template and a model card."""
+    parameters. peft: the adapters of a run with --lora.rank, for the package peft, together with
+    the tokenizer, its chat template and a model card."""
     base: str | None = None
-    """For the form peft: the base in the Hugging Face format that peft loads, a name or a folder.
-    Defaults to the folder or the name that the base was read or imported from."""
+    """For the form peft: the name or the folder of the base model, in the Hugging Face format, that
+    peft loads. Defaults to the name or the folder that the base model was read or imported from."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Precision of the written parameters."""
     file_gb: Positive | None = None
@@ -58,7 +58,7 @@ class ExportArguments:
     ema: bool = False
     """Write the moving average of the parameters (--optimizer.ema-decay)."""
     generator: bool = False
-    """Write the generator of a run of replaced-token detection (flaxzoo train electra), which
+    """For a run of replaced-token detection (flaxzoo train electra): write the generator, which
     predicts masked tokens, instead of the discriminator."""
 
 

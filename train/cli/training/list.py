@@ -25,7 +25,8 @@ GROUPS: dict[str, Callable[[Recipe], bool]] = {
         recipe.config.data.source_name.startswith("tfds:")
     ),
 }
-"""Title of a group → whether a recipe belongs to the group. Each recipe belongs to one group."""
+"""Maps the title of each group to a function that returns whether a recipe belongs to the group.
+Each recipe belongs to exactly one group."""
 
 
 def count(config: TransformerConfig) -> int:
@@ -62,7 +63,7 @@ def list_command(arguments: list[str]) -> None:
         for name, preset in record.presets.items():
             parameters = record.num_parameters.get(name) or count(preset.config)
             context = f"{preset.config.max_length:,}"
-            # In float32, four bytes per parameter.
+            # A float32 parameter takes four bytes.
             gigabytes = 4 * parameters / 1e9
             digits = 2 if gigabytes < 10 else 1 if gigabytes < 100 else 0
             size = f"{gigabytes:.{digits}f}"

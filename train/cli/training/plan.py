@@ -57,7 +57,8 @@ def plan_command(arguments: list[str]) -> int:
         f"--price {parsed.price} needs a chip whose speed is known, got the topology "
         f"{topology.name}: name one, such as h100:8, or leave it out",
     )
-    # Fields that only the data determine get placeholders. The step is compiled in another process.
+    # Use placeholders for fields whose values depend on the data. The step is compiled in another
+    # process.
     config = without_data(config, log)
     plan = make_plan(config, topology)
     totals = {"price": parsed.price, "bytes_per_token": parsed.bytes_per_token}

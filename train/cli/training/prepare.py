@@ -23,22 +23,22 @@ class PrepareArguments:
 
     source: SourceName
     """text:GLOB[#line|#block], jsonl:GLOB#field, parquet:GLOB#field, arrow:GLOB#field,
-    builtin:python-docs; join several sources with " + "."""
+    builtin:python-docs; several sources are joined with " + "."""
     output: Annotated[Path, Positional("OUT")]
     """The folder to create; train on it with --data.source prepared:FOLDER."""
     tokenizer: Path
     """A folder or file, for example RUN/tokenizer or the output of `flaxzoo tokenizer train`."""
     length: PositiveInt
-    """Tokens in a sequence, T."""
+    """The number of tokens in a sequence, T."""
     packing: Packing = "concat"
     """concat: fill every sequence and split documents; first-fit: keep documents whole."""
     validation_fraction: Rate = 0.05
-    """The fraction of the documents that is held out for validation."""
+    """The fraction of documents that are held out for validation."""
     keep: str | None = None
-    """The run of a text classifier. Documents are kept if their label `good` (or the second of two
-    labels) has at least the probability --threshold."""
+    """The run of a text classifier. A document is kept if the classifier gives the label `good` (or
+    the second of two labels) a probability of at least --threshold."""
     threshold: Fraction | None = None
-    """The minimum probability of a document for --keep. By default 0.5."""
+    """With --keep: the minimum probability of a document that is kept. By default 0.5."""
 
 
 def prepare_command(arguments: list[str]) -> None:

@@ -41,7 +41,7 @@ def tokenizer_command(arguments: list[str]) -> None:
     from ....data.sources.load_documents import load_documents
     from ....data.tokenizers.training import TokenizerConfig, train_tokenizer
 
-    # All documents train the tokenizer; none are held out for validation.
+    # The tokenizer is trained on all documents; none are held out for validation.
     documents = load_documents(parsed.source, "train", validation_fraction=0.0)
     tokenizer = train_tokenizer(documents, TokenizerConfig(parsed.kind, parsed.vocab_size))
     tokenizer.save(parsed.output)

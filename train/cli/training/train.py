@@ -119,7 +119,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, TrainConfig]:
         problem = f"--extend-to {parsed.extend_to} is the last step: leave --steps out"
         require(not hasattr(parsed, "steps"), problem)
         config = dataclasses.replace(config, steps=parsed.extend_to)
-    if parsed.workdir != workdir:  # a file with the settings of a run, which trains in a new folder
+    if parsed.workdir != workdir:  # the file has the settings of a run, but the folder is new
         config = dataclasses.replace(config, stage=None)
     # A recipe that starts from another recipe's run needs that run first.
     init_from, has_checkpoints = config.init_from, (parsed.workdir / "checkpoints").is_dir()
