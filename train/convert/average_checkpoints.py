@@ -29,7 +29,7 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
     Args:
         folder: A run folder.
-        output: The folder to create, completely or not at all.
+        output: The folder to create. It is written completely or not at all.
         last: The number of newest checkpoints to average, at least 1.
 
     Returns:
@@ -37,8 +37,8 @@ def average_checkpoints(folder: str | Path, output: str | Path, *, last: int) ->
 
     Raises:
         FileNotFoundError: `folder` is not a run folder.
-        RunError: The run kept fewer checkpoints, `output` exists, or a parameter of the mean is
-          NaN or infinite.
+        RunError: The run has fewer than `last` checkpoints, `output` exists, or a parameter of the
+          mean is NaN or infinite.
     """
     folder, output = Path(folder), Path(output)
     config = read_config(folder)
@@ -81,7 +81,7 @@ def _without_adapters(config: JsonObject) -> JsonObject:
 
 
 def _mean(folder: Path, averaged: list[int], config: TransformerConfig) -> Params:
-    """Computes the mean of checkpoints on the host, with sums in float64, loading one at a time."""
+    """Computes the mean of checkpoints on the host in float64; loads one checkpoint at a time."""
     shapes = target_shapes(create(config))
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in averaged:

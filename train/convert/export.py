@@ -103,14 +103,14 @@ def export_model(
             file.
         form: The format. "huggingface" writes `config.json`, safetensors, the tokenizer's files and
             a model card, for transformers. "safetensors" and "npz" write one file with all arrays,
-            named by flaxzoo's parameter paths, with stacked layers. "stablehlo" writes the forward
-            pass as a program that needs no package but jax, and the parameters. "peft" writes the
+            named by flaxzoo's parameter paths, with stacked layers. "stablehlo" writes the
+            parameters, and the forward pass as a program that needs only jax. "peft" writes the
             adapters of a run without their base model, in the format of the package peft, with the
             tokenizer, its chat template and a model card.
         step: The checkpoint. Defaults to the newest checkpoint.
         dtype: The precision of the written parameters.
         file_bytes: The maximum number of bytes of a safetensors file in the Hugging Face format. A
-            single tensor is never split, so it may exceed this size.
+            tensor is never split, so a file with a single large tensor may exceed this size.
         ema: Whether to write the moving average of the parameters, which a run with
             `optimizer.ema_decay` keeps.
         base: For the form "peft": the name or the folder of the base model that peft must load, in
@@ -196,7 +196,7 @@ def _write_huggingface(exported: Exported, output: Path) -> list[str]:
         scoring=scoring,
         sparse=read_sparse_settings(exported.folder),
     )
-    # The class of sentence-transformers that loads the export, if any.
+    # Choose the sentence-transformers class that loads the export, if any.
     if settings.sparse is not None:
         library = "SparseEncoder"
     elif scoring is not None:
@@ -235,7 +235,7 @@ def _write_npz(exported: Exported, output: Path) -> list[str]:
     problem = "npz has no bfloat16: choose float16 or float32, or the form safetensors"
     require(exported.dtype != "bfloat16", problem, RunError)
     content = io.BytesIO()
-    # `Any`, because a type checker cannot know that no array is named like a keyword of `savez`.
+    # `Any`, because a type checker cannot know that no array has the name of a keyword of `savez`.
     arrays: dict[str, Any] = exported.arrays()
     np.savez(content, **arrays)
     write_file(output, content.getvalue())
@@ -270,7 +270,7 @@ def _write_peft(
     """Writes the adapters of a run, without reading the base model's parameters."""
     run = load_adapters(folder, step, ema=ema)
     check_finite(run.trained, folder)
-    # Before any file is written, raise an error if transformers does not have the model.
+    # Raise an error before any file is written if transformers does not have the model.
     mapping_of(run.model.config).config_to_hf(run.model.config)
     name = _base_name(run) if base is None else _checked_base(base, run)
     remedy = (
@@ -304,7 +304,7 @@ def _write_peft(
 
 
 def _base_name(run: AdapterRun) -> str | None:
-    """Returns the name or the folder of the base in the Hugging Face format; None if unknown."""
+    """Returns the name or folder of the base model in the Hugging Face format; None if unknown."""
     base = Path(run.base.folder)
     if not (base / CONFIG_FILE).is_file() or is_foreign(read_fields(base)):
         return run.base.folder
@@ -314,7 +314,7 @@ def _base_name(run: AdapterRun) -> str | None:
 
 
 def _checked_base(base: str, run: AdapterRun) -> str:
-    """Returns `base`. Raises RunError if the adapters do not fit the model in this folder."""
+    """Returns `base`; raises RunError if the adapters do not fit the model in this folder."""
     file = Path(base).expanduser() / CONFIG_FILE
     if not file.is_file():  # a name on the hub, or a folder that does not exist yet
         return base

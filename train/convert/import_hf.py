@@ -37,9 +37,9 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     """Creates a run folder from a folder in the Hugging Face format.
 
     Args:
-        source: A folder with `config.json`, safetensors and the tokenizer's files, a folder with a
-          PEFT adapter, which is merged into its base, or a name on the hub.
-        output: The folder to create, completely or not at all.
+        source: A folder with `config.json`, safetensors and the tokenizer's files; a folder with a
+          PEFT adapter, which is merged into its base model; or a name on the hub.
+        output: The folder to create. It is written completely or not at all.
         base: For an adapter, the folder or the name of its base model. Defaults to the base model
           that the adapter's own configuration names.
 
@@ -48,7 +48,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
 
     Raises:
         FileNotFoundError: `source` has no `config.json`.
-        UserError: The folder is broken, or its model or tokenizer is not supported.
+        UserError: The folder is invalid, or its model or tokenizer is not supported.
         RunError: `output` exists, `source` is a run folder, the tokenizer does not match the
           model, or a parameter is NaN or infinite.
     """
@@ -56,7 +56,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
     check_not_existing(output)
     adapted = local_folder(source)
     folder, config, tokenizer = _opened(adapted, base)
-    # config.json keeps this order of the fields: model, train, origin, generation settings.
+    # This is the order of the fields in `config.json`: model, train, origin, generation settings.
     train = to_dict(config)
     origin = str(adapted.resolve() if Path(source).exists() else source)
     fields: JsonObject = {"model": train.pop("model"), "train": train, IMPORTED_FROM: origin}
@@ -96,7 +96,7 @@ def import_model(source: str | Path, output: str | Path, *, base: str | Path | N
 
 
 def _opened(source: Path, base: str | Path | None) -> tuple[Path, TrainConfig, Tokenizer]:
-    """Returns the folder (for an adapter, of its base), the configuration and the tokenizer."""
+    """Returns the folder (for an adapter, of its base model), configuration and tokenizer."""
     if not is_peft_folder(source):
         problem = f"{source} is not an adapter of peft: leave base {base} out"
         require(base is None, problem, RunError)
@@ -111,6 +111,6 @@ def _opened(source: Path, base: str | Path | None) -> tuple[Path, TrainConfig, T
     if (source / TOKENIZER_FILE).is_file():
         tokenizer = load_tokenizer(source)
         check_vocabulary(tokenizer, tuned, f"the tokenizer of {source}")
-    # If the base model is a run with its own adapters, these are also merged.
+    # If the base model is a run with adapters, its adapters are also merged.
     config = dataclasses.replace(config, lora=None)
     return folder, config if tuned == config.model else config_of_model(tuned), tokenizer

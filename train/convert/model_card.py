@@ -62,7 +62,7 @@ vectors = SparseEncoder("{}").encode(["A text.", "Another."])
 """,
     ),
 }
-"""The name of a class in sentence-transformers → its parts of the model card."""
+"""Maps the name of each sentence-transformers class to its parts of the model card."""
 
 
 def model_card(
@@ -82,12 +82,12 @@ def model_card(
     Args:
         name: The name of the model.
         config: The configuration of the run that trained the model.
-        stored_fields: The `config.json` of the model's folder.
+        stored_fields: The content of `config.json` in the model's folder.
         folder: The model's folder, whose `metrics.jsonl` contains the scores.
         step: The exported checkpoint, or None if flaxzoo did not train the model.
         num_parameters: The number of the model's parameters.
-        sentence_class: The class of sentence-transformers that loads the export; a key of
-          `USAGES`, or None.
+        sentence_class: The sentence-transformers class that loads the export (a key of `USAGES`),
+          or None.
         notes: Notes to include in the card, one line each.
         adapter_base: The base model of exported adapters, or None if a whole model is exported.
     """
@@ -102,7 +102,7 @@ def model_card(
         usage = USAGES[sentence_class]
         library, task = "sentence-transformers", usage.hub_task
         sections.append(usage.example.format(name))
-    # The card begins with the metadata for the hub, the title, and code that loads the model.
+    # The card begins with the metadata for the hub, the title, and the code that loads the model.
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: {task}\n{base}tags:\n- flaxzoo\n---\n",
         f"# {name}\n\n{summary}. {_origin(stored_fields, step)}\n",
