@@ -1,7 +1,7 @@
 """Divides the computation of layers and attention kernels over the devices of a mesh.
 
 The code of models does not depend on the mesh. Instead, `around` wraps the `apply` of a model, and
-intercepts the calls of all modules of a class.
+intercepts the calls of all modules of one class.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,14 @@ Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
 Kwargs = dict[str, PyTree]
 Around = Callable[[Apply, Args, Kwargs, Any], object]
-"""`function(call, args, kwargs, module)` replaces `call(*args, **kwargs)`."""
+"""A function of type `Around` is called as `function(call, args, kwargs, module)`, in place of
+`call(*args, **kwargs)`."""
 
 
 def around(apply_fn: Apply, modules: type[nn.Module], function: Around) -> Apply:
     """Wraps a model's `apply`, so that `function` replaces the calls of a class of modules.
 
-    Within a `shard_map` over all axes, the code already runs on each device alone, so calls there
+    Within a `shard_map` over all axes, each device already runs the code by itself, so calls there
     are not replaced.
     """
 
@@ -57,11 +58,11 @@ def current(mesh: Mesh) -> Mesh | AbstractMesh:
 
 
 def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to keep the residual stream sharded by sequence around each layer.
+    """Wraps a model's `apply` to keep the residual stream between layers sharded by sequence.
 
     Without this sharding constraint, the compiler would shard activations like the parameters,
-    whose width is sharded over `fsdp`: each device would compute attention for all sequences, and
-    the devices would exchange sums of full activations in each layer. With the constraint, the
+    whose width is sharded over `fsdp`. Each device would then compute attention for all sequences,
+    and the devices would exchange sums of full activations in each layer. With the constraint, the
     compiler gathers a layer's parameters when the layer uses them.
     """
 
@@ -79,10 +80,10 @@ def constrain_activations(apply_fn: Apply, mesh: Mesh) -> Apply:
 
 
 def shard_map_attention(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply` to run attention kernels on each device, for its shard of the arrays.
+    """Wraps a model's `apply` to run attention kernels on each device, on its shard of the arrays.
 
-    The compiler cannot divide a kernel over devices: it would gather the shards of sequences and
-    heads. If tokens are sharded, the devices form a ring.
+    The compiler cannot divide a kernel over devices, so it would gather the shards of sequences and
+    heads. If tokens are sharded, the devices form a ring (`ring_attention`).
     """
     heads = MESH_AXES["heads"]
     axes_by_ndim = {4: (None, heads), 3: (heads,), 2: ()}
@@ -119,11 +120,11 @@ def _around_ring(mesh: Mesh) -> Around:
     def around_kernel(kernel: Apply, args: Args, kwargs: Kwargs, module: FusedAttention) -> object:
         del kernel
         query, key, value = args
-        # Dropout keys have a dimension of heads but none of tokens, so their sharding differs from
-        # that of the other arrays.
+        # Dropout keys have a head axis but no token axis, so they are sharded differently from the
+        # other arrays.
         head_keys: HeadKeys | None = kwargs.pop("keys", None)
-        # Check here whether the kernel supports the call, because its sizes are known only while it
-        # is traced.
+        # Check here whether the kernel supports the call, because the sizes are known only during
+        # tracing.
         call = AttentionCall(
             num_queries=query.shape[1],
             num_keys=key.shape[1],

@@ -1,4 +1,4 @@
-"""Chooses a run's attention kernel: the fastest one that supports the devices and the sizes."""
+"""Chooses the attention kernel of a run: the fastest kernel that supports the devices and sizes."""
 
 import dataclasses
 import re
@@ -20,20 +20,21 @@ NAMES: dict[str, str] = {
     "triton": "flash attention in Triton",
     "blocks": "XLA block by block",
 }
-"""The names of kernels in messages."""
+"""Maps each kernel to its name in messages."""
 Kernels = tuple[Kernel, ...]
 FASTEST: dict[str, Kernels] = {"gpu": ("cudnn",), "tpu": ("splash",)}
-"""The fastest kernel by platform; XLA on other platforms."""
+"""Maps each platform to its fastest kernel. Other platforms use XLA."""
 DROPPING: dict[str, Kernels] = {"gpu": ("triton",), "tpu": ("flash",)}
-"""The fastest kernel for models with attention dropout, by platform."""
+"""Maps each platform to its fastest kernel for models with attention dropout."""
 FASTEST_ON_RING: dict[str, Kernels] = {
     "gpu": ("cudnn", "blocks"),
     "tpu": ("splash", "blocks"),
 }
-"""Kernels for sharded tokens by platform, the fastest first; only "blocks" on other platforms."""
+"""Maps each platform to its kernels for sharded tokens, fastest first. Other platforms use
+"blocks"."""
 PLATFORMS: dict[str, str] = {"cudnn": "gpu", "splash": "tpu", "flash": "tpu", "triton": "gpu"}
 LEAST_CAPABILITY = (8, 0)
-"""The oldest generation of NVIDIA's GPUs that the kernels for GPUs support (Ampere)."""
+"""The compute capability of the oldest NVIDIA GPUs that the GPU kernels support (Ampere)."""
 
 
 @runtime_checkable
@@ -42,7 +43,7 @@ class Device(Protocol):
 
     @property
     def platform(self) -> str:
-        """A platform of jax: "cpu", "gpu" or "tpu"."""
+        """The name of the jax platform: "cpu", "gpu" or "tpu"."""
         ...
 
     @property
@@ -61,7 +62,7 @@ class KernelChoice:
     reason: str = ""
     """The reason why the faster kernel was not chosen."""
     ring: int = 1
-    """The number of devices in a ring; 1 if the devices form no ring."""
+    """The number of devices in a ring; 1 if there is no ring."""
 
     @property
     def description(self) -> str:
@@ -72,12 +73,12 @@ class KernelChoice:
 
 
 def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> KernelChoice:
-    """Returns the attention kernel for the steps of a run on devices of one kind.
+    """Returns the attention kernel for the steps of a run on devices of the given kind.
 
     Args:
         config: the configuration of the run. If `execution.attention` names a kernel, the run uses
           this kernel.
-        device: a device that the step is compiled for.
+        device: one of the devices that the step is compiled for.
         context: the number of devices that the tokens of a row are sharded over.
 
     Raises:
@@ -93,11 +94,11 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
     elif context > 1:
         kernels = FASTEST_ON_RING.get(platform, ("blocks",))
     elif config.model.has_two_sided_windows and max(config.data.lengths) > LARGEST_BLOCK:
-        # XLA would store the attention scores of all pairs of tokens in a long row, although
-        # windows hide most pairs.
+        # XLA would store the attention scores of all token pairs in a long row, although the
+        # windows mask most pairs.
         kernels = *kernels, "blocks"
-    # Take the first kernel that supports the run, and remember why the first one in the list does
-    # not.
+    # Choose the first kernel that supports the run. If it is not the first in the list, remember
+    # why the first kernel does not support the run.
     refused: list[tuple[str, str]] = []
     for kernel in kernels:
         reason = _reason(kernel, config, device, context)
@@ -118,7 +119,7 @@ def choose_kernel(config: TrainConfig, device: Device, context: int = 1) -> Kern
 
 def _reason(kernel: Kernel, config: TrainConfig, device: Device, context: int) -> str | None:
     """Returns why a kernel does not support a training step, or None if it does."""
-    # Check the device first, then the sizes of the calls.
+    # First check the device, and then the sizes of the attention calls.
     platform = PLATFORMS.get(kernel)
     if platform not in (None, device.platform):
         return f"the kernel requires a {platform}, got a {device.platform}"

@@ -3,8 +3,9 @@
 The experts and the sequences of a batch are sharded over the mesh axis `expert`. If experts have no
 capacity, each device of this axis all-gathers the tokens, computes its own experts for all tokens,
 and reduce-scatters the weighted sums. With n devices, (n - 1) / n of the tokens are sent twice,
-whatever the router chooses. If experts have a capacity, each device sends to every other device
-only the tokens for that device's experts (all-to-all; Lepikhin et al. 2020, "GShard", section 3.2).
+regardless of the router's choices. If experts have a capacity, each device sends to every other
+device only the tokens for that device's experts (all-to-all; Lepikhin et al. 2020, "GShard",
+section 3.2).
 """
 
 import jax
@@ -20,16 +21,16 @@ EXPERT, WIDTH, HIDDEN = "expert", "fsdp", "tensor"
 
 
 def over_mesh(apply_fn: Apply, mesh: Mesh, model: TransformerConfig) -> Apply:
-    """Wraps a model's `apply` to run over a mesh; sequences and experts stay on their devices."""
+    """Wraps a model's `apply` to run over a mesh, with sequences and experts sharded over it."""
     apply_fn = constrain_activations(apply_fn, mesh)
     return shard_map_experts(apply_fn, mesh) if model.num_experts and mesh.size > 1 else apply_fn
 
 
 def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
-    """Wraps a model's `apply`, so that each device computes only its own experts of a mixture.
+    """Wraps a model's `apply` so that each device computes only its own experts of a mixture.
 
-    The compiler cannot divide the sorting of tokens by expert over devices, and would gather all
-    tokens.
+    Without this wrapper, the compiler would gather all tokens, because it cannot sort tokens by
+    expert across devices.
     """
 
     def around_mixture(call: Apply, args: Args, kwargs: Kwargs, mixture: ExpertMixture) -> object:
@@ -52,7 +53,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
             axis_names=set(automatic(mesh.axis_names)),
             in_specs=(rows, (rows, rows, rows), of_kernels),
             out_specs=rows,
-            check_vma=False,  # this check would reject the zeros with which a loop begins
+            check_vma=False,  # this check would reject the initial zeros of a loop
         )
         return on_each_device(x, tuple(choice), tuple(kernels))
 
@@ -60,7 +61,7 @@ def shard_map_experts(apply_fn: Apply, mesh: Mesh) -> Apply:
 
 
 def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) -> Array:
-    """Returns the weighted sums of the outputs of all devices' experts, for the device's tokens."""
+    """Returns the weighted sums of expert outputs (from all devices) for this device's tokens."""
     kernels = Kernels(
         # Gather the kernels along the model width, which is sharded over `fsdp`.
         tuple(jax.lax.all_gather(k, WIDTH, axis=1, tiled=True) for k in kernels.inputs),
@@ -68,7 +69,7 @@ def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) 
     )
     if mixture.config.expert_capacity is None:
         x, choice = jax.tree.map(lambda x: jax.lax.all_gather(x, EXPERT, tiled=True), (x, choice))
-        # Number the experts from the device's first expert on; the indices of other devices'
+        # Number the experts so that the device's first expert is 0. The indices of other devices'
         # experts are then out of range, and these experts add 0.
         first = jax.lax.axis_index(EXPERT) * kernels.down.shape[0]
         choice = choice._replace(experts=choice.experts - first)
@@ -81,5 +82,5 @@ def _on_one(mixture: ExpertMixture, x: Array, choice: Choice, kernels: Kernels) 
         # [n · B, E / n, C, D] back to [B, E, C, D].
         outputs = jax.lax.all_to_all(outputs, EXPERT, 0, 1, tiled=True)
         y = combine(outputs, slot, choice.weight)
-    # Each device along `tensor` has a slice of the hidden units; the outputs of the slices add up.
+    # Each device along `tensor` has a slice of the hidden units; sum the outputs of the slices.
     return jax.lax.psum(y, HIDDEN)

@@ -5,15 +5,16 @@ micro-batch. With `exchanged`, each device accumulates the gradients of its sequ
 micro-batches locally. Parameters that are sharded over `fsdp` are all-gathered in one of two ways:
 
 - "step": Parameters are gathered once per step, and gradients are reduce-scattered after the last
-  micro-batch. With n devices along `fsdp`, (n - 1) / n of the parameters' bytes are sent twice per
-  step, however many micro-batches there are. Each device stores the full parameters and gradients.
-- "layer": Each layer gathers its parameters in its forward and its backward pass, and
-  reduce-scatters its gradients at once (Zhao et al. 2023, "PyTorch FSDP"). The parameters of layers
-  are sent three times per micro-batch. Embeddings and heads are gathered once, at the start of the
-  model, so they are sent twice. If the run uses no remat, or trains adapters, the compiler inserts
-  the gathers and the scatters instead.
+  micro-batch. With n devices along `fsdp`, (n - 1) / n of the parameter bytes are sent twice per
+  step, regardless of the number of micro-batches. Each device stores the full parameters and
+  gradients.
+- "layer": Each layer gathers its parameters in its forward and its backward pass, and immediately
+  reduce-scatters its gradients (Zhao et al. 2023, "PyTorch FSDP"). The bytes of a layer's
+  parameters are therefore sent three times per micro-batch. Embeddings and heads are gathered only
+  once, at the start of the model, so their bytes are sent twice. If the run uses no remat, or
+  trains adapters, the compiler inserts the gathers and scatters instead.
 
-Over the axis `data`, gradients are summed once per step in both ways.
+In both ways, gradients are summed over the axis `data` once per step.
 
 The TPU compiler turns a reduce-scatter over all devices of a torus into an all-reduce, which sends
 twice the bytes, but it keeps a reduce-scatter over groups of devices. On TPUs gradients are
@@ -64,11 +65,12 @@ class Way:
     per_layer: bool
     """Whether this module gathers the parameters of each layer when the layer is computed."""
     dtype: DTypeLike | None
-    """The compute dtype; None for the dtype of the parameters. Linear maps are gathered in the
-    compute dtype."""
+    """The compute dtype, or None for the dtype of the parameters. The parameters of linear maps are
+    gathered in the compute dtype."""
     micro_batches: int
     """The number of micro-batches. With one micro-batch, gradients are computed and exchanged in
-    `dtype`. With several, their sums are exchanged in the dtype of the parameters."""
+    `dtype`. With several micro-batches, the sums of the gradients are exchanged in the dtype of the
+    parameters."""
 
 
 def compute_dtype(
@@ -79,7 +81,7 @@ def compute_dtype(
 
 
 def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainState) -> GradientFn:
-    """Wraps `function` to run on each device for the device's rows, and sums the results.
+    """Wraps `function` to run on each device with the device's rows, and sums the results.
 
     Args:
         function: sums gradients over the given rows, in one or several micro-batches.
@@ -92,7 +94,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         return function
     # The specs for `shard_map` must name only its manual axes.
     specs = jax.tree.map(lambda s: _only(s, axes), (shardings.params, shardings.frozen))
-    # Each device gets its rows; the compiler then divides these over the other axes.
+    # Each device gets its rows; the compiler divides these rows over the other axes.
     by_row = PartitionSpec(tuple(filter(axes.__contains__, BATCH_AXES)))
     # Whether the mesh has only a single device along every other axis.
     alone = num_shards(mesh, axes) == mesh.size
@@ -123,12 +125,12 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
         in_specs=(*specs, PartitionSpec(), by_row),
         out_specs=(specs[0], PartitionSpec()),
         axis_names=set(mesh.axis_names if alone else axes),
-        check_vma=False,  # this check would reject the zeros with which a scan begins
+        check_vma=False,  # this check would reject the initial zeros of a scan
     )
 
 
 def _only(sharding: NamedSharding, axes: tuple[str, ...]) -> PartitionSpec:
-    """Returns the spec of a sharding with only the given mesh axes."""
+    """Returns the spec of a sharding, restricted to the given mesh axes."""
     kept = (tuple(filter(axes.__contains__, axes_of(over))) for over in sharding.spec)
     return PartitionSpec(*kept)
 
@@ -145,19 +147,19 @@ def _sharded(spec: PartitionSpec) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """Gathers parameters from shards, and scatters gradients to them."""
+    """Gathers parameters from shards, and scatters gradients to the shards."""
 
     dtype: DTypeLike | None
     """See `Way`."""
     stages: tuple[list[list[int]], ...] = ()
-    """The device groups of each stage of a scatter, from `scatter_stages`; empty for a single
-    stage."""
+    """The device groups of each stage of a scatter, from `scatter_stages`; empty if there is a
+    single stage."""
 
     def gather(self, name: str, x: Array, spec: PartitionSpec) -> Array:
         """Returns the full parameter, all-gathered from the shards.
 
-        Linear maps and embeddings are sent in `dtype`. Embeddings are then cast back to their own
-        dtype.
+        The parameters of linear maps and embeddings are sent in `dtype`. Embeddings are then cast
+        back to their own dtype.
         """
         # Cast before sending, because bfloat16 takes half as many bytes as float32.
         sent, full = compute_dtype(name, x.dtype, self.dtype, CAST), x
@@ -170,7 +172,7 @@ class Wire:
 
         Args:
             x: the full array.
-            spec: how the result is sharded; it may name only the axis `fsdp`.
+            spec: the sharding of the result, which may name only the axis `fsdp`.
             axes: the axes to sum over.
         """
         for dimension, over in _sharded(spec):
@@ -178,7 +180,7 @@ class Wire:
                 x = _scattered_in_stages(x, dimension, over, self.stages)
             else:
                 x = jax.lax.psum_scatter(x, over, scatter_dimension=dimension, tiled=True)
-        # A scatter has already summed over its axes, so all-reduce over the other axes.
+        # The scatters have already summed over their axes, so all-reduce over the remaining axes.
         left = tuple(sorted(axes - _axes(spec)))
         return jax.lax.psum(x, left) if left else x
 
@@ -187,9 +189,9 @@ def scatter_stages(num_devices: int) -> tuple[list[list[int]], ...]:
     """Returns the device groups of a two-stage reduce-scatter.
 
     Let there be a · b devices, and let device (i, j) have the index i · b + j. The first stage sums
-    over the devices with the same j, and gives device (i, j) the i-th of `a` equal parts. The
-    second stage sums these parts over the devices with the same i, and gives device (i, j) the j-th
-    of `b` equal parts of the sum. Each device then has its shard of the full sum.
+    over the devices with the same j, and gives device (i, j) the i-th of a equal parts. The second
+    stage sums these parts over the devices with the same i, and gives device (i, j) the j-th of `b`
+    equal parts of the sum. Each device then has its shard of the full sum.
 
     Args:
         num_devices: the number of devices along the mesh axis.
@@ -214,12 +216,12 @@ def _scattered_in_stages(
     """Returns this device's shard of the sum of an array along a dimension.
 
     A TPU stores the last two dimensions in tiles of 8 × 128, and the compiler scatters only
-    multiples of a tile. The dimension of shards is therefore moved to the front.
+    multiples of a tile. The dimension to scatter is therefore moved to the front.
     """
     num_shards = math.prod(len(groups[0]) for groups in stages)
     x = jnp.moveaxis(x, dimension, 0)
     others = x.shape[1:]
-    # The shape is [shards, rows of a shard, others]; each stage scatters the first dimension.
+    # Reshape to [shards, rows of a shard, others]; each stage scatters the first dimension.
     x = x.reshape(num_shards, x.shape[0] // num_shards, math.prod(others))
     for groups in stages:
         x = jax.lax.psum_scatter(x, over, tiled=True, axis_index_groups=groups)
@@ -228,7 +230,7 @@ def _scattered_in_stages(
 
 
 def _gathering_first(function: GradientFn, specs: PyTree, wire: Wire) -> GradientFn:
-    """Makes `function` take shards; gathers all parameters before the first micro-batch."""
+    """Makes `function` accept shards, and gathers all parameters before the first micro-batch."""
 
     def gathered(name: str, x: Array, spec: PartitionSpec) -> Array:
         with jax.named_scope(name):  # `flaxzoo plan` tells collectives apart by this name
@@ -244,7 +246,7 @@ def _gathering_first(function: GradientFn, specs: PyTree, wire: Wire) -> Gradien
 
 
 def _gathering_per_layer(function: GradientFn, specs: PyTree, wire: Wire) -> GradientFn:
-    """Makes `function` take shards; gathers each layer's parameters when the layer is computed."""
+    """Makes `function` accept shards, and gathers each layer's parameters when it is computed."""
     # The model is traced in this context, where `reading` looks up the reader.
     context = copy_context()
     context.run(_reader.set, _ShardReader(specs, wire))
@@ -268,8 +270,8 @@ class _ShardReader:
             wire: gathers the parameters and scatters the gradients.
         """
         self._wire = wire
-        # The variables of a layer have no path of the stack in their names, so the keys of specs
-        # have none either.
+        # The variable names within a layer do not include the path of the stack, so the keys of the
+        # specs do not include it either.
         self._of_layer: dict[str, PartitionSpec] = {}
         self._outside: dict[str, PartitionSpec] = {}
         for name, leaf in itertools.chain(*map(named, specs)):
@@ -288,14 +290,14 @@ class _ShardReader:
         return map_named(self._read(self._outside), params)
 
     def _read(self, specs: dict[str, PartitionSpec]) -> Callable[[str, Array], Array]:
-        """Returns a function that gathers a parameter, if it is sharded by `specs`."""
+        """Returns a function that gathers a parameter if `specs` contains its sharding."""
 
         def read(name: str, x: Array) -> Array:
             spec = specs.get(name, PartitionSpec())
             if not any(_sharded(spec)):
                 return x
-            # The backward pass of a gather is a scatter. Define it here, so that it runs in stages
-            # and in the gradient's dtype.
+            # The backward pass of a gather is a scatter. Define it explicitly, so that it runs in
+            # stages and in the gradient's dtype.
             gather = jax.custom_vjp(lambda x: self._wire.gather(name, x, spec))
 
             def forward(x: Array) -> tuple[Array, None]:
@@ -318,8 +320,8 @@ _reader: ContextVar[_ShardReader | None] = ContextVar("reader", default=None)
 def reading(apply_fn: Apply) -> Apply:
     """Wraps the `apply` of the trained model, so that it can gather its own parameters.
 
-    It does so only in a step that gathers parameters per layer. The parameters of other models of
-    the objective, such as a teacher, are not sharded.
+    The model gathers its parameters only in a step that gathers per layer. The parameters of other
+    models of the objective, such as a teacher, are not sharded.
     """
 
     def apply(variables: Params, *args: object, **kwargs: object) -> object:

@@ -19,10 +19,10 @@ from .fsdp import GradientFn, Way, compute_dtype, exchanged
 from .sharding import divided_axes
 
 ONCE = ("data", "fsdp")
-"""The mesh axes that gradients can be summed over once per step."""
+"""The mesh axes over which gradients can be summed once per step."""
 LARGEST_PART = 0.9
 """By default, "step" is tried only if the state, the full parameters and the gradients take at most
-this fraction of a device's memory. Activations need the remaining memory."""
+this fraction of a device's memory. The rest of the memory is left for activations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def choose_exchanges(
     device_memory: int | None,
     has_adapter: bool = False,
 ) -> tuple[Exchange, ...]:
-    """Returns the ways to exchange gradients over a mesh; try them in this order.
+    """Returns the ways to exchange gradients over a mesh, in the order to try them.
 
     Args:
         gather: when parameters are gathered, as in `TrainConfig`.
@@ -59,18 +59,17 @@ def choose_exchanges(
         state_bytes: the number of bytes of the state on each device.
         shardings: the shardings of the state.
         whole_batch: whether the loss of an example depends on the other examples of the batch.
-        by_rows: whether the exchanged gradients are sums over the rows of each device. This may be
-          so even if `whole_batch` is true, as in `cached_gradient`.
+        by_rows: whether the exchanged gradients are sums over the rows of each device. This can be
+          true even if `whole_batch` is true, as in `cached_gradient`.
         micro_batches: the number of micro-batches.
-        execution: the settings that say how to run the model.
+        execution: the settings that determine how to run the model.
         device_memory: the memory of a device in bytes; None if unknown.
         has_adapter: whether the run trains adapters.
 
     Raises:
-        UserError: "step" does not suit the mesh or the objective.
+        UserError: "step" does not support the mesh or the objective.
     """
-    # Adapters are added to kernels before the kernels are cast, so gather kernels in their own
-    # dtype.
+    # Adapters are added to the kernels before the kernels are cast, so gather kernels uncast.
     dtype = None if has_adapter else execution.dtype
     full = full_bytes(state, dtype, micro_batches)
     fits = state_bytes + full <= LARGEST_PART * (device_memory or 0)
@@ -93,10 +92,10 @@ def choose_exchanges(
 
 
 def full_bytes(state: TrainState, dtype: DTypeLike | None, micro_batches: int) -> int:
-    """Returns how many bytes a device needs, besides the state, to gather parameters once per step.
+    """Returns the bytes, in addition to the state, that a device needs to gather once per step.
 
-    These bytes are the full parameters, their gradients and, with several micro-batches, their
-    sums.
+    These are the bytes of the full parameters, their gradients and, with several micro-batches, the
+    sums of the gradients.
 
     Args:
         state: arrays or their shapes.
@@ -128,10 +127,10 @@ def gather_candidates(
             the compiled step shows whether the activations fit.
 
     Raises:
-        UserError: "step" does not suit the mesh or the objective.
+        UserError: "step" does not support the mesh or the objective.
     """
-    # "step" is possible only if each device can have full parameters, and the loss is a sum over
-    # examples.
+    # "step" is possible only if each device can hold the full parameters, and the loss is a sum
+    # over examples.
     others = divided_axes(mesh).keys() - set(ONCE)
     problems = [f"mesh.{axis} is {mesh.shape[axis]}" for axis in others]
     if whole_batch:
@@ -149,7 +148,7 @@ def gather_candidates(
 
 
 def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, ...]:
-    """Returns the mesh axes that `fsdp.exchanged`, not the compiler, exchanges gradients over.
+    """Returns the mesh axes over which `fsdp.exchanged`, not the compiler, exchanges gradients.
 
     The result is empty if a layer is divided over `expert`, `context` or `tensor`, because XLA's
     partitioner (jaxlib 0.10) crashes on programs that are partly manual and partly divided over
@@ -158,18 +157,18 @@ def manual_axes(mesh: Mesh, micro_batches: int, *, shards: bool) -> tuple[str, .
     Args:
         mesh: the mesh.
         micro_batches: the number of micro-batches.
-        shards: whether the axis `fsdp` can be in the result.
+        shards: whether the result may contain the axis `fsdp`.
     """
     sizes = divided_axes(mesh)
     axes = tuple(sizes) if shards else tuple(sizes.keys() & {"data"})
-    # With one micro-batch, a manual exchange over only some axes saves no bytes over the
-    # compiler's.
+    # With one micro-batch, a manual exchange over only some axes sends no fewer bytes than the
+    # compiler's exchange.
     is_useful = len(axes) == len(sizes) or micro_batches > 1
     return axes if is_useful and sizes.keys() <= set(ONCE) else ()
 
 
 def describe(way: Way, mesh: Mesh, full: int) -> str:
-    """Describes the exchange of gradients in a clause.
+    """Returns a clause that describes the exchange of gradients.
 
     Args:
         way: the way to exchange gradients.

@@ -21,10 +21,11 @@ from pathlib import Path
 from ...data.common.fields import require
 
 ENDING_SECONDS = 10.0
-"""The number of seconds that the other processes have to end by themselves after one failed."""
+"""The number of seconds that the other processes have to end by themselves after one process fails.
+"""
 FORWARDED = {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)}
-"""The signals that `launch` forwards to the processes; only the first two on Windows, which has no
-SIGHUP."""
+"""The signals that `launch` forwards to the processes. Windows has only the first two, because it
+has no SIGHUP."""
 
 
 def launch(command: list[str], processes: int) -> int:
@@ -95,7 +96,7 @@ def split_gpus(gpus: list[str], processes: int) -> list[list[str]]:
 
 
 def visible_gpus() -> list[str]:
-    """Returns the names of the NVIDIA GPUs that jax would use here."""
+    """Returns the names of the NVIDIA GPUs that jax would use on this machine."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return []
     # If this variable is empty, it hides all GPUs; if it is not set, it hides none.
@@ -113,8 +114,8 @@ def free_port() -> int:
 
 
 def _start(command: list[str], environment: dict[str, str], first: bool) -> subprocess.Popen[bytes]:
-    # Start the process in its own session: it then gets Ctrl-C once, from the handler that forwards
-    # signals, and not also from the terminal.
+    # Start the process in its own session. It then receives Ctrl-C only from the handler that
+    # forwards signals, and not a second time from the terminal.
     start = functools.partial(subprocess.Popen, command, env=environment, start_new_session=True)
     if first:
         return start()
@@ -126,7 +127,7 @@ def _start(command: list[str], environment: dict[str, str], first: bool) -> subp
 
 
 def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
-    """Prints each output line of a process with its index; process 0 prints by itself."""
+    """Prints each output line of a process after the process index; process 0 prints by itself."""
     if process.stdout is None:
         return
     with process.stdout as output:
@@ -136,7 +137,7 @@ def _print_prefixed(process: subprocess.Popen[bytes], index: int) -> None:
 
 
 def _first_failure(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """Waits for all, or `ENDING_SECONDS` after a failure; returns which process failed first."""
+    """Waits until all end, or `ENDING_SECONDS` after a failure; returns which one failed first."""
     failed, deadline = None, math.inf
     statuses: list[int | None] = [None]
     while None in statuses and time.monotonic() < deadline:

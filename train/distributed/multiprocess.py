@@ -1,4 +1,4 @@
-"""Several processes that train together, through `jax.distributed`.
+"""Training with several processes, which `jax.distributed` connects.
 
 All processes take the same steps in the same order, and each process reads its own share of each
 batch. Only process 0, the primary process, prints and writes files; all processes write checkpoints
@@ -37,19 +37,19 @@ FAREWELL_SECONDS = 5
 CARRIERS = re.compile("Gloo|NCCL|coordination service")
 """Matches error messages that show that the communication between processes failed."""
 NO_LIMIT = 10**9
-"""A timeout in milliseconds that is practically infinite, because process 0 may prepare text for
-hours."""
+"""A practically infinite timeout in milliseconds, for waits on process 0, which may prepare text
+for hours."""
 
 T = TypeVar("T")
 
 
 @contextmanager
 def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
-    """Connects to the other training processes, if the environment says that there are any.
+    """Connects to the other training processes, if environment variables describe any.
 
-    Enter the context before jax initializes its devices. Environment variables say which other
-    processes there are. These variables are set by `flaxzoo launch`, by SLURM (for a step with
-    several tasks), by Kubernetes (for a TPU pod), or by the user (`JAX_COORDINATOR_ADDRESS`).
+    Enter the context before jax initializes its devices. The environment variables are set by
+    `flaxzoo launch`, by SLURM (for a step with several tasks), by Kubernetes (for a TPU pod), or by
+    the user (`JAX_COORDINATOR_ADDRESS`).
 
     Args:
         rendezvous_seconds: The time to wait for all processes, in seconds.
@@ -76,8 +76,8 @@ def distributed_session(rendezvous_seconds: int) -> Iterator[None]:
 
 
 def has_others(environment: Mapping[str, str]) -> bool:
-    """Returns whether environment variables say that there are other processes to train with."""
-    # SLURM sets SLURM_NTASKS outside of a step too, but there only this process runs.
+    """Returns whether the environment variables describe other training processes."""
+    # SLURM also sets SLURM_NTASKS outside of a step, but then only this process runs.
     tasks = int(environment.get("SLURM_NTASKS", 1)) if "SLURM_STEP_NODELIST" in environment else 1
     pod = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
     return ADDRESS in environment or tasks > 1 or len(pod) > 1
@@ -87,7 +87,8 @@ def _connect(seconds: int) -> None:
     address, count, index = os.environ.get(ADDRESS), _number(COUNT), _number(INDEX)
     problem = f"{INDEX} {index} is not below {COUNT} {count}: count from 0"
     require(count is None or index is None or index < count, problem, RunError)
-    # After `seconds`, end with a message. jax's own, longer timeout would end with a traceback.
+    # After `seconds`, end the process with a message. jax's own timeout is longer and ends with a
+    # traceback.
     alone = threading.Timer(seconds, _give_up, (seconds, address, count))
     alone.daemon = True
     alone.start()
@@ -124,7 +125,7 @@ def _give_up(seconds: int, address: str | None, count: int | None) -> None:
 
 
 def _leave() -> None:
-    """Lets a failing process exit without waiting for the others, unless all of them fail too."""
+    """Lets a failing process exit without waiting for other processes that have not failed."""
     try:
         _client().wait_at_barrier("flaxzoo/failed", FAREWELL_SECONDS * 1000)
     except jax.errors.JaxRuntimeError:
@@ -138,7 +139,7 @@ def _end_now() -> None:
 
 
 def _client() -> Any:
-    from jax._src import distributed  # jax has no public access to its client
+    from jax._src import distributed  # jax has no public function that returns the client
 
     return distributed.global_state.client
 
@@ -153,7 +154,9 @@ _barriers = itertools.count()
 
 @contextmanager
 def barrier() -> Iterator[None]:
-    """Makes all processes leave the block together, and fail if one of them fails; uses no device.
+    """Makes all processes leave the block together, and fail if one of them fails.
+
+    The barrier does not use the devices.
 
     Raises:
         RunError: Another process failed; the message includes its error.
@@ -176,7 +179,7 @@ def barrier() -> Iterator[None]:
 
 
 def primary_first(work: Callable[[], T]) -> T:
-    """Runs `work` on process 0, and then on all others, which can reuse files that it wrote."""
+    """Runs `work` on process 0, and then on the others, which can reuse files that it wrote."""
     result: list[T] = []
     for mine in (is_primary(), not is_primary()):
         with barrier():
@@ -192,8 +195,8 @@ def from_primary(work: Callable[[], T]) -> T:
     key = f"flaxzoo/result/{next(_barriers)}"
     with barrier():
         if is_primary():
-            # Use Python's own JSON, which has values for infinity and NaN, because metrics may have
-            # these.
+            # Use Python's own JSON, which can represent infinity and NaN, because metrics may have
+            # these values.
             _client().key_value_set(key, json.dumps(work()))
     return json.loads(_client().blocking_key_value_get(key, NO_LIMIT))
 
@@ -202,13 +205,14 @@ def on_primary(params: Params) -> Params:
     """Copies whole parameters to the first device of process 0; a collective call.
 
     Returns:
-        The parameters, on one device. On the other processes, which gather each array only to send
-        their part of it, an empty dict.
+        On process 0, the parameters on one device. On the other processes, which take part only to
+        send their shards, an empty dict.
     """
     device = jax.local_devices()[0]
 
     def gathered(x: jax.Array) -> jax.Array | None:
-        # One process can read all parts of its arrays, and has a whole copy of a replicated array.
+        # A process can read a whole array if all its shards are on this process, or if it is
+        # replicated.
         if x.is_fully_replicated:
             x = x.addressable_data(0)
         whole = x if x.is_fully_addressable else process_allgather(x, tiled=True)
@@ -226,8 +230,9 @@ def greatest_everywhere(number: int) -> int:
 def all_reduce_max() -> Callable[[Sequence[int]], Sequence[int]]:
     """Makes a function that returns the elementwise maximum of numbers over all processes.
 
-    With several processes, each call returns the maxima of the previous call, which are computed by
-    then. A loop that calls the function once per step therefore does not wait for the devices.
+    With several processes, each call returns the maxima of the previous call's numbers, because
+    these have already been computed. A loop that calls the function once per step therefore does
+    not wait for the devices.
     """
     if jax.process_count() == 1:
         return lambda numbers: numbers

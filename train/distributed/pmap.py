@@ -1,7 +1,7 @@
 """Data parallelism by `pmap`: each device has a copy of the model and a share of each batch.
 
 This module wraps the function that sums gradients. The result is the same as with `jit` over the
-mesh axis `data`. Prefer `jit`; `pmap` is the older interface of jax.
+mesh axis `data`. Prefer `jit`, because `pmap` is an older interface of jax.
 """
 
 import functools
@@ -27,7 +27,7 @@ def pmap_exchange(mesh: Mesh, *, whole_batch: bool) -> Exchange:
         whole_batch: whether the loss of an example depends on the other examples of its batch.
 
     Raises:
-        UserError: `whole_batch` is True; each device would see only a part of the batch.
+        UserError: `whole_batch` is True, but each device would see only a part of the batch.
     """
     require(
         not whole_batch,
@@ -48,7 +48,7 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
         def on_one(
             params: Params, frozen: Params | None, scales: PyTree, batch: PyTree, data: Array
         ) -> tuple[Params, PyTree]:
-            # Make typed keys from the raw key data again.
+            # Convert the raw key data back to typed keys.
             rows = batch, jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys))
             return jax.lax.psum(function(params, frozen, scales, rows), AXIS)
 
@@ -63,7 +63,7 @@ def _pmapped(function: GradientFn, *, mesh: Mesh) -> GradientFn:
         parts = jax.tree.map(
             lambda x: x.reshape(mesh.size, -1, *x.shape[1:]), (batch, jax.random.key_data(keys))
         )
-        # pmap makes its own mesh, with another axis, so unset the step's current mesh meanwhile.
+        # pmap makes its own mesh with a different axis, so unset the step's mesh during the call.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return mapped(params, frozen, scales, *parts)
 

@@ -1,34 +1,34 @@
 """Ring attention over sharded sequences: keys and values rotate around a ring of devices.
 
 Liu et al. 2023, "Ring attention with blockwise transformers for near-infinite context", section 3.
-Each of n devices has T / n tokens. In each of n steps, a device attends to the keys that it holds
-at this time, and sends them to the next device. The results of all steps are merged by their
+Each of n devices has T / n tokens. In each of n steps, a device attends to the keys that it
+currently holds, and sends them to the next device. The results of all steps are merged by their
 log-sum-exps (`models.nn.kernels.blockwise`). In the backward pass keys and values rotate again,
 together with their gradients. A device stores the keys of at most two devices at once, and saves
-only its tokens' arrays for the backward pass.
+only the arrays of its own tokens for the backward pass.
 
 **Causal order.** If each device had T / n consecutive tokens, the first device would be idle in n -
-1 of n steps, while the last device would compute in all of them. Therefore the sequence is cut into
+1 of n steps, while the last device would compute in all n steps. Therefore the sequence is cut into
 2n chunks, and device i gets the chunks i and 2n - 1 - i ("zigzag"). In the code, these chunks are
-called parts. A step has four pairs of a part of the queries and a part of the keys. In each step
-after the first, every device computes exactly two of these pairs, because the mask hides the other
-two; these two pairs have no masked entries:
+called parts. In a step, there are four pairs, each of a part of the queries and a part of the keys.
+In each step after the first, every device computes exactly two of these pairs, because the mask
+hides the other two. The computed pairs have no masked entries:
 
 - the queries of the device's second part attend to the first part of the arriving keys, which
   always comes earlier in the sequence;
-- if the keys come from a device with a smaller index, the queries of the device's first part attend
-  to the first part of the keys too; otherwise the queries of its second part attend to the second
-  part of the keys.
+- if the keys come from a device with a smaller index, the queries of the device's first part also
+  attend to the first part of the keys; otherwise the queries of its second part attend to the
+  second part of the keys.
 
 Queries, keys and values are permuted into this order before the ring, and the outputs are permuted
 back after it. A permutation takes a single exchange: each device sends half of its tokens to one
 device and half to another. Outside of the ring, the tokens, positions and labels keep their order.
-(Brandon et al. 2023, "Striped attention", distribute single tokens instead; then half of every pair
-of blocks is masked.)
+(Brandon et al. 2023, "Striped attention", distribute single tokens instead of chunks; then half of
+every pair of blocks is masked.)
 
 **Windows.** With a sliding window, queries see only the nearest keys, so the work is balanced
-without zigzag: tokens stay in their order, and keys are sent no further than the last device whose
-queries see them.
+without zigzag order. Tokens keep their order, and keys are sent only as far as the last device
+whose queries see them.
 """
 
 import dataclasses
@@ -66,9 +66,9 @@ class PartKernel:
     """A kernel that attends to one part of the keys at a time."""
 
     forward: Callable[..., Attended]
-    """As `models.nn.kernels.blockwise.forward`."""
+    """Has the same signature as `models.nn.kernels.blockwise.forward`."""
     backward: Callable[..., Gradients]
-    """As `models.nn.kernels.blockwise.backward`."""
+    """Has the same signature as `models.nn.kernels.blockwise.backward`."""
 
 
 PART_KERNELS: dict[str, PartKernel] = {
@@ -103,12 +103,12 @@ def ring_refusal(kernel: str, call: AttentionCall, num_devices: int) -> str | No
 
 
 def holder(part: int, num_devices: int) -> int:
-    """Returns the device that has a part: of 2n parts, device i has the parts i and 2n - 1 - i."""
+    """Returns the device that has a part; device i has the parts i and 2n - 1 - i of 2n parts."""
     return min(part, 2 * num_devices - 1 - part)
 
 
 def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]:
-    """Returns the visible pairs (half of the queries, half of the keys) in a later step.
+    """Returns the visible pairs (half of the queries, half of the keys) in a step after the first.
 
     The mask hides the other two pairs.
 
@@ -119,7 +119,7 @@ def visible_pairs(is_later: Half) -> tuple[tuple[Half, Half], tuple[Half, Half]]
 
 
 def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
-    """Counts the later steps whose keys are all visible, and the later steps with any visible key.
+    """Counts the steps after the first whose keys are all visible, and those with any visible key.
 
     Args:
         length: the number of tokens of a device.
@@ -128,8 +128,8 @@ def window_steps(length: int, window: int, num_devices: int) -> tuple[int, int]:
     """
     # The number of steps to the farthest visible key, rounded up.
     seen = min(-(-(window - 1) // length), num_devices - 1)
-    # In step i all keys are visible if the farthest ones, (i + 1) · length - 1 tokens away, are
-    # visible.
+    # In step i, all keys are visible if the farthest key is visible, which is (i + 1) · length - 1
+    # tokens away.
     return min(max(window // length - 1, 0), seen), seen
 
 
@@ -154,8 +154,8 @@ class _Queries(NamedTuple):
     positions: Array | None
     """The positions of the queries in their row; None without dropout."""
     head_keys: HeadKeys | None
-    """The random keys of dropout. The second axis of these arrays is that of heads, not of
-    tokens."""
+    """The random keys of dropout. The second axis of these arrays is the head axis, not the token
+    axis."""
     attended: Attended | None = None
     gradient: Array | None = None
 
@@ -170,7 +170,7 @@ class Ring:
         kernel: computes attention to a part of the keys.
         causal: whether a query attends only to its own key and to earlier keys.
         window: if given, a query attends only to the last `window` keys among these.
-        cap: if given, scores s become cap · tanh(s / cap).
+        cap: if given, each score s becomes cap · tanh(s / cap).
         dropout_rate: the probability that an attention weight is dropped, if dropout keys are
           given.
     """
@@ -189,10 +189,10 @@ class Ring:
         """Returns the outputs of attention for the device's queries.
 
         Args:
-            inputs: the arrays of the device's shard of the sequences: scaled queries `[B, T, N, H]`
-              of T of the n · T tokens, keys `[B, S, K, H]` and values `[B, S, K, V]`.
+            inputs: the arrays for the device's T of the n · T tokens: scaled queries
+              `[B, T, N, H]`, keys `[B, S, K, H]` and values `[B, S, K, V]`.
             segments: the segment ids of the device's queries and of its keys.
-            head_keys: dropout keys for the device's heads and sequences; None for no dropout.
+            head_keys: dropout keys for the device's heads and sequences; None without dropout.
         """
         if not self.is_zigzag:
             return _on_ring(self, inputs, segments, head_keys)
@@ -213,7 +213,7 @@ class Ring:
         return self._in_turn(even, odd)
 
     def from_zigzag(self, x: Array) -> Array:
-        """Exchanges the parts back; the inverse of `to_zigzag`."""
+        """Exchanges the parts back. This is the inverse of `to_zigzag`."""
         even, odd = jnp.split(self._in_turn(*jnp.split(x, 2, axis=1)), 2, axis=1)
         halves = (
             jax.lax.ppermute(half, self.axis, [(b, a) for a, b in self._exchange(first)])
@@ -228,17 +228,17 @@ class Ring:
         positions = device * length + tokens
         if self.is_zigzag:
             half = length // 2
-            # In zigzag order the two halves are the parts i and 2n - 1 - i.
+            # In zigzag order, the two halves of the tokens are the parts i and 2n - 1 - i.
             part = jnp.where(tokens < half, device, 2 * self.size - 1 - device)
             positions = part * half + tokens % half
         return jnp.broadcast_to(positions, x.shape[:2])
 
     def _exchange(self, first: int) -> list[tuple[int, int]]:
-        """Returns pairs of devices (from, to), which send the parts 2i + `first` to `holder`."""
+        """Returns pairs (from, to) of devices, to send the parts 2i + `first` to their `holder`."""
         return [(i, holder(2 * i + first, self.size)) for i in range(self.size)]
 
     def _in_turn(self, a: Array, b: Array) -> Array:
-        """Concatenates two halves, swapped if the index of the device is odd."""
+        """Concatenates two halves, and swaps them if the index of the device is odd."""
         odd = jax.lax.axis_index(self.axis) % 2 == 1
         return jnp.concatenate([jnp.where(odd, b, a), jnp.where(odd, a, b)], axis=1)
 
@@ -269,14 +269,14 @@ class Ring:
             return total, self._join(sums, (key, value), of_keys, add)
 
         # Start with the device's own keys. The gradients of keys and values travel around the ring
-        # with them.
+        # together with the keys and values.
         query, key, value = self._backward(mine, keys, self._own_band)
         query, (key, value) = self._go_round(visit, (query, (key, value)), keys)
         return Gradients(query, key, value)
 
     @property
     def _own_band(self) -> Band | None:
-        """The usual mask, for the device's own keys, which ascend in zigzag order as well."""
+        """The usual mask, for the device's own keys, which are also ascending in zigzag order."""
         return Band(window=self.window) if self.causal else None
 
     def _forward(self, mine: _Queries, keys: _Keys, band: Band | None) -> Attended:
@@ -309,12 +309,12 @@ class Ring:
     ) -> tuple[T, U]:
         """Calls `visit` with the keys of each other device, in order.
 
-        Sending the keys to the next device and computing with them are independent, so that they
-        can overlap.
+        The keys are sent to the next device independently of the computation, so that both can
+        overlap.
 
         Args:
             visit: takes the results so far, the current keys, the step number and the mask of these
-              keys, and returns the results with the contribution of these keys added.
+              keys, and returns the results after it has added the contribution of these keys.
             first: the results for the device's own keys: sums that stay on the device, and sums
               that rotate with the keys.
             keys: the device's own keys.
@@ -339,7 +339,7 @@ class Ring:
             if self.window is None:
                 return visited(stays, travels)
             # Keys that have passed the end of the ring are later in the sequence than all queries
-            # here.
+            # of this device.
             earlier = jax.lax.axis_index(self.axis) >= number
             return jax.lax.cond(earlier, visited, lambda *sums: sums, stays, travels)
 
@@ -348,7 +348,7 @@ class Ring:
             arriving = self._hand_on(keys)
             return (*step(stays, travels, keys, number=number, band=None), arriving), None
 
-        # The steps whose keys are all visible are the same program, so run them in a loop. The
+        # All steps whose keys are all visible run the same program, so run them in a loop. The
         # other steps have different masks, so unroll them.
         carry = (*first, self._hand_on(keys))
         if in_loop:
@@ -378,7 +378,7 @@ class Ring:
     ) -> tuple[tuple[_Queries, Halves], tuple[_Keys, Halves]]:
         """Selects the visible queries and keys of a step, and returns which halves these are.
 
-        In zigzag order, two pairs of halves see each other; they are stacked along the batch axis.
+        In zigzag order, two pairs of halves are visible, and they are stacked along the batch axis.
         """
         if not self.is_zigzag:
             return (mine, None), (keys, None)
@@ -386,7 +386,7 @@ class Ring:
         is_later = (jax.lax.axis_index(self.axis) < step).astype(jnp.int32)
         of_queries, of_keys = zip(*visible_pairs(is_later), strict=True)
         queries = _halves(mine._replace(head_keys=None), of_queries)
-        # Dropout keys have no axis of tokens to halve, so repeat them for both pairs.
+        # Dropout keys have no token axis to halve, so repeat them for both pairs.
         head_keys = jax.tree.map(lambda x: jnp.concatenate([x, x]), mine.head_keys)
         queries = queries._replace(head_keys=head_keys)
         return (queries, of_queries), (_halves(keys, of_keys), of_keys)
@@ -395,15 +395,15 @@ class Ring:
         """Merges the result of a step for two stacked halves into the sums for all tokens."""
         if halves is None:
             return join(total, part)
-        # Both may be the same half of the tokens, so read the second only after the first is
-        # written.
+        # Both may be the same half of the tokens, so write the first result before the second half
+        # is read.
         for half, of_half in zip(halves, _two(part), strict=True):
             total = _put(total, join(_half(total, half), of_half), half)
         return total
 
 
 def _half(tree: T, half: Half) -> T:
-    """Returns the first or the second half of the tokens of arrays `[B, T, …]`."""
+    """Returns the first or the second half of arrays `[B, T, …]` along the token axis."""
 
     def of_array(x: Array) -> Array:
         size = x.shape[1] // 2
@@ -413,14 +413,14 @@ def _half(tree: T, half: Half) -> T:
 
 
 def _halves(tree: T, halves: tuple[Half, Half]) -> T:
-    """Stacks two halves of the tokens along the batch axis."""
+    """Takes two halves along the token axis, and stacks them along the batch axis."""
     a, b = (_half(tree, half) for half in halves)
     # Two arrays [B, T / 2, …] to [2B, T / 2, …].
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
 
 
 def _two(tree: T) -> tuple[T, T]:
-    """Splits arrays that `_halves` has stacked."""
+    """Splits arrays that `_halves` stacked."""
     first, second = (jax.tree.map(lambda x, i=i: jnp.split(x, 2)[i], tree) for i in range(2))
     return first, second
 
@@ -435,14 +435,14 @@ def _put(total: T, part: T, half: Half) -> T:
 
 
 def _segments(mine: _Queries, keys: _Keys) -> Segments | None:
-    # Either both have segments, or neither has.
+    # Either both queries and keys have segment ids, or neither do.
     return None if keys.segments is None else (cast(Array, mine.segments), keys.segments)
 
 
 def _placed(
     ring: Ring, inputs: Inputs, segments: Segments | None, head_keys: HeadKeys | None
 ) -> tuple[_Queries, _Keys]:
-    """Collects the arrays of a device's queries, and the arrays of its keys."""
+    """Collects the arrays of a device's queries and the arrays of its keys."""
     query, key, value = inputs
     of_queries, of_keys = (None, None) if segments is None else segments
     # Positions are needed only to determine which weights dropout drops.

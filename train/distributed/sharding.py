@@ -1,13 +1,13 @@
 """The mesh, and how parameters and batches are sharded over it.
 
 The rules of a model's family (`models.registry.Family.parameter_axes`) name the logical axis of
-each dimension of a parameter; `MESH_AXES` maps logical axes to mesh axes. Models are independent of
-the mesh.
+each dimension of a parameter, and `MESH_AXES` maps logical axes to mesh axes. The code of the
+models is independent of the mesh.
 
-The sequences of a batch are sharded over `BATCH_AXES`, their tokens over `CONTEXT`. If tokens are
-sharded, attention kernels rotate keys and values around a ring (`ring_attention`). For attention by
-XLA, the compiler all-gathers keys and values in each layer, but keeps all other arrays of a
-sequence sharded.
+The sequences of a batch are sharded over `BATCH_AXES`, and their tokens over `CONTEXT`. If tokens
+are sharded, attention kernels rotate keys and values around a ring (`ring_attention`). With XLA's
+attention, the compiler all-gathers keys and values in each layer, but keeps all other arrays
+sharded over the tokens.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ LogicalAxes = tuple[str | None, ...]
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
-    """Makes a mesh of the given devices, or of all, with the sizes in `config`.
+    """Makes a mesh of the given devices (by default, all devices) with the sizes in `config`.
 
     Raises:
         UserError: the product of the sizes is not the number of devices.
@@ -61,7 +61,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
 
 
 def divided_axes(mesh: Mesh) -> dict[str, int]:
-    """Returns the sizes of the axes of a mesh that have several devices."""
+    """Returns the sizes of the mesh axes that have several devices."""
     return {axis: size for axis, size in mesh.shape.items() if size > 1}
 
 
@@ -75,21 +75,20 @@ def parameter_spec(
 
     Args:
         name: the parameter's path.
-        shape: its shape.
+        shape: the parameter's shape.
         mesh: from `make_mesh`.
-        model: the configuration of the model, whose family has the rules. If None, the rules of all
-          families apply.
+        model: the configuration of the model, whose family defines the rules. If None, the rules of
+          all families apply.
 
     Raises:
-        UserError: not exactly one rule matches the path, or a dimension cannot
-          be divided evenly.
+        UserError: no rule or several rules match the path, or a dimension cannot be divided evenly.
     """
     if name.startswith("auxiliary/"):  # an auxiliary model of the objective, which is replicated
         return PartitionSpec()
     several = set(divided_axes(mesh))
     spec: list[tuple[str, ...]] = []
     for size, logical in zip(shape, _logical_axes(name, shape, model), strict=True):
-        # If several dimensions ask for the same mesh axis, it shards only the first of them.
+        # If several dimensions map to the same mesh axis, only the first is sharded over it.
         axes = tuple(filter(several.__contains__, MESH_AXES[logical]))
         several -= {*axes}
         over = " × ".join(f"mesh.{axis} {mesh.shape[axis]}" for axis in axes)
@@ -105,19 +104,19 @@ def parameter_spec(
 def _logical_axes(
     name: str, shape: tuple[int, ...], model: TransformerConfig | None
 ) -> LogicalAxes:
-    """Returns the logical axis of each dimension of a parameter, by the rules of its family."""
+    """Returns the logical axis of each dimension of a parameter, according to family rules."""
     # If the model is unknown, exactly one of the rules of all families must match.
     rules = {rule for family in families_of(model) for rule in family.parameter_axes.items()}
     parent, slash, leaf = name.rpartition("/")
-    # The factors of an adapter follow the rule of the kernel that it adapts, but have other axes.
+    # The factors of an adapter use the rule for the kernel that it adapts, but have different axes.
     stored = f"{parent}{slash}kernel" if leaf in (A, B) else name
     candidates = (
         _factor_axes(leaf, axes, len(shape))
         for pattern, axes in rules
         if re.fullmatch(pattern, stored)
     )
-    # The norm of queries has a scale for one head in some families, and for all heads in others, so
-    # the number of axes decides between rules.
+    # The scale of the query normalization covers one head in some families and all heads in others,
+    # so choose the rule that has the right number of axes.
     matches = [axes for axes in candidates if len(axes) == len(shape)]
     where = "all families" if model is None else "its family"
     require(
@@ -130,7 +129,7 @@ def _logical_axes(
 
 
 def _factor_axes(leaf: str, axes: LogicalAxes, ndim: int) -> LogicalAxes:
-    """Returns the logical axes of an adapter's factor from its kernel's; for others, `axes`."""
+    """Returns the logical axes of an adapter's factor, given its kernel's; for others, `axes`."""
     if leaf == A:  # [L, *inputs, r]
         return (*axes[: ndim - 1], None)
     if leaf == B:  # [L, r, *outputs]
@@ -171,7 +170,7 @@ def moment_spec(
     mesh: Mesh,
     axes: MatrixAxes | None,
 ) -> PartitionSpec:
-    """Returns how the array of an optimizer's moment is sharded.
+    """Returns the partition spec of an array that belongs to a moment of the optimizer.
 
     Args:
         field: the kind of array: "" or "codes" for an array of the parameter's shape; "scales" for
@@ -186,8 +185,8 @@ def moment_spec(
         The parameter's spec, without the dimensions that the array does not have. The last
         dimension of scales is replicated if the shards would divide a block.
     """
-    # Means over some axes are sharded over the remaining axes, like the parameter. Only matrices
-    # have such means.
+    # Means have only the axes that remain after averaging, which are sharded like the parameter's
+    # axes. Only matrices have such means.
     if field in ("rows", "columns"):
         matrix = cast(MatrixAxes, axes)
         removed = matrix.outputs if field == "rows" else matrix.inputs
@@ -221,8 +220,8 @@ def state_shardings(
     params = parameter_shardings(state.params, mesh, model)
     frozen = parameter_shardings(state.frozen, mesh, model)
     shapes = {name: x.shape for name, x in named(state.params)}
-    # The path of a moment ends with the path of its parameter. After it, there may be the name of a
-    # field, such as `codes`, if the moment consists of several arrays.
+    # The path of a moment ends with the path of its parameter, followed by the name of a field,
+    # such as `codes`, if the moment consists of several arrays.
     moment = re.compile(rf"(?:.*?/)??({'|'.join(map(re.escape, shapes))})(?:/(\w+))?")
 
     def sharding(path: str, x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
@@ -246,7 +245,7 @@ def has_virtual_devices() -> bool:
     """Returns whether the devices are virtual devices of a CPU, which share its threads.
 
     A device of XLA's CPU client runs a limited number of programs at once, including programs that
-    wait for a collective. With many queued programs, the collective itself may never start. A
+    wait for a collective. If many programs are queued, the collective itself may never start. A
     caller that starts several programs must therefore wait for each one before it starts the next.
     """
     return jax.default_backend() == "cpu" and jax.local_device_count() > 1
@@ -258,7 +257,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 
 def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1) -> None:
-    """Raises UserError if the mesh does not divide a batch, or the tokens of a sequence, evenly."""
+    """Raises UserError if the mesh cannot evenly divide a batch or the tokens of a sequence."""
     devices, context = num_batch_shards(mesh), mesh.shape[CONTEXT]
     parts = devices * micro_batches
     require(
@@ -276,9 +275,10 @@ def check_batch(mesh: Mesh, batch_size: int, length: int, micro_batches: int = 1
 def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
     """Returns the sharding of an array of a batch: its first axis over `BATCH_AXES`.
 
-    The last axis, of tokens, is sharded over `CONTEXT` if its size is a multiple of that mesh axis.
+    The last axis (tokens) is sharded over `CONTEXT` if its size is a multiple of the size of that
+    mesh axis.
     """
-    # Axes between the axes of rows and tokens, such as choices, are not sharded.
+    # Axes between the row axis and the token axis, such as choices, are not sharded.
     tokens = (None,) * (len(shape) - 2)
     if len(shape) > 1 and shape[-1] % mesh.shape[CONTEXT] == 0:
         tokens = (*tokens, CONTEXT)
@@ -289,15 +289,15 @@ def batch_sharding(mesh: Mesh, shape: tuple[int, ...]) -> NamedSharding:
 def process_shard(mesh: Mesh) -> tuple[int, int]:
     """Returns the index of this process's share of each batch, and the number of shares.
 
-    Processes whose devices share sequences, because these are sharded over `context` or `tensor`,
-    read the same share.
+    Processes read the same share if their devices work on the same sequences, which `context` or
+    `tensor` shards.
 
     Raises:
-        UserError: the processes would need shares of a batch that are not of equal size.
+        UserError: the processes would need shares of different sizes.
     """
     number = num_batch_shards(mesh)
     by_sequence = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    # Find which shards of a batch are on the devices of each process.
+    # Find the shards of a batch that are on the devices of each process.
     shards: dict[int, set[int]] = {}  # process → the shards on its devices
     for device, (rows,) in by_sequence.devices_indices_map((number,)).items():
         shards.setdefault(device.process_index, set()).add(rows.indices(number)[0])
@@ -321,7 +321,7 @@ def shard_batch(batch: Mapping[str, np.ndarray | jax.Array], mesh: Mesh) -> dict
     parts = process_shard(mesh)[1]
 
     def put(rows: np.ndarray | jax.Array) -> jax.Array:
-        # All processes have shares of the global batch of the same size.
+        # All processes have shares of the same size.
         shape = (parts * rows.shape[0], *rows.shape[1:])
         return jax.make_array_from_process_local_data(batch_sharding(mesh, shape), rows, shape)
 
