@@ -1,1 +1,1 @@
-"""Methods that the lectures describe: ensembles, word vectors, and prompts that grow by answers."""
+"""Methods from the lectures: ensembles, word vectors, and prompts that grow by each answer."""

@@ -26,7 +26,7 @@ def answer_in_turn(
 
     Args:
         answer: returns the model's answer to a prompt.
-        pattern: the template of the text of an example, with fields.
+        pattern: the template for the text of an example, with fields.
         examples: the fields of the examples before the first query.
         queries: the fields of each query, without the answer field.
 

@@ -22,7 +22,7 @@ from ..evaluation.predict import Predictor, token_length
 class Ensemble:
     """Several models whose joint prediction is the mean of their probabilities.
 
-    Unlike the experts of a mixture, every model of an ensemble computes every prediction.
+    Unlike in a mixture of experts, every model of an ensemble computes every prediction.
 
     Example::
 
@@ -55,7 +55,8 @@ class Ensemble:
             A prediction for each example, as from `train.predict`.
 
         Raises:
-            UserError: a model is not a classifier with one label per text, or their labels differ.
+            UserError: a model is not a classifier with one label per text, or the labels of the
+              models differ.
         """
         members = list(map(Predictor.of_run, self._folders))
         labels = members[0].config.model.labels
@@ -73,7 +74,7 @@ class Ensemble:
             )
         splits: list[Any] = [member.encode(path) for member in members]
         log(f"input: {splits[0].summary}")
-        # The softmax of the logarithms of the mean is the mean.
+        # The softmax of the log of the mean is the mean again.
         mean = np.mean([*map(_probabilities, members, splits)], axis=0)
         return splits[0].examples.decode({"logits": np.log(mean)})
 
@@ -85,15 +86,16 @@ class Ensemble:
         temperature: NonNegative = 1.0,
         seed: int = 0,
     ) -> str:
-        """Continues a text; draws each token from the mean of the models' probabilities.
+        """Continues a text; samples each token from the mean of the models' probabilities.
 
         For each token, every model processes the whole text again, without a KV cache.
 
         Args:
-            prompt: the text, at least one token.
+            prompt: the text, which must have at least one token.
             max_new_tokens: maximum number of new tokens. An end token ends the text earlier.
-            temperature: divides the logarithms of the mean; 0 takes the most probable token.
-            seed: the seed of the draws.
+            temperature: divides the logarithms of the mean; with 0, the most probable token is
+              taken.
+            seed: the seed for sampling.
 
         Returns:
             The new text.
@@ -133,7 +135,7 @@ def _probabilities(member: Predictor, split: Any) -> np.ndarray:
 def mean_probabilities(
     members: Sequence[tuple[Any, Params]], input_ids: Int[Array, "B T"]
 ) -> Float[Array, "B T V"]:
-    """Returns each next token's probability, averaged over models with the same vocabulary.
+    """Returns the next-token probabilities, averaged over models with the same vocabulary.
 
     Args:
         members: models and their parameters.
@@ -158,7 +160,8 @@ def _tokens(
 
     key = jax.random.key(seed)
     while True:
-        # Keep the last tokens of the text, as many as every model supports, and pad them.
+        # Keep the last tokens of the text, up to the length that every model supports, and pad
+        # them.
         row = ids[-longest:]
         padded = np.pad(np.asarray(row, np.int32), (0, longest - len(row)))
         scores = jnp.log(following(params, padded, len(row) - 1))

@@ -23,8 +23,8 @@ def read_word_vectors(
     """Reads word vectors from a text file; each line has a word and its vector.
 
     Args:
-        path: the file, also compressed by gzip. A file of word2vec has a first line with the
-          numbers of words and of dimensions; a file of GloVe does not.
+        path: the file, which may be compressed with gzip. The first line of a word2vec file has the
+          number of words and the number of dimensions; a GloVe file has no such line.
         words: the words to keep. If None, all words are kept.
 
     Returns:
@@ -41,7 +41,7 @@ def read_word_vectors(
             width = int(parts[1]) if parts[1].isdecimal() else None
             continue
         width = width or len(parts) - 1
-        # A word of GloVe may contain spaces, so take the numbers from the end of the line.
+        # A word in a GloVe file may contain spaces, so take the numbers from the end of the line.
         word = " ".join(parts[:-width])
         if words is not None and word not in words:
             continue
@@ -65,7 +65,7 @@ class WithVectors(NamedTuple):
 
     params: Params
     num_found: int
-    """The number of tokens whose embedding was set."""
+    """The number of tokens whose embeddings were set."""
 
 
 def with_word_vectors(
@@ -77,13 +77,13 @@ def with_word_vectors(
     `--optimizer.frozen token_embedding` keeps the vectors.
 
     Args:
-        params: the parameters of a model, whose embeddings have the width of the vectors.
-        tokenizer: its tokenizer. A character that marks a space before a token does not belong to
-          the word.
+        params: the parameters of a model whose embeddings have the same width as the vectors.
+        tokenizer: the model's tokenizer. A character that marks a space before a token is not part
+          of the word.
         vectors: the vector of each word, from `read_word_vectors`.
 
     Raises:
-        UserError: the width of the vectors is not the width of the embeddings.
+        UserError: the vectors and the embeddings have different widths.
     """
     table = params["token_embedding"]["embedding"]
     width = len(next(iter(vectors.values()), ()))
