@@ -1,4 +1,4 @@
-"""Skips steps with a non-finite loss or gradient, and ends a run with too many of them."""
+"""Skips steps with a non-finite loss or gradient, and ends a run with too many such steps."""
 
 import dataclasses
 import math
@@ -11,11 +11,11 @@ from .checkpoint import Checkpoints
 
 @dataclasses.dataclass(frozen=True)
 class SkipCounts:
-    """The counts of skipped steps that a checkpoint stores."""
+    """The numbers of skipped steps, which are stored in checkpoints."""
 
     total: int = 0
     in_a_row: int = 0
-    """The number of consecutive skipped steps up to now."""
+    """The number of skipped steps in the current series of consecutive skipped steps."""
 
 
 @dataclasses.dataclass
@@ -23,14 +23,14 @@ class BadSteps:
     """Counts the steps that were skipped because their loss or gradient was not finite."""
 
     most: int
-    """The number of consecutive steps that a run may skip."""
+    """The maximum number of consecutive steps that a run may skip."""
     counts: SkipCounts
     checkpoints: Checkpoints
-    """The checkpoints of the run, for messages."""
+    """The checkpoints of the run, which error messages mention."""
     log: LogFn
 
     def skips(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Returns whether a step was skipped, and counts it.
+        """Returns whether a step was skipped, and counts the step if it was.
 
         Raises:
             NonFiniteLoss: too many consecutive steps were skipped.

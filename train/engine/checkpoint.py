@@ -31,27 +31,28 @@ from ..state import TrainState
 OPTIMIZER = "optimizer"
 DATA = "data"
 AUXILIARY = "auxiliary"
-"""Parameters of auxiliary models that the objective trains."""
+"""The parameters of auxiliary models that the objective trains."""
 FROZEN = "frozen"
-"""Parameters that no step changes. Only checkpoints of an objective with a `reference` have
-them."""
+"""The parameters that no step changes. Only checkpoints of an objective with a `reference` have
+such parameters."""
 METRICS = "metrics"
 DELETED = "deleted"
 """The subfolder of `checkpoints` for checkpoints that are being removed."""
 METADATA_BYTES = 1 << 20
 """An upper bound on the size of the files of a checkpoint that do not store arrays."""
 POLL_SECONDS = 0.05
-"""The seconds between two checks whether a checkpoint is written."""
+"""The number of seconds between two checks of whether a checkpoint has been written."""
 THREAD_TIMEOUT_SECONDS = 60.0
-"""The seconds to wait for each thread of Orbax that still writes when a run ends."""
+"""The number of seconds to wait, at the end of a run, for each Orbax thread that is still writing.
+"""
 
 
 class Checkpoints:
-    """The `checkpoints` folder of a run; a thread writes checkpoints in the background.
+    """The `checkpoints` folder of a run; a background thread writes the checkpoints.
 
-    A checkpoint gets its final name only when it and its checksums are complete. The folder keeps
-    the newest `keep_last` checkpoints, and the `keep_best` checkpoints with the lowest measure (by
-    default the validation loss).
+    A checkpoint gets its final name only after the checkpoint and its checksums are complete. The
+    folder keeps the newest `keep_last` checkpoints, and the `keep_best` checkpoints with the lowest
+    measure (by default, the validation loss).
     """
 
     def __init__(self, run: Path, *, keep_last: int, keep_best: int) -> None:
@@ -71,7 +72,7 @@ class Checkpoints:
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policy,
-                best_fn=_loss,  # never called, but Orbax writes no metrics without a function
+                best_fn=_loss,  # never called, but without a function, Orbax would write no metrics
                 create=True,
                 cleanup_tmp_directories=True,
                 # An old checkpoint is renamed before its files are removed, so that an interrupted
@@ -91,7 +92,7 @@ class Checkpoints:
     def _write_checksums(self) -> None:
         """Writes the checksums of a complete checkpoint before it gets its final name."""
         if jax.process_index() == 0:
-            # Orbax renames this temporary folder afterwards.
+            # Afterwards, Orbax renames this temporary folder to the final name.
             write_checksums(self._folder / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}")
 
     def __enter__(self) -> "Checkpoints":
@@ -113,8 +114,8 @@ class Checkpoints:
         finally:
             if self._removing is not None:
                 self._removing.join()
-            # Orbax does not wait for the other writers of a save that failed. Its own `join` would
-            # raise the error of a writer in place of the error of the save.
+            # If a save failed, Orbax does not wait for its other writers. Orbax's own `join` would
+            # raise the error of a writer instead of the error of the save.
             for thread in threading.enumerate():
                 if type(thread).__module__.startswith("orbax."):
                     threading.Thread.join(thread, THREAD_TIMEOUT_SECONDS)
@@ -125,7 +126,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, data: IteratorState, measure: float | None) -> None:
-        """Starts writing a state, unless a checkpoint of its step exists.
+        """Starts writing a state, unless a checkpoint of this step exists.
 
         Args:
             state: The state, with global arrays.
@@ -137,11 +138,12 @@ class Checkpoints:
             RunError: This checkpoint or the previous checkpoint cannot be written.
         """
         step = int(state.step)
-        # A run that stops right after a checkpoint would otherwise save the same step again.
+        # Without this check, a run that stops right after a checkpoint would save the same step
+        # again.
         if step == self.newest:
             return
         self.wait()
-        # The previous save is done, so its checksums no longer need `_saving`.
+        # The previous save is complete, so its checksums no longer need `_saving`.
         self._saving = step
         self._check_room(state)
         arrays = {name: ocp.args.StandardSave(part) for name, part in _parts(state).items()}
@@ -149,13 +151,13 @@ class Checkpoints:
         metrics = {} if measure is None else {"loss": measure}
         with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics)
-        # A daemon thread does not keep the process alive. The next process removes the remaining
-        # files.
+        # A daemon thread does not keep the process alive. If files remain, the next process removes
+        # them.
         self._removing = threading.Thread(target=self._remove_deleted, daemon=True)
         self._removing.start()
 
     def add_measure(self, step: int, measure: float) -> None:
-        """Adds the measure to a checkpoint that was written before its step was evaluated.
+        """Adds the measure to a checkpoint that was written before the evaluation of its step.
 
         Args:
             step: The step of the checkpoint.
@@ -169,7 +171,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             content = json.dumps({"loss": measure}).encode()
             replace_file(checkpoint, f"{METRICS}/{METRICS}", content)
-        # Orbax caches metrics: read them again, so that the best checkpoints are known.
+        # Orbax caches metrics, so reload them to find the best checkpoints.
         self._manager.reload()
 
     def _remove_deleted(self) -> None:
@@ -191,7 +193,7 @@ class Checkpoints:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turns file errors into a one-line RunError."""
+        """Converts file errors to a one-line RunError."""
         try:
             yield
         except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
@@ -252,7 +254,7 @@ class Checkpoints:
 
 
 def _parts(state: TrainState) -> dict[str, PyTree]:
-    """Returns the arrays of a checkpoint by subfolder; leaves out parts that the state lacks."""
+    """Returns the arrays of a checkpoint by subfolder, without parts that the state lacks."""
     # The moving average of the parameters has its own subfolder, so that it can be read alone.
     ema, ema_auxiliary = split(ema_of(state.opt_state) or {})
     parts = {
@@ -269,8 +271,8 @@ def _parts(state: TrainState) -> dict[str, PyTree]:
 def set_aside_damaged(run: Path, log: LogFn) -> None:
     """Renames damaged checkpoints, so that the newest remaining checkpoint is intact.
 
-    Starting with the newest, checkpoints are checked completely, until an intact checkpoint is
-    found. In older checkpoints only the measure is checked, because Orbax reads the measure of
+    Checkpoints are checked completely, starting with the newest, until an intact checkpoint is
+    found. In older checkpoints, only the measure is checked, because Orbax reads the measure of
     every checkpoint.
 
     Args:

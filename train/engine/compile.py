@@ -47,14 +47,14 @@ def configured_step(
     """
     check_pmap(config)
     chosen = choose_kernel(config, mesh.devices.flat[0], mesh.shape[CONTEXT])
-    # Before making the step, raise an error for sizes that the mesh cannot divide.
+    # Raise an error for sizes that the mesh cannot divide before the step is made.
     require(
         mesh.shape["expert"] == 1 or config.model.num_experts,
         f"mesh.expert {mesh.shape['expert']} shards the experts of a mixture, but the model has no "
         "experts: use mesh.fsdp",
     )
     check_batch(mesh, config.batch_size, config.data.lengths[0], config.micro_batches)
-    # The model needs the name of the kernel, not "auto".
+    # The model needs the name of the chosen kernel instead of "auto".
     execution = dataclasses.replace(config.execution, attention=chosen.kernel)
     model = create(config.model, execution)
     sharded = make_sharded_step(
@@ -82,13 +82,13 @@ class CompiledTrainer:
     lower: Callable[[TrainState, NumpyBatch], jax.stages.Lowered]
     """Lowers the step for the given arguments. Compiling the result also compiles `step`."""
     compile: Callable[[BatchShapes], tuple[jax.stages.Compiled, str]]
-    """Compiles the step for these batch shapes, without a state. The first call of `step` then does
-    not compile. Also returns a description of the changes that made the step fit, or an empty
-    string."""
+    """Compiles the step for these batch shapes, without a state, so that the first call of `step`
+    does not compile. Also returns a description of the changes that made the step fit into memory,
+    or an empty string."""
     evaluate: Callable[[TrainState, NumpyBatch], tuple[Terms, Terms, Predictions]]
     """Computes the sums, the counts and the predictions of a batch, without dropout."""
     shapes: TrainState
-    """Shapes, dtypes and shardings of the state, to restore a checkpoint into."""
+    """The shapes, dtypes and shardings of the state, which are needed to restore a checkpoint."""
     description: str
     """A description of the devices, to show to the user."""
     memory_summary: str
@@ -100,14 +100,14 @@ class CompiledTrainer:
 
 
 def check_devices(config: TrainConfig) -> None:
-    """Checks that the mesh fits the devices; this check is cheap, so it precedes reading the data.
+    """Checks that the mesh fits the devices. The check is cheap, so it runs before data are read.
 
     Raises:
-        UserError: the sizes of the mesh do not multiply to the number of devices, or pmap does not
+        UserError: the product of the mesh sizes is not the number of devices, or pmap does not
           support the run.
     """
     if jax.process_count() == 1:
-        # Several processes check the mesh in `make_sharded_step`, where only the first process
+        # With several processes, `make_sharded_step` checks the mesh, and only the first process
         # reports an error.
         check_pmap(config)
     make_mesh(config.mesh)
@@ -138,7 +138,7 @@ def trainer_of(config: TrainConfig, sharded: ShardedStep) -> CompiledTrainer:
 
     def compile_step(batch: BatchShapes) -> tuple[jax.stages.Compiled, str]:
         nonlocal chosen
-        # Later calls of `step` and `lower` use the candidate that fits.
+        # Later calls of `step` and `lower` use the candidate that fits into memory.
         chosen, program = sharded.compile(with_batch_sharding(batch, mesh))
         return program, sharded.change_to(chosen)
 
@@ -166,8 +166,8 @@ def _describe(mesh: Mesh, parallel: str) -> str:
     """Describes the devices: `jit over 8 × TPU v4 (data 2, fsdp 4, context 1, tensor 1)`."""
     num_processes = jax.process_count()
     processes = f" of {num_processes} processes" if num_processes > 1 else ""
-    # Do not show `expert 1`, because few models have experts, and no axes for pmap, which uses only
-    # `data`.
+    # Do not show `expert 1`, because few models have experts. Show no axes for pmap, because it
+    # uses only `data`.
     shown = [f"{name} {size}" for name, size in mesh.shape.items() if (name, size) != ("expert", 1)]
     axes = f" ({', '.join(shown)})" if parallel == "jit" else ""
     return f"{parallel} over {mesh.size} × {mesh.devices.flat[0].device_kind}{processes}{axes}"

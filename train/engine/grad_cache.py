@@ -1,13 +1,13 @@
-"""GradCache: the gradient, in micro-batches, of a loss that compares the examples of a batch.
+"""GradCache: computes, in micro-batches, the gradient of a loss that compares a batch's examples.
 
 A loss that compares the examples of a batch is not a sum over micro-batches. Let g be the gradient
 of the loss with respect to the outputs of the model, and J the Jacobian of the outputs of a
 micro-batch. Then the gradient with respect to the parameters is the sum of J^T g over micro-batches
 (Gao et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup").
-GradCache runs the model twice: first without a gradient, for the outputs of the whole batch, and
-again after g is known. GradCache needs the memory of one micro-batch and of the outputs of the
-whole batch. The second run computes a sum over examples. Without FSDP, each device therefore
-accumulates its gradients over all micro-batches, and devices exchange gradients only once per step.
+GradCache runs the model twice: first without a gradient, to get the outputs of the whole batch, and
+again after g is known. It needs memory for one micro-batch and for the outputs of the whole batch.
+The second run computes a sum over examples. Without FSDP, each device therefore accumulates its
+gradients over all micro-batches, and devices exchange gradients only once per step.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from ..losses.micro_batches import accumulate, in_parts, micro_batches
 from ..losses.objective import Batch, Outputs, Terms
 
 Rows = tuple[Batch, Array]
-"""The arrays of a batch or of a micro-batch, and the dropout key of each example."""
+"""The arrays of a batch or a micro-batch, and the dropout key of each example."""
 RunFn = Callable[[Params, Params | None, Rows], Outputs]
 """`run(params, frozen, rows)` computes the outputs of examples, arrays `[B, …]`."""
 OUTPUTS = "outputs_of_batch"
-"""The `jax.named_scope` of a loss that compares the examples of a batch. In this scope, devices
+"""The `jax.named_scope` of a loss that compares the examples of a batch. Within this scope, devices
 exchange the outputs of the model."""
 
 
@@ -54,9 +54,9 @@ def cached_gradient(
         UserError: An output is not an array of floats with a row for each example.
     """
     _check_rows(run, models, rows, num_micro_batches=num_micro_batches)
-    # The first run, without a gradient: the outputs of the whole batch.
+    # First run: compute the outputs of the whole batch, without a gradient.
     outputs = in_parts(lambda part: run(*models, part), rows, num_micro_batches)
-    # g, the gradient of the loss with respect to these outputs.
+    # Compute g, the gradient of the loss with respect to these outputs.
     with jax.named_scope(OUTPUTS):
         output_gradients, means = jax.grad(loss, has_aux=True)(outputs)
 
@@ -70,10 +70,10 @@ def cached_gradient(
 
         def of_part(part: tuple[Rows, Outputs]) -> tuple[Params, Terms]:
             examples, gradients_of_part = part
-            # The second run has the same keys as the first, so that dropout is the same.
+            # The second run uses the same keys as the first, so that dropout is the same.
             _, transpose = jax.vjp(lambda params: run(params, frozen, examples), params)
             (gradients,) = transpose(gradients_of_part)
-            # An exchange may have gathered parameters in the dtype of the computation.
+            # The exchange may have gathered parameters in the compute dtype.
             return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, models[0]), {}
 
         return accumulate(of_part, micro_batches(batch, num_micro_batches))
@@ -86,7 +86,7 @@ def cached_gradient(
 def _check_rows(
     run: RunFn, models: tuple[Params, Params | None], rows: Rows, *, num_micro_batches: int
 ) -> None:
-    """Checks that the outputs of twice as many examples have twice as many rows."""
+    """Checks that doubling the number of examples doubles the number of rows of each output."""
 
     def shapes(factor: int) -> list[tuple[jax.tree_util.KeyPath, jax.ShapeDtypeStruct]]:
         examples = jax.tree.map(

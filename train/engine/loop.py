@@ -1,4 +1,4 @@
-"""The training loop: step, log, evaluate, save, stop."""
+"""The training loop, which takes steps, logs, evaluates, saves and stops."""
 
 import dataclasses
 import time
@@ -38,12 +38,12 @@ from .stopping import Callbacks, Stopper
 
 T = TypeVar("T")
 Scores = dict[str, float]
-"""Loss and metrics of an evaluation by name."""
+"""Maps names to the loss and the metrics of an evaluation."""
 
 
 @dataclasses.dataclass
 class Loop:
-    """The state of a run between two steps."""
+    """Runs the steps of a run, and holds its state between two steps."""
 
     opened: OpenRun
     tasks: tuple[Task, ...]
@@ -60,11 +60,11 @@ class Loop:
     state: TrainState
     step: int
     evaluation_due: bool
-    """Whether this step must be evaluated, and has not been evaluated yet."""
+    """Whether an evaluation of this step is due but not yet complete."""
     position: IteratorState = dataclasses.field(init=False)
     """The position of the data iterator after this step."""
     pending: tuple[int, Metrics] | None = None
-    """The number and the metrics of a step that may still run on the devices."""
+    """The number and the metrics of a step that may still be running on the devices."""
     validation: Scores | None = None
     measures: dict[int, float | None] = dataclasses.field(default_factory=dict)
     """The step of the last evaluation, and its measure; see `_measure`."""
@@ -77,11 +77,12 @@ class Loop:
         self.evaluations = {config.evaluate_every, config.evaluate.tasks_every} - {0}
 
     def take_all_steps(self) -> int | None:
-        """Takes the remaining steps; returns the number of the signal that ended the run, or None.
+        """Takes the remaining steps; returns the number of the signal that ended the run, if any.
 
         Raises:
             NonFiniteLoss: too many steps had a loss that is not finite.
-            Exception: the error of a caller's function, after the state is saved.
+            Exception: a function that the caller passed raised this error; the state was saved
+              first.
         """
         started, stopped = time.monotonic(), False
         try:
@@ -105,11 +106,11 @@ class Loop:
             stopped = True
         self._log_pending()
         self._end(stopped, time.monotonic() - started)
-        # If an error stopped the run, `_end` has raised it.
+        # If an error stopped the run, `_end` has already raised this error.
         return self.stopper.signal if stopped else None
 
     def _running_model(self) -> RunningModel:
-        """Returns the model for callbacks, which gathers the parameters only when they are read."""
+        """Returns the model for callbacks; its parameters are gathered only when they are read."""
         model = create(self.config.model)
 
         def read(ema: bool) -> tuple[int, Params]:
@@ -128,7 +129,7 @@ class Loop:
         return RunningModel(model, self.run.tokenizer, read)
 
     def _merged(self, model: Model, state: TrainState) -> Params:
-        """Returns the parameters of a state, with adapters merged into their base."""
+        """Returns the parameters of a state, with adapters merged into the base model."""
         lora = self.config.lora
         if lora is None:
             return state.params
@@ -145,7 +146,8 @@ class Loop:
         """Starts a step, and logs the previous step while the devices compute.
 
         Raises:
-            StopNow: a signal arrived before the step, or the data or a reward failed.
+            StopNow: a signal arrived before the step, or the data or a reward function raised an
+              error.
         """
         number = self.step + 1
         # `saving_first` raises StopNow for an error, so that the state is saved before the error
@@ -154,11 +156,11 @@ class Loop:
             batch = next(self.batches)
         with self.stopper.saving_first(f"step {number}", StepNotTaken):
             self.state, metrics = self.trainer.step(self.state, batch)
-        # Virtual CPU devices may deadlock with several programs in flight.
+        # Virtual CPU devices may deadlock if several programs run at once.
         if has_virtual_devices():
             self.stopper.wait_for(metrics)
-        # Store the position only after the step, so that a resumed run repeats the batch of a
-        # failed step.
+        # Store the position only after the step, so that a resumed run repeats the batch if the
+        # step failed.
         self.step, self.position = number, self.batches.get_state()
         self._log_pending()
         self.pending = number, metrics
@@ -170,7 +172,7 @@ class Loop:
         (step, metrics), self.pending = self.pending, None
         self.stopper.wait_for(metrics)
         numbers = {name: float(value) for name, value in metrics.items()}
-        # A skipped step changed nothing, so it is not logged.
+        # A skipped step changed no parameters, so it is not logged.
         if self.bad_steps.skips(step, numbers):
             return
         self.progress.advance(step, numbers["loss"])
@@ -190,22 +192,22 @@ class Loop:
             if (measure := self.measures[self.step]) is not None:
                 self.checkpoints.add_measure(self.step, measure)
             return
-        # Before training, also evaluate a policy whose initial parameters are random, for
-        # comparison.
+        # For comparison, also evaluate a policy before training, even if its initial parameters are
+        # random.
         started = self.config.init_from is not None or self.trainer.validation is not None
         compared = self.config.objective.compares_with_start and started
         if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
             self._evaluate()
 
     def _evaluate(self) -> None:
-        """Computes loss and metrics on the validation data.
+        """Computes the loss and the metrics on the validation data.
 
         Raises:
             StopNow: a signal interrupted the evaluation, or the evaluation failed. The evaluation
               is then still due.
         """
-        # Mark the evaluation as due first, so that a checkpoint after an interruption records this
-        # mark.
+        # First mark the evaluation as due, so that a checkpoint after an interruption records that
+        # it is due.
         self.evaluation_due = True
         step, average = self.step, evaluated_by_ema(self.state)
         # Also evaluate the moving average of the parameters, if the optimizer keeps one.
@@ -222,7 +224,7 @@ class Loop:
             for prefix, of_state in evaluations.items()
             for name, x in {**self._scores(of_state), **judged[prefix]}.items()
         }
-        # Raises UserError if there is no such metric.
+        # `_measure` raises UserError if `best_metric` does not exist.
         self.validation, self.measures = validation, {step: self._measure(validation)}
         if self.log is not None:
             self._check_folder()
@@ -236,8 +238,7 @@ class Loop:
                     predictions=evaluation.predictions,
                     tokenizer=self.run.tokenizer,
                 )
-        # Which metrics of a custom objective matter is not known, so show the means of all its
-        # terms.
+        # The main metrics of a custom objective are unknown, so show the means of all its terms.
         is_custom, usual = bool(self.run.custom.names), self.config.objective.progress_metrics
         shown = tuple(evaluation.means) if is_custom else usual
         shown += ("ema_loss",) * (average is not None)
@@ -265,7 +266,7 @@ class Loop:
         )
 
     def _judge(self, state: TrainState) -> Scores:
-        """Returns the metrics of the tasks, if they are due at this step; a collective call."""
+        """Returns the metrics of the tasks if tasks are due at this step; a collective call."""
         if not self._tasks_are_due:
             return {}
         model = create(self.config.model)
@@ -286,7 +287,7 @@ class Loop:
 
     def _scores(self, evaluation: Evaluation) -> Scores:
         # The usual metrics need predictions that only the default objective returns, so a custom
-        # objective is scored by the means of its terms alone.
+        # objective is scored only by the means of its terms.
         if self.run.custom.names:
             return {**evaluation.means, "loss": evaluation.loss}
         scores = self.config.objective.score(evaluation, self.run.validation, self.config.data)
@@ -315,7 +316,7 @@ class Loop:
             self.kept.check(self.checkpoints.written)
 
     def _save(self) -> None:
-        """Starts writing a checkpoint, with its measure if this step was evaluated."""
+        """Starts writing a checkpoint, including the measure if this step was evaluated."""
         self._check_folder()
         position = position_to_save(
             self.position, self.bad_steps.counts, evaluation_due=self.evaluation_due
@@ -341,7 +342,7 @@ class Loop:
                 "this step"
             )
         self.progress.log(f"{counted(self.step, 'step')} done; trained for {seconds:.0f} s")
-        # An error of the primary process, such as a failed callback, must end all processes.
+        # An error in the primary process, such as a failed callback, must end all processes.
         with barrier():
             if self.stopper.failure is not None:
                 raise self.stopper.failure

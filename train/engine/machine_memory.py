@@ -1,4 +1,4 @@
-"""Memory still available to a program: on the machine, in its container, or on a device."""
+"""Finds the memory available to a program on the machine, in its container, or on a device."""
 
 import contextlib
 import functools
@@ -24,8 +24,8 @@ LIMIT_FILES = {
         ("total_inactive_file", "total_active_file"),
     ),
 }
-"""File with the limit of a control group → file with its usage, and the names of its statistics
-that count caches, which the kernel reclaims on demand."""
+"""Maps the file with the limit of a control group to the file with its usage, and to the names of
+the statistics that count caches. The kernel reclaims caches on demand."""
 
 
 @runtime_checkable
@@ -46,8 +46,8 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
         devices: Devices of this process. CPU devices share the memory of the machine.
 
     Returns:
-        The free bytes in total for CPU devices, or the free bytes of the fullest accelerator; None
-        if unknown.
+        For CPU devices, the free bytes of the machine; for accelerators, the free bytes of the
+        fullest one; None if unknown.
     """
     if devices[0].platform == "cpu":
         return available_on_machine()
@@ -58,12 +58,12 @@ def available_bytes(devices: Sequence[Device]) -> int | None:
 
 
 def memory_stats(devices: Sequence[Device]) -> list[dict[str, int]]:
-    """Returns each device's memory statistics, or an empty dict for a device that reports none."""
+    """Returns the memory statistics of each device; an empty dict if a device reports none."""
     return [device.memory_stats() or {} for device in devices]
 
 
 def device_memory(devices: Sequence[Device]) -> int:
-    """Returns the memory limit of the smallest device, in bytes.
+    """Returns the smallest memory limit of the devices, in bytes.
 
     Returns 0 if the limit is unknown, and for CPU devices, which share one memory.
     """
@@ -74,18 +74,19 @@ def device_memory(devices: Sequence[Device]) -> int:
 
 @functools.cache
 def memory_of_each() -> int | None:
-    """Returns the memory limit of the smallest device of all processes, in bytes; None if unknown.
+    """Returns the smallest memory limit of any device in any process, in bytes; None if unknown.
 
     The first call is collective: all processes must make it together.
     """
     limit = device_memory(jax.local_devices())
-    # Only a maximum over processes is available, so negate the limit twice to get the minimum.
-    mebibytes = -greatest_everywhere(-(limit >> 20))  # bytes would need 64 bits
+    # Only a maximum over processes is available. Negating the limit before and after gives the
+    # minimum.
+    mebibytes = -greatest_everywhere(-(limit >> 20))  # the number of bytes would need 64 bits
     return mebibytes << 20 or None
 
 
 def available_on_machine() -> int | None:
-    """Returns the free bytes of memory and swap space, up to the limit of the container."""
+    """Returns the free bytes of memory and swap space, limited by the container."""
     # On Linux, `MemAvailable` includes caches that can be freed.
     meminfo = PROC / "meminfo"
     if meminfo.is_file():
@@ -105,13 +106,15 @@ def _left_in_control_groups() -> list[int]:
         return []
     left: list[int] = []
     for line in cgroup_file.read_text(encoding="utf-8").splitlines():
-        # Version 2 names no controllers.
+        # In version 2, the list of controllers is empty.
         _, controllers, path = line.split(":", 2)
         inner = CONTROL_GROUPS / controllers / path.lstrip("/")
-        # In a container the path may be a path of the host, and only the outermost folder exists.
+        # In a container, the path may be a path on the host, so only the outermost folder may
+        # exist.
         for folder in (inner, *inner.parents):
             for limit_file, (usage_file, reclaimable) in LIMIT_FILES.items():
-                # Most folders have no such files, and a group without a limit has the limit `max`.
+                # Most folders lack these files, and the limit of an unlimited group is the word
+                # `max`.
                 with contextlib.suppress(OSError, ValueError):
                     limit, usage = _read_int(folder / limit_file), _read_int(folder / usage_file)
                     # Usage includes caches, which the kernel frees under memory pressure.

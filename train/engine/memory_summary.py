@@ -1,4 +1,4 @@
-"""The memory of a step: a summary before it is compiled, and checks that it fits."""
+"""Summarizes the memory of a step before compilation, and checks that the step fits."""
 
 import math
 import time
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 BatchShapes = dict[str, jax.ShapeDtypeStruct]
 """The shape and the dtype of each array of a global batch, by name."""
 CLOSE = 0.9
-"""Fraction of the available memory above which a step triggers a warning."""
+"""A step that needs more than this fraction of the available memory triggers a warning."""
 
 
 @runtime_checkable
 class MemoryAnalysis(Protocol):
-    """The memory of a compiled program on a device, as `jax.stages.Compiled` reports it."""
+    """The memory use of a compiled program on a device, as reported by `jax.stages.Compiled`."""
 
     argument_size_in_bytes: int
     output_size_in_bytes: int
@@ -35,13 +35,13 @@ class MemoryAnalysis(Protocol):
 
 
 def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, attention: str) -> str:
-    """Describes in one line the size of a step, and how much of it each device holds.
+    """Describes in one line the size of a step and the share of each device.
 
     Args:
         config: The run.
         shapes: The shapes and shardings of the state.
         num_shards: The number of devices that share a batch.
-        attention: A description of the kernel that computes attention, to include in the line.
+        attention: A description of the attention kernel, to include in the line.
     """
     rows, length = config.batch_size, config.data.lengths[0]
     rows_per_run = rows // num_shards // config.micro_batches
@@ -60,7 +60,7 @@ def memory_summary(config: TrainConfig, shapes: TrainState, num_shards: int, att
 
 
 def bytes_per_device(shapes: PyTree) -> int:
-    """Returns how many bytes arrays take on each device, from their shapes and shardings."""
+    """Returns the bytes that arrays with these shapes and shardings take on each device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         for x in jax.tree.leaves(shapes)
@@ -73,7 +73,7 @@ def memory_of(program: jax.stages.Compiled) -> MemoryAnalysis:
 
 
 def temp_bytes(memory: MemoryAnalysis) -> int:
-    """Returns the bytes of a program's temporaries and new outputs on each device."""
+    """Returns the bytes of a program's temporary arrays and new outputs on each device."""
     # Outputs need additional memory, unless they reuse the memory of a donated argument.
     new_results = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
     return memory.temp_size_in_bytes + new_results
@@ -88,7 +88,7 @@ def peak_bytes(memory: MemoryAnalysis) -> int:
 def check_state_fits(
     config: TrainConfig, shapes: TrainState, devices: Sequence[Device], *, resumed: bool
 ) -> None:
-    """Checks that parameters and optimizer state fit on the devices, before allocating them.
+    """Checks, before allocation, that the parameters and the optimizer state fit on the devices.
 
     Args:
         config: The run.
@@ -108,7 +108,7 @@ def check_state_fits(
 
 
 def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) -> None:
-    """Checks that a batch fits into the machine's memory, before a batch is made.
+    """Checks, before a batch is made, that it fits into the machine's memory.
 
     Args:
         config: The run.
@@ -132,7 +132,7 @@ def check_step_fits(
     resumed: bool,
     log: "LogFn",
 ) -> None:
-    """Checks that a step fits into memory and logs what it needs, before the first step.
+    """Checks that a step fits into memory, and logs its memory use, before the first step.
 
     Args:
         config: The run.
@@ -169,7 +169,7 @@ def check_step_fits(
 
 
 def _require_memory(what: str, needed: int, available: int | None, *, remedy: str) -> str:
-    """Returns a clause with both sizes. Raises UserError if `needed` exceeds `available`."""
+    """Returns a clause with both sizes; raises UserError if `needed` exceeds `available`."""
     if available is None:
         return ""
     figures = f"{what} {in_units(needed)} of memory, and {in_units(available)} are available"
@@ -183,7 +183,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _needed(bytes_on_device: int, devices: Sequence[Device]) -> int:
-    """Returns the bytes to compare with `available_bytes`: a sum over devices if these are CPUs."""
+    """Returns the bytes to compare with `available_bytes`: for CPUs, the sum over devices."""
     return bytes_on_device * (len(devices) if devices[0].platform == "cpu" else 1)
 
 

@@ -39,26 +39,26 @@ class Candidate:
     step: jax.stages.Wrapped
     """`step(state, batch, rng) -> (state, metrics)`, which donates the memory of `state`."""
     exchange: str
-    """Describes how devices exchange gradients, to show to the user; empty if they exchange
-    none."""
+    """A description for the user of how devices exchange gradients; empty if they exchange none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardedStep:
-    """The train step, init and evaluation over a mesh, each compiled when it is first called."""
+    """The train step, init and evaluation over a mesh, each compiled at its first call."""
 
     init: Callable[[Key[Array, ""]], TrainState]
-    """Makes the sharded initial state from a key."""
+    """Makes the sharded initial state from a random key."""
     candidates: tuple[Candidate, ...]
-    """Equivalent ways to run the step. Each candidate needs less memory than the candidate before
-    it, but takes longer."""
+    """Equivalent ways to run the step. Each candidate needs less memory but more time than the
+    candidate before it."""
     evaluate: jax.stages.Wrapped
     """`evaluate(params, batch, frozen) -> (sums, counts, predictions)`, without dropout."""
     state: TrainState
-    """Shapes, dtypes and shardings of the state, to restore a checkpoint into or to trace with."""
+    """The shapes, dtypes and shardings of the state, which are needed for tracing and to restore a
+    checkpoint."""
     mesh: Mesh
     attention: str = ""
-    """Describes the attention kernel, to show to the user; empty if no kernel was chosen."""
+    """A description of the attention kernel for the user; empty if no kernel was chosen."""
     device_memory: int | None = None
     """The memory of a device in bytes; None if unknown."""
 
@@ -73,7 +73,7 @@ class ShardedStep:
         return self.candidates[0].exchange
 
     def compile(self, batch: BatchShapes) -> tuple[Candidate, jax.stages.Compiled]:
-        """Compiles the first candidate that fits into memory, or the last if none fits.
+        """Compiles the first candidate that fits into memory, or the last candidate if none fits.
 
         All processes compile together and choose the same candidate.
 
@@ -93,7 +93,7 @@ class ShardedStep:
         return smallest, self.trace(batch, smallest).lower().compile()
 
     def change_to(self, chosen: Candidate) -> str:
-        """Describes what `compile` changed to make the step fit; empty if it changed nothing."""
+        """Describes the changes by `compile` that made the step fit; empty if there are none."""
         return "" if chosen.exchange == self.exchange else chosen.exchange
 
     def _compile_if_it_fits(
@@ -105,8 +105,8 @@ class ShardedStep:
             program = self.trace(batch, candidate).lower().compile()
         except Exception as error:
             failure = error
-        # Processes that run different candidates would deadlock. All processes therefore agree
-        # whether the candidate fits before any process raises its error.
+        # Processes that run different candidates would deadlock. Before any process raises its
+        # error, all processes therefore agree on whether the candidate fits.
         fits = program is not None and self._fits(program)
         fits_everywhere = not greatest_everywhere(not fits)
         if failure is not None and not is_out_of_memory(failure):
@@ -114,14 +114,14 @@ class ShardedStep:
         return program if fits_everywhere else None
 
     def _fits(self, program: jax.stages.Compiled) -> bool:
-        """Returns whether a program fits into memory; on TPUs, the compiler already checked it."""
+        """Returns whether a program fits into memory; on TPUs, the compiler has checked this."""
         memory = program.memory_analysis()
         accepted = self.mesh.devices.flat[0].platform == "tpu"
         assert self.device_memory is not None
         return accepted or memory is None or peak_bytes(memory) <= self.device_memory
 
     def trace(self, batch: BatchShapes, candidate: Candidate | None = None) -> jax.stages.Traced:
-        """Traces a candidate with shapes only; its devices need not be present.
+        """Traces a candidate from shapes only, so its devices need not be present.
 
         Args:
             batch: the global batch, each array with its sharding.
@@ -133,7 +133,7 @@ class ShardedStep:
 
 def run_keys(seed: int) -> tuple[Key[Array, ""], Key[Array, ""]]:
     """Returns two keys of a run: the key of its initial parameters, and the key of its steps."""
-    # Name the PRNG implementation, because a run must not depend on jax's configuration.
+    # Set the PRNG implementation explicitly, because a run must not depend on jax's configuration.
     init_rng, step_rng = jax.random.split(jax.random.key(seed, impl="threefry2x32"))
     return init_rng, step_rng
 
@@ -150,7 +150,7 @@ def make_sharded_step(
     parallel: Parallel = "jit",
     device_memory: int | None = None,
 ) -> ShardedStep:
-    """Makes the train step of a model over a mesh of devices, the same step as in `train.train`.
+    """Makes the train step of a model over a mesh of devices, as `train.train` does.
 
     The parameters and the moments of the optimizer are sharded over the mesh axes `fsdp` and
     `tensor`. The examples of a batch are sharded over `data` and `fsdp`, and their tokens over
@@ -170,7 +170,7 @@ def make_sharded_step(
           frozen copy of the initial parameters.
         tx: the optimizer.
         mesh: a mesh from `make_mesh`, whose devices need not be present.
-        num_micro_batches: the number of equal parts of a batch that run one by one, to save
+        num_micro_batches: the number of equal parts of a batch, processed sequentially to save
           memory.
         adapter: the adapters to train on a frozen model, from `models.make_lora`.
         gather: when parameters that are sharded over `fsdp` are gathered; see `TrainConfig`.
@@ -190,10 +190,10 @@ def make_sharded_step(
     state = with_shardings(shapes, shardings)
     replicated = NamedSharding(mesh, PartitionSpec())
 
-    # Choose how the devices exchange parameters and gradients; each way becomes a candidate.
+    # Choose how the devices may exchange parameters and gradients; each way becomes a candidate.
     has_experts = model.config.num_experts > 0
     if parallel == "pmap":
-        trained_fn = model.apply  # in pmap a model runs on one device
+        trained_fn = model.apply  # with pmap, a model runs on one device
         exchanges = (pmap_exchange(mesh, whole_batch=objective.whole_batch),)
     elif mesh.size == 1:
         trained_fn, exchanges = apply_fn, (Exchange(),)
@@ -229,7 +229,7 @@ def make_sharded_step(
         # Donate the state, so that the old and the new state share memory.
         compiled = jax.jit(
             _on_mesh(step, mesh),
-            in_shardings=(shardings, None, replicated),  # None: the batch keeps its own shardings
+            in_shardings=(shardings, None, replicated),  # None: the batch keeps its shardings
             out_shardings=(shardings, replicated),
             donate_argnums=0,
         )
@@ -276,7 +276,7 @@ def make_init(
         if adapter is not None:
             trained, frozen = adapter.init(rng, params, keep_initial=objective.needs_initial)
             return init_state(trained, tx, frozen)
-        # Derive another key, so that auxiliary models start with different random parameters.
+        # Derive a different key, so that auxiliary models start with different random parameters.
         auxiliary, fixed = objective.initial_models(jax.random.fold_in(rng, 1), params)
         kept = params if objective.needs_initial else {}
         return init_state(params, tx, {**kept, **(fixed or {})} or None, auxiliary)
@@ -285,7 +285,7 @@ def make_init(
 
 
 def _on_mesh(function: Callable[P, T], mesh: Mesh) -> Callable[P, T]:
-    """Sets `mesh` as jax's current mesh while the function is traced, because the loss reads it."""
+    """Sets jax's current mesh to `mesh` while the function is traced, because the loss reads it."""
 
     @functools.wraps(function)
     def traced(*args: P.args, **kwargs: P.kwargs) -> T:

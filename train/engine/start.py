@@ -1,4 +1,4 @@
-"""Starts or resumes a run: checks it, makes its folder, and returns its state."""
+"""Starts or resumes a run: checks the run, makes its folder, and returns its state."""
 
 import dataclasses
 import functools
@@ -39,9 +39,10 @@ from .memory_summary import check_batch_fits, check_state_fits, check_step_fits
 from .policy.trainer import compile_policy_trainer
 
 SKIPPED = "skipped"
-"""The key of the counts of skipped steps in a checkpoint, next to the data position."""
+"""The key of the counts of skipped steps in a checkpoint, which are stored next to the data
+position."""
 EVALUATION_DUE = "evaluation_due"
-"""The key in a checkpoint that marks an evaluation interrupted by a signal."""
+"""The key in a checkpoint that marks an evaluation that a signal interrupted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def open_run(
     *,
     extend: bool = False,
 ) -> OpenRun:
-    """Opens the run of a folder, on process 0 before the other processes, and compiles its step.
+    """Opens the run of a folder, on process 0 first, and compiles its step.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do not fit the
@@ -119,14 +120,14 @@ def _open(
     # Making the batches raises DataError if the examples do not fill a batch.
     TrainBatches(run.train.examples, run.config.batch_size, run.config.seed, num_steps=1)
     if isinstance(run.config.objective, OnlineConfig):
-        # The construction of the trainer checks mesh and parameters, but compiles no program yet.
+        # Creating the trainer checks the mesh and the parameters, but does not compile a program.
         trainer = compile_policy_trainer(run, objective, custom.rewards)
     else:
         trainer = compile_trainer(run.config, objective)
     has_checkpoint = bool(steps(run.folder))
     check_state_fits(run.config, trainer.shapes, jax.local_devices(), resumed=has_checkpoint)
     is_new = not (run.folder / CONFIG_FILE).is_file()
-    # Only now, after all checks, write to disk.
+    # Write to disk only now, after all checks.
     create_folder(run)
     if is_primary():
         lock.acquire()
@@ -136,7 +137,7 @@ def _open(
 
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Removes the files that make a folder a run folder, if the step does not compile.
+    """If the step does not compile, removes the files that make a folder a run folder.
 
     The user can then repeat the command with other options.
     """
@@ -145,7 +146,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
     except BaseException:
         (folder / CONFIG_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
-        # Release the lock last, because from then on another process may make a run in this folder.
+        # Release the lock last, because afterwards another process may make a run in this folder.
         (folder / LOCK_FILE).unlink(missing_ok=True)
         with suppress(OSError):  # not empty, or a mount point
             folder.rmdir()
@@ -155,7 +156,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
     """Compiles the step, and raises UserError if it needs more memory than is available."""
     config, has_checkpoint = run.config, bool(steps(run.folder))
-    # A single example determines the shapes of a batch, so no whole batch is read.
+    # A single example determines the shapes of a batch, so a whole batch need not be read.
     example = run.train.examples.example(0, 0)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *np.shape(x)), np.asarray(x).dtype)
@@ -172,7 +173,7 @@ def _foresee_memory(run: Run, trainer: CompiledTrainer, log: LogFn) -> None:
 
 
 def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
-    """Warns if a custom objective counts the filler examples in the last batch of an evaluation."""
+    """Warns if a custom objective counts the filler examples that pad the last batch."""
     examples, config = run.validation.examples, run.config
     size = evaluated_at_once(objective, config.batch_size, config.micro_batches)
     filler = -examples.num_examples % size
@@ -191,7 +192,7 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
 def mixture_lines(run: Run) -> list[tuple[str, str]]:
     """Describes each source of a mixture and its share of the run; empty for other data.
 
-    If the last stage began with other data, the shares count only batches of this stage.
+    If the last stage began with different data, the shares count only the batches of this stage.
     """
     examples, config = run.train.examples, run.config
     if not isinstance(examples, MixedExamples):
@@ -255,12 +256,13 @@ def start_or_resume(
     if run.config.lora is None:
         state, data = checkpoints.restore(newest, shapes)
     else:
-        # A checkpoint of adapters omits the base model, which a resumed run reads from `init_from`.
+        # A checkpoint of adapters does not contain the base model, which a resumed run reads from
+        # `init_from`.
         base = _first_state(opened, log).frozen
         state, data = checkpoints.restore(newest, dataclasses.replace(shapes, frozen=None))
         state = dataclasses.replace(state, frozen=base)
     skipped, evaluation_due = SkipCounts(**data.pop(SKIPPED, {})), data.pop(EVALUATION_DUE, False)
-    # Without these two entries, `data` is the position of the iterator.
+    # The remaining entries of `data` are the position of the iterator.
     batches.set_state(data)
     log(f"resuming from step {newest} of {run.folder}")
     return Start(state, newest, skipped, evaluation_due)
@@ -269,13 +271,13 @@ def start_or_resume(
 def position_to_save(
     position: IteratorState, skipped: SkipCounts, *, evaluation_due: bool
 ) -> IteratorState:
-    """Returns the JSON content of a checkpoint, which `start_or_resume` reads again."""
+    """Returns the JSON content of a checkpoint, which `start_or_resume` reads."""
     data: IteratorState = {**position, SKIPPED: dataclasses.asdict(skipped)}
     return {**data, EVALUATION_DUE: True} if evaluation_due else data
 
 
 def _sizes(config: TrainConfig, trainer: CompiledTrainer) -> str:
-    """Describes the number of parameters of the model, to show to the user."""
+    """Returns a description, for the user, of the model's number of parameters."""
     trained = count_parameters(trainer.shapes.params)
     if config.lora is None:
         return f"model: {trained:,} parameters"
@@ -294,7 +296,7 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
         lora = make_lora(run.config.lora, create(run.config.model))
         return _with_base(trainer, plan, lora, keep_initial=keep_initial, log=log)
     state = trainer.init()
-    # Each parameter is read directly onto the devices that hold its shards.
+    # Read each parameter directly onto the devices that hold its shards.
     shardings = jax.tree.map(lambda x: x.sharding, trainer.shapes.params)
     params = init_from(plan, state.params, shardings, log)
     if state.auxiliary is not None:
@@ -310,7 +312,7 @@ def _first_state(opened: OpenRun, log: LogFn) -> TrainState:
 
 
 def _started_average(state: TrainState, params: Params) -> optax.OptState:
-    """Returns the optimizer state, with its moving average, if any, set to `params`."""
+    """Returns the optimizer state; if it has a moving average, the average is set to `params`."""
     if ema_of(state.opt_state) is None:
         return state.opt_state
     # Copy the arrays, because a step donates both the parameters and the optimizer state.
@@ -334,7 +336,7 @@ def _with_base(
     initial = join_params(shapes.frozen, without_adapters(state.params))
     placed = join_params(shapes.frozen, without_adapters(shapes.params))
     params = init_from(plan, initial, jax.tree.map(lambda x: x.sharding, placed), log)
-    # Separate the trained parameters from the frozen base again.
+    # Separate the trained parameters from the frozen base model again.
     without_adapter, frozen = lora.split(params, keep_initial=keep_initial)
     trained = join_params(state.params, without_adapter)
     opt_state = _started_average(state, trained)

@@ -1,8 +1,8 @@
-"""Signals that stop a run: SIGTERM, Ctrl-C, and the SIGHUP of a closed terminal.
+"""Handles signals that stop a run: SIGTERM, Ctrl-C, and SIGHUP when the terminal is closed.
 
-After the first signal, the run completes the step in progress and saves a checkpoint. It cannot
-abandon the step, because the step has already overwritten the previous state. If the run is waiting
-for data, the first signal ends the wait. The second signal ends the run at once.
+After the first signal, the run completes the step in progress and saves a checkpoint. The run
+cannot abandon the step, because the step has already overwritten the previous state. If the run is
+waiting for data, the first signal ends the wait. The second signal ends the run immediately.
 """
 
 import os
@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""The signal of a closed terminal; None on Windows."""
+"""The signal that is sent when the terminal is closed; None on Windows."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
-"""The signals that end a run at once when they arrive a second time. SIGHUP is not among them,
-because a shell may send several."""
+"""The signals that end a run immediately when they arrive a second time. SIGHUP is not included,
+because a shell may send it several times."""
 DUPLICATE_SECONDS = 1.0
 """Signals that arrive within this number of seconds count as one signal, because a parent process
 may forward the signal that the terminal has already sent."""
 
 
 class StopNow(BaseException):
-    """Ends the loop over steps. Also interrupts a wait if `StopRequest.cuts_off` is set.
+    """Ends the loop over steps. If `StopRequest.cuts_off` is set, it also interrupts a wait.
 
     `StopNow` does not derive from Exception, because a library might catch an Exception.
     """
@@ -39,13 +39,13 @@ class StopRequest:
         self.signum = 0
         """The number of the signal; 0 if no signal arrived."""
         self.cuts_off = False
-        """Whether the first signal raises StopNow at once. It is set during a wait that changes no
+        """Whether the first signal raises StopNow immediately. True during a wait that changes no
         state."""
         self._received = 0.0
         self._before: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def install(self) -> None:
-        """Handles the signals until `restore` is called; under nohup, SIGHUP stays ignored."""
+        """Handles the signals until `restore` is called. Under nohup, SIGHUP is still ignored."""
         for signum in (*ENDING, *([] if SIGHUP is None else [SIGHUP])):
             if signal.getsignal(signum) is signal.SIG_IGN and signum == SIGHUP:
                 continue
@@ -60,12 +60,12 @@ class StopRequest:
     def _handle(self, signum: int, frame: object) -> None:
         if signum == SIGHUP:
             _leave_closed_terminal()
-        # Only record the first signal: the loop checks for a signal between steps.
+        # Only record the first signal, because the loop checks for a signal between steps.
         if not self.signum:
             self.signum, self._received = signum, time.monotonic()
             if self.cuts_off:
                 raise StopNow
-        # Restore Python's default handlers, which then handle the second signal.
+        # Restore the previous handlers, which then handle the second signal.
         elif signum in ENDING and time.monotonic() - self._received > DUPLICATE_SECONDS:
             self.restore()
             signal.raise_signal(signum)  # raises KeyboardInterrupt, or ends the process
@@ -73,7 +73,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requested() -> Iterator[StopRequest]:
-    """Yields the stop request that the first signal sets. A second signal acts at once."""
+    """Yields the stop request that the first signal sets. A second signal acts immediately."""
     request = StopRequest()
     # Python allows handlers only in the main thread. In another thread, the caller must handle
     # signals.
@@ -86,20 +86,20 @@ def stop_requested() -> Iterator[StopRequest]:
 
 
 def _leave_closed_terminal() -> None:
-    """Redirects output of a closed terminal to the null device, because saving prints messages."""
+    """Redirects output to a closed terminal to the null device, because saving prints messages."""
     for file in (1, 2):
-        # A closed terminal is a character device that is no longer a terminal.
+        # After a terminal is closed, its descriptor is still a character device but not a terminal.
         if stat.S_ISCHR(os.fstat(file).st_mode) and not os.isatty(file):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)
 
 
 @contextmanager
 def ended_by_second_signal() -> Iterator[None]:
-    """Makes the second signal end the process at once, even during compilation.
+    """Makes the second signal end the process immediately, even during compilation.
 
-    Python calls a handler only between two bytecode instructions, which may be minutes apart while
-    a program is compiled. Enter this context only in the main thread of a command-line program: in
-    a notebook, the second signal would end the kernel.
+    Python calls a signal handler only between two bytecode instructions, which may be minutes apart
+    during compilation. Enter this context only in the main thread of a command-line program: in a
+    notebook, the second signal would end the kernel.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,6 +1,6 @@
 """Ends a run early, after a signal or after an error in a function that the caller passed.
 
-In both cases the run first saves the state after the last finished step.
+In both cases, the run first saves the state after the last finished step.
 """
 
 import signal
@@ -19,11 +19,11 @@ from ..state import Metrics
 from .stop_signals import StopNow, StopRequest
 
 POLL_SECONDS = 0.001
-"""The seconds between two checks whether a step has ended."""
+"""The number of seconds between two checks of whether a step has ended."""
 
 
 class Stopper:
-    """Raises StopNow to end the loop, in all processes before the same step."""
+    """Raises StopNow to end the loop; all processes stop before the same step."""
 
     def __init__(self, request: StopRequest, log: LogFn) -> None:
         self.failure: Exception | None = None
@@ -37,23 +37,23 @@ class Stopper:
 
     @property
     def signal(self) -> int:
-        """The number of the signal that stopped a process; 0 if no signal stopped it."""
+        """The number of the signal that stopped a process; 0 if no signal stopped a process."""
         return self._signal or self._request.signum
 
     @property
     def reason(self) -> str:
-        """Why the run ends, to show to the user."""
+        """The reason why the run ends, as a text for the user."""
         return self._what or (signal.Signals(self.signal).name if self.signal else "an error")
 
     def check(self) -> None:
         """Raises StopNow if any process has a reason to stop; a collective call."""
-        # Take the maximum over processes, so that all of them stop if one has a reason.
+        # Take the maximum over processes, so that all processes stop if one has a reason to stop.
         failed, self._signal = self._greatest((self.failure is not None, self._request.signum))
         if failed or self._signal:
             raise StopNow
 
     def check_local(self) -> None:
-        """Raises StopNow after a signal if this is the only process of the run."""
+        """Raises StopNow if a signal arrived and this is the only process of the run."""
         if self._is_single and self._request.signum:
             raise StopNow
 
@@ -61,8 +61,8 @@ class Stopper:
     def interruptible(self) -> Iterator[None]:
         """Lets the first signal interrupt a wait that changes no state."""
         try:
-            # Do not interrupt one of several processes, because the others would wait for it in the
-            # next step.
+            # With several processes, do not interrupt the wait, because the other processes would
+            # wait for this one in the next step.
             self._request.cuts_off = self._is_single
             self.check_local()
             yield
@@ -74,10 +74,10 @@ class Stopper:
         """Runs a block that changes no state. If it fails, stores its error and raises StopNow.
 
         With several processes, only StepNotTaken is stored, because only this error is raised by
-        all processes together. Other errors are raised at once.
+        all processes together. Other errors are raised immediately.
 
         Args:
-            what: what the block does, to show to the user.
+            what: a description of the block for the user.
             errors: the class of errors to store.
         """
         try:
@@ -94,7 +94,7 @@ class Stopper:
         """Stores the first error that ends the run.
 
         Args:
-            what: what failed, to show to the user.
+            what: a description of the failed operation for the user.
             error: the error, which is raised after the state is saved.
         """
         if self.failure is None:
@@ -119,7 +119,7 @@ class Stopper:
 
 
 class Callbacks:
-    """Calls the callbacks that the caller passed, on the primary process, until one fails."""
+    """Calls the caller's callbacks on the primary process, until a callback fails."""
 
     def __init__(self, callbacks: Sequence[Callback], stopper: Stopper) -> None:
         self._callbacks = tuple(callbacks)

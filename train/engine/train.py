@@ -44,7 +44,7 @@ from .stopping import Callbacks, Stopper
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The outcome of a call of `train`."""
+    """The result of a call of `train`."""
 
     run: Run = dataclasses.field(repr=False)  # too long to print
     step: int
@@ -55,7 +55,8 @@ class Result:
     validation: Scores | None
     """The metrics of the last evaluation in this call, or None if there was none."""
     sample: str | None = None
-    """The finished model's text for `sample_prompt`; None if the run sets no prompt."""
+    """The text that the finished model generates for `sample_prompt`; None if there is no prompt.
+    """
 
 
 def train(
@@ -70,17 +71,17 @@ def train(
     callbacks: Sequence[Callback] = (),
     rewards: Sequence[RewardFunction] = (),
 ) -> Result:
-    """Trains, or resumes training, in a run folder.
+    """Starts or resumes the training of a model in a run folder.
 
     A run that is stopped at any step and then resumed ends with the same parameters, bit for bit,
     as a run that is not stopped. On SIGTERM, SIGHUP and Ctrl-C, the call completes the step in
     progress, saves the state and returns; a second Ctrl-C interrupts the call. With several
-    processes (`jax.distributed`), all must make the same call, and a signal to one process stops
-    all processes. The folder is locked while a run trains.
+    processes (`jax.distributed`), all processes must make the same call, and a signal to one
+    process stops them all. The folder is locked while a run trains.
 
     Args:
-        config: the run.
-        workdir: its folder.
+        config: the configuration of the run.
+        workdir: the run folder.
         resume: whether to resume from the newest checkpoint. If False, a folder with checkpoints
           raises RunError.
         extend: whether to add a stage to an existing run if `config` differs from the run's
@@ -89,37 +90,38 @@ def train(
             the position in the same data are kept.
         quiet: whether to hide the progress bar.
         objective: replaces the objective of the data. Evaluations then report only the loss of this
-          objective, and the means of its terms and measures.
-        examples: a function from the tokenizer to the training and the validation examples, each a
-          `data.ExampleSource`. `config.model` then sets the head and the labels. Of
-          `config.data`, the run uses only the tokenizer, the source (if a new vocabulary is
+          objective and the means of its terms and measures.
+        examples: a function that takes the tokenizer and returns the training and the validation
+          examples, each a `data.ExampleSource`. `config.model` then sets the head and the labels.
+          Of `config.data`, the run uses only the tokenizer, the source (if a new vocabulary is
           trained), the sequence length in tokens and the number of workers. The last batch of an
-          evaluation is padded with examples of zeros, which the objective must not count.
+          evaluation is padded with examples that consist of zeros, which the objective must not
+          count.
         callbacks: called with the metrics of steps and evaluations, and with checkpoints.
         rewards: functions that reward answers in reinforcement learning, in addition to
           `objective.rewards`: `reward(prompts, completions, **fields)` returns a number for each
           completion, or None for no reward. A reward function may leave out arguments that it does
-          not use; `fields` are the fields of the prompts' records besides the prompt.
+          not use; `fields` are all other fields of the prompts' records.
 
-    The run folder records the names of a custom objective, custom examples and custom rewards. Pass
-    the same objects again to resume the run.
+    The run folder records only the names of a custom objective, custom examples and custom rewards,
+    so pass the same objects again to resume the run.
 
     Raises:
         DataError, RunError, UserError: the data, the folder or the devices do not fit the
           configuration; raised before any training.
-        NonFiniteLoss: the loss was not finite for more consecutive steps than `skip_bad_steps`; the
-          last checkpoint is kept.
+        NonFiniteLoss: the number of consecutive steps without a finite loss exceeds
+          `skip_bad_steps`; the last checkpoint is kept.
     """
     require(
         isinstance(config, TrainConfig),
         f"config {config!r} is not a TrainConfig: give a TrainConfig, for example "
         'train.recipe("quickstart")',
     )
-    # A stage continues from a checkpoint. Raise the error before the folder records the stage.
+    # A stage continues from a checkpoint. Raise this error before the folder records the stage.
     require(
         resume or not extend, "extend requires a checkpoint, but resume is False: leave resume out"
     )
-    if config.wandb_project is not None:  # raise this error before data are read
+    if config.wandb_project is not None:  # raise any error of wandb before data are read
         wandb_of(config.wandb_project)
     with barrier():
         tasks = open_all(config.evaluate) if is_primary() else ()
@@ -127,7 +129,7 @@ def train(
     custom = Custom(objective, examples, tuple(rewards))
     # Fix the precision, so that a run can be resumed under any jax configuration.
     with jax.enable_x64(False), RunLock(Path(workdir), progress.log) as lock:
-        memory_of_each()  # a collective call, which `open_run` could not make on process 0 alone
+        memory_of_each()  # collective, so call it before `open_run` runs process 0 alone
         opened = open_run(
             config, Path(workdir), lock=lock, log=progress.log, custom=custom, extend=extend
         )
@@ -161,7 +163,7 @@ def _take_steps(
     progress: Progress,
     callbacks: Sequence[Callback],
 ) -> tuple[int, Scores | None, int | None]:
-    """Takes a run's remaining steps; returns the last step, its metrics, and the signal if any."""
+    """Takes a run's remaining steps; returns the last step, its metrics, and the signal or None."""
     run, config, kept = opened.run, opened.run.config, KeptFolder.of(opened.run.folder)
     with (
         _explained_by(kept),
@@ -202,7 +204,7 @@ def _take_steps(
 
 @contextmanager
 def _explained_by(kept: KeptFolder) -> Iterator[None]:
-    """Raises RunError instead of another error if the run folder was deleted."""
+    """If the run folder was deleted, raises RunError in place of the error of the block."""
     try:
         yield
     except Exception:
@@ -248,14 +250,14 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         "devices": devices,
         **described_stages(run.folder, run.stated),
     }
-    # Compare the loss with the loss of a model that knows only token frequencies.
+    # Compare the loss with the loss of a model that uses only token frequencies.
     baseline = None if run.custom.names else config.objective.baseline(run.train)
     if baseline is not None:
         compared, name, value = baseline
         summary[name] = f"{value:.4f} nats per token"
         progress.log(f"validation {compared} {validation[compared]:.4f}; {name} {value:.4f}")
-    # Show what the training changed: first the metrics, then answers of the initial and the trained
-    # model.
+    # Show the effect of the training: first the change of the metrics, then answers of the initial
+    # and the trained model.
     changes = _changes(run)
     for name, (before, after) in changes.items():
         progress.log(f"validation {name} before training {before:.4f}, after {after:.4f}")
@@ -263,7 +265,8 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
     samples = read_samples(run.folder) or _compared(run)
     log_rows(samples[:NUM_PROMPTS] + samples[-NUM_PROMPTS:], progress.log)
     write_report(run.folder, summary, validation, None, samples=samples)
-    # Write the report before the model writes a sample, which may fail; then write it again below.
+    # Write the report before the model generates a sample, which may fail. The report is written
+    # again below.
     if config.sample_prompt is None:
         return None
     sample = final_sample(run.folder, config.sample_prompt, config.seed)

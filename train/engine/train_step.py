@@ -34,22 +34,22 @@ def make_train_step(
         objective: the training objective.
         tx: the optimizer.
         num_micro_batches: the number of equal parts of a batch, processed sequentially to save
-          memory; the gradients are the same as for the whole batch at once. For an objective that
-          needs the whole batch, the step runs the model twice (`grad_cache`).
-        adapter: the adapters to train, from `models.make_lora`. The train state then
-          has the results of `LoRA.init`: `params` are the trained parameters, such as the adapters,
-          and `frozen` is the base model. A `reference` is the base model without adapters.
+          memory. The gradients are the same as without micro-batches. For an objective that needs
+          the whole batch, the step runs the model twice (`grad_cache`).
+        adapter: the adapters to train, from `models.make_lora`. The train state then holds the
+          results of `LoRA.init`: `params` has the trained parameters, such as the adapters, and
+          `frozen` has the base model. A `reference` is the base model without adapters.
         exchange: wraps the function that sums gradients over the rows of a batch, so that it also
           sums over devices; from `distributed.fsdp`. If None, the compiler sums over devices.
 
     Returns:
-        The step. `rng` is the key of the run; each step derives its own key from this key and the
-        step number. The metrics are `loss`, each term of the loss, and `gradient_norm`. A step
-        whose loss or gradient is not finite is skipped: it only increments the step number.
+        The step. `rng` is the key of the run; each step derives a key from this key and the step
+        number. The metrics are `loss`, each term of the loss, and `gradient_norm`. A step whose
+        loss or gradient is not finite is skipped: it only increments the step number.
 
     Raises:
-        UserError: raised when the step is traced with several micro-batches. The objective needs
-          the whole batch, but its outputs do not have a row for each example.
+        UserError: the objective needs the whole batch, but its outputs do not have a row for each
+          example. This error is raised when the step is traced with several micro-batches.
     """
     if adapter is not None:
         apply_fn = adapter.adapt(apply_fn)
@@ -57,7 +57,7 @@ def make_train_step(
     def step(state: TrainState, batch: Batch, rng: Key[Array, ""]) -> tuple[TrainState, Metrics]:
         num_examples = next(iter(batch.values())).shape[0]
         trained = joined(state.params, state.auxiliary)
-        # The dropout key of each example, [B], derived from its index in the global batch.
+        # Derive the dropout key of each example [B] from its index in the global batch.
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
         # Compute the counts before the batch is split, so that the loss does not depend on the
         # split.
@@ -96,7 +96,7 @@ def make_train_step(
 
             def of_part(part: Rows) -> tuple[Params, Terms]:
                 gradients, means = gradient_fn(params, part)
-                # An exchange may have gathered parameters in the dtype of the computation.
+                # The exchange may have gathered parameters in the compute dtype.
                 return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, trained), means
 
             return accumulate(of_part, micro_batches(rows, num_micro_batches))
@@ -152,13 +152,13 @@ def update_if(
     def keep(params: Params, opt_state: optax.OptState) -> tuple[Params, optax.OptState]:
         return params, opt_state
 
-    # `cond` updates in place. A `where` would keep both the old and the new state in memory: 1,743
-    # instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
+    # `cond` updates in place. A `where` would keep both the old and the new state in memory, which
+    # takes 1,743 instead of 1,112 MiB for GPT-2 (tests/benchmarks/ledger.py).
     return jax.lax.cond(finite, update, keep, params, opt_state)
 
 
 def divide(sums: Terms, counts: Terms) -> Terms:
-    """Returns the mean of each term, or 0 for a term without items in the batch."""
+    """Returns the mean of each term; a term without items in the batch has the mean 0."""
     return {name: sums[name] / jnp.maximum(counts[name], 1) for name in sums}
 
 

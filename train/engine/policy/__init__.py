@@ -1,1 +1,1 @@
-"""The training of policies: rollouts, rewards and updates."""
+"""Trains policies by reinforcement learning: rollouts, rewards and updates."""

@@ -1,8 +1,9 @@
-"""Rollouts on the devices: sampled answers, scored by the policy and the reference.
+"""Samples answers on the devices, and scores them with the policy and the reference model.
 
-A rollout is a batch of sampled answers: R rows, G for each prompt, of T = P + N tokens. A row is a
-prompt, padded on the left to P tokens, and an answer, padded on the right to N tokens. All results
-depend only on the parameters, the prompts, the rewards and the key of the step.
+A rollout is a batch of sampled answers. It has R rows of T = P + N tokens, and G rows for each
+prompt. A row consists of a prompt, padded on the left to P tokens, and an answer, padded on the
+right to N tokens. All results depend only on the parameters, the prompts, the rewards and the key
+of the step.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class Rollout:
 
     input_ids: Int[Array, "R T"]
     labels: Int[Array, "R T"]
-    """The token after each input token."""
+    """The token that follows each input token."""
     attention_mask: Int[Array, "R T"]
     loss_mask: Int[Array, "R T"]
     """1 for the labels that belong to the answer."""
@@ -45,7 +46,7 @@ class Rollout:
 
     @property
     def batch(self) -> dict[str, Array]:
-        """The arrays that the model and the objective take."""
+        """The arrays that the model and the objective take as inputs."""
         names = ("input_ids", "labels", "attention_mask", "loss_mask")
         return {name: getattr(self, name) for name in names}
 
@@ -62,11 +63,11 @@ def rollout_of(
     end_ids: tuple[int, ...],
 ) -> Rollout:
     """Concatenates prompts and answers into rows."""
-    # Labels and their mask are shifted by one: row position t predicts token t + 1.
+    # Labels and their mask are shifted by one, because position t predicts token t + 1.
     ids = jnp.concatenate([prompt_ids, answers.tokens], axis=1)  # [R, T]
     attention_mask = jnp.concatenate([prompt_mask, answers.mask], axis=1)
     is_answer = jnp.concatenate([jnp.zeros_like(prompt_mask), answers.mask], axis=1)
-    # Whether each token of an answer is an end token, [R, N].
+    # Find which tokens of an answer are end tokens, [R, N].
     is_end = jnp.any(answers.tokens[..., None] == jnp.asarray(end_ids, jnp.int32), axis=-1)
     last = jnp.zeros_like(ids[:, :1])
     return Rollout(
@@ -80,7 +81,7 @@ def rollout_of(
 
 
 def samples_stacked(mesh: Mesh) -> bool:
-    """Returns whether a policy samples with stacked layers, each all-gathered when it is used."""
+    """Returns whether a policy samples with stacked layers, and gathers them one at a time."""
     return mesh.shape["fsdp"] > 1
 
 
@@ -90,7 +91,7 @@ class RolloutPrograms:
 
     model: Model
     apply_fn: ApplyFn
-    """The model's `apply`, as the train step calls it."""
+    """The model's `apply`, wrapped as for the train step."""
     mesh: Mesh
     temperature: float
     """The sampling temperature, which divides the logits."""
@@ -99,7 +100,7 @@ class RolloutPrograms:
     end_ids: tuple[int, ...]
     """The ids of the tokens that end an answer."""
     num_parts: int = 1
-    """The number of equal parts of a rollout that are scored one by one, to save memory."""
+    """The number of equal parts of a rollout, which are scored sequentially to save memory."""
     adapter: LoRA | None = None
     """The adapters, if the policy trains adapters on a frozen base model."""
 
@@ -117,8 +118,8 @@ class RolloutPrograms:
         Args:
             params: the trained parameters of the train state.
             frozen: the frozen parameters of the train state.
-            prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation also `index` `[B]`,
-                which sets the indices of the rows.
+            prompts: `prompt_ids` and `prompt_mask` `[B, P]`; in an evaluation, also `index` `[B]`,
+                the index of each prompt in the whole evaluation.
             rng: the key of the step.
             group_size: the number of answers to each prompt, G.
         """
@@ -163,7 +164,7 @@ class RolloutPrograms:
     def log_probs(
         self, params: Params, frozen: Params | None, rollout: Rollout, *, reference: bool
     ) -> dict[str, Float[Array, "R T"]]:
-        """Computes log-probabilities of the labels under policy and reference, without dropout.
+        """Computes the labels' log-probabilities under policy and reference model, without dropout.
 
         Args:
             params: the trained parameters of the train state.
@@ -199,7 +200,7 @@ class RolloutPrograms:
             scored = {
                 "log_probs": scores.log_prob,
                 "entropy": scores.entropy,
-                # Only a model with a value head has values.
+                # None unless the model has a value head.
                 "values": getattr(outputs, "values", None),
             }
             return without_none(scored)
@@ -223,11 +224,11 @@ def rollout_metrics(
     names: Sequence[str],
     scored: Mapping[str, Float[Array, "R T"]],
 ) -> tuple[Terms, Terms]:
-    """Returns the sum and the count of each metric of a rollout, under TRL's names.
+    """Returns the sum and the count of each metric of a rollout, named as in TRL.
 
     Args:
         rollout: the answers.
-        rewards: each function's reward for each answer; NaN if the function gives none.
+        rewards: the reward that each function gives to each answer; NaN if it gives no reward.
         total: the weighted sum of the rewards of each answer.
         names: the names of the F reward functions.
         scored: from `RolloutPrograms.log_probs`. With `reference_log_probs`, the metrics include
@@ -236,7 +237,7 @@ def rollout_metrics(
     real, lengths = rollout.real, rollout.lengths
     columns = {"reward": total}
     columns |= {f"rewards/{name}/mean": rewards[:, i] for i, name in enumerate(names)}
-    # Name → the values of a metric, and a mask of the values that the mean includes.
+    # Map the name of a metric to its values and a mask of the values to include in the mean.
     metrics = {name: (x, real & ~jnp.isnan(x)) for name, x in columns.items()}
     metrics["completions/mean_length"] = lengths, real
     metrics["completions/clipped_ratio"] = 1.0 - rollout.ended, real
@@ -253,11 +254,11 @@ def rollout_metrics(
 
 
 def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array]:
-    """Returns metrics of how much the rewards of a prompt's answers vary, under TRL's names."""
+    """Returns metrics of how much rewards vary among the answers to a prompt, named as in TRL."""
     # The reward of a single answer cannot vary, so use the standard deviation over the batch.
     if group_size < 2:
         return {"reward_std": jnp.nanstd(total, ddof=1)}
-    # [R] to [prompts, G]: one standard deviation for each group.
+    # Reshape [R] to [prompts, G], and compute a standard deviation for each group.
     spread = jnp.nanstd(total.reshape(-1, group_size), axis=1, ddof=1)
     return {
         "reward_std": jnp.nanmean(spread),
@@ -266,7 +267,7 @@ def group_metrics(total: Float[Array, " R"], group_size: int) -> dict[str, Array
 
 
 def take_rows(batch: dict[str, Array], rows: Int[Array, " M"], mesh: Mesh) -> dict[str, Array]:
-    """Takes rows of a batch by their indices, and shards them as a batch."""
+    """Selects rows of a batch by their indices, and shards them like a batch."""
     by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
     return {
         name: jax.lax.with_sharding_constraint(jnp.take(x, rows, axis=0), by_row)

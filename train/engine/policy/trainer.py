@@ -1,4 +1,4 @@
-"""A reinforcement-learning step: sample answers, reward them, and train on them."""
+"""The reinforcement-learning step: samples answers, rewards them, and trains on them."""
 
 import dataclasses
 import functools
@@ -50,15 +50,15 @@ from .rollout import (
 from .update import update_config
 
 PROMPT = ("prompt_ids", "prompt_mask")
-"""The names of the arrays of prompts, `[B, P]`."""
+"""The names of the prompt arrays, each `[B, P]`."""
 
 
 @dataclasses.dataclass
 class PolicyTrainer:
     """Samples and rewards answers, and trains the policy on them with a compiled update.
 
-    A step depends only on the state, the prompts and the seed. The sampled answers depend neither
-    on the number of devices nor on earlier samples.
+    A step depends only on the state, the prompts and the seed. The sampled answers do not depend on
+    the number of devices or on earlier samples.
     """
 
     config: TrainConfig
@@ -80,8 +80,8 @@ class PolicyTrainer:
         )
         step_rng = run_keys(self.config.seed)[1]
         self._sample_key, self._update_key = (jax.random.fold_in(step_rng, i) for i in range(2))
-        # Replicate the answers of evaluations, because each process computes metrics from all of
-        # them.
+        # Replicate the answers of evaluations, because each process computes metrics from all
+        # answers.
         replicated = NamedSharding(mesh, PartitionSpec())
         self._sample = jax.jit(self.programs.sample, static_argnames="group_size")
         self._score = jax.jit(self._scored)
@@ -90,10 +90,10 @@ class PolicyTrainer:
         self._replicate = jax.jit(lambda x: x, out_shardings=replicated)
 
     def step(self, state: TrainState, batch: NumpyBatch) -> tuple[TrainState, Metrics]:
-        """Samples answers to a batch of prompts, and makes one or several updates on these answers.
+        """Samples answers to a batch of prompts, and makes one or more updates with these answers.
 
         Args:
-            state: the state, which is donated.
+            state: the state, whose memory is donated.
             batch: the prompts, as arrays `[B, …]`.
 
         Raises:
@@ -118,7 +118,7 @@ class PolicyTrainer:
             key = jax.random.fold_in(self._update_key, update)
             state, metrics_of_update = self._update(state, part, key)
             collected.append(metrics_of_update)
-            # Virtual CPU devices may deadlock with several programs in flight.
+            # Virtual CPU devices may deadlock if several programs run at once.
             if has_virtual_devices():
                 jax.block_until_ready(metrics_of_update)
         means = _mean(collected)
@@ -133,16 +133,16 @@ class PolicyTrainer:
     def _rewards(
         self, rollout: Rollout, batch: NumpyBatch, examples: PolicyExamples
     ) -> Float[Array, "R F"]:
-        """Returns the rewards of this process's answers; NaN for filler and for missing rewards.
+        """Returns the rewards of this process's answers; NaN for filler rows or missing rewards.
 
         Raises:
-            StepNotTaken: a reward function failed, in this or in another process.
+            StepNotTaken: a reward function failed in this or another process.
         """
         texts, real = self._texts(rollout)
         group = len(texts) // len(batch["index"])
         epochs, indices = (np.repeat(batch[name], group).tolist() for name in ("epoch", "index"))
-        # A reward model runs on all processes together. A process that has only filler rows
-        # therefore also calls the reward functions, with its first row.
+        # A reward model runs on all processes together. A process that has only filler rows must
+        # therefore also call the reward functions, and passes its first row.
         judged = [i for i, is_real in enumerate(real) if is_real] or [0]
         prompts = [examples.prompts.prompt(epochs[i], indices[i]) for i in judged]
         values = np.full((len(texts), len(self.rewards.functions)), np.nan, np.float32)
@@ -156,7 +156,7 @@ class PolicyTrainer:
         return shard_batch({"rewards": values}, self.sharded.mesh)["rewards"]
 
     def _texts(self, rollout: Rollout) -> tuple[list[str], list[bool]]:
-        """Returns the texts of this process's answers, and whether each is real, not filler."""
+        """Returns the texts of this process's answers, and whether each is real (not filler)."""
         part, parts = process_shard(self.sharded.mesh)
         arrays = rollout.labels, rollout.loss_mask, rollout.real
         ids, answer, real = map(np.asarray, self._replicate(arrays))
@@ -185,7 +185,7 @@ class PolicyTrainer:
             scored = self.programs.log_probs(params, frozen, rollout, reference=has_reference)
         batch = {**rollout.batch, **objective.targets(total, rollout.loss_mask, scored)}
         if objective.mask_truncated:
-            # Mask answers without an end token out of the loss.
+            # Exclude answers without an end token from the loss.
             masks = list(filter(batch.__contains__, ("loss_mask", "value_mask")))
             batch |= {name: batch[name] * rollout.ended[:, None] for name in masks}
         batch = {
@@ -214,7 +214,7 @@ class PolicyTrainer:
         return rollout_metrics(rollout, rewards, total, list(self.rewards.functions), scored)
 
     def _mini_batches(self, rows: dict[str, Array], step: int) -> list[dict[str, Array]]:
-        """Returns the mini-batches of a step; if several, rows are shuffled by seed and step."""
+        """Returns the mini-batches of a step. If there are several, the rows are shuffled."""
         parts, iterations = self.objective.num_mini_batches, self.objective.num_iterations
         if parts == 1:
             return [rows] * iterations
@@ -272,7 +272,7 @@ class PolicyTrainer:
         group = self.objective.num_generations
         key = jax.eval_shape(lambda: self._sample_key)
         sample = functools.partial(self.programs.sample, group_size=group)
-        # Trace sampling and scoring with shapes alone, to get the shapes of an update's batch.
+        # Trace sampling and scoring from shapes alone, to get the shapes of an update's batch.
         rollout = jax.eval_shape(sample, state.params, state.frozen, prompts, key)
         num_rows = rollout.real.shape[0]
         rewards = jax.ShapeDtypeStruct((num_rows, len(self.rewards.functions)), np.float32)
@@ -310,7 +310,7 @@ def compile_policy_trainer(
     Args:
         run: the run, with an online objective.
         objective: the objective that defines the loss of a batch of answers.
-        own_rewards: reward functions of the caller, in addition to the configured rewards.
+        own_rewards: reward functions that the caller passed, in addition to the configured rewards.
 
     Raises:
         UserError: the batch or the parameters do not fit the mesh, a reward is unknown, or the

@@ -8,7 +8,7 @@ from ...objectives.online import OnlineConfig
 
 
 def update_config(config: TrainConfig, objective: OnlineConfig) -> TrainConfig:
-    """Returns `config` with the batch size of an update, and with updates counted as steps.
+    """Returns `config` with the batch size of an update, where each update counts as a step.
 
     Raises:
         UserError: the number of answers per step is not a multiple of the number of mini-batches,
