@@ -1,4 +1,4 @@
-"""Greedy answers to validation prompts, to compare a model before and after training."""
+"""Generates greedy answers to validation prompts, to compare a model before and after training."""
 
 import itertools
 import textwrap
@@ -19,7 +19,8 @@ from .reward_model import RewardModel
 NUM_PROMPTS = 2
 NUM_TOKENS = 60
 Rows = list[dict[str, Any]]
-"""Rows for `runs.report.write_report`, each with step, prompt, completion, and a reward if any."""
+"""The rows for `runs.report.write_report`. Each row has a step, a prompt, a completion, and
+possibly a reward."""
 
 
 def answers_before_and_after(
@@ -29,7 +30,7 @@ def answers_before_and_after(
 
     Args:
         folders: the step and the folder of each model.
-        tokenizer: the tokenizer of the run, whose chat template all models get.
+        tokenizer: the tokenizer of the run; all models use its chat template.
         records: demonstrations or preferences. For a preference, the chosen text is used.
     """
     contexts = [_better(record).without_answer() for record in records[:NUM_PROMPTS]]
@@ -55,7 +56,7 @@ def answers_before_and_after(
 
 
 def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference]) -> Rows:
-    """Returns the rewards of both texts of the first pairs."""
+    """Returns the rewards of both texts in each of the first pairs."""
     texts = [text for pair in pairs[:NUM_PROMPTS] for text in (pair.chosen, pair.rejected)]
     contexts = [text.without_answer() for text in texts]
     completions = list(map(_answer, texts))
@@ -80,5 +81,5 @@ def _better(record: Demonstration | Preference) -> Demonstration:
 
 
 def _answer(text: Demonstration) -> str:
-    """Returns the completion, or for a conversation the last message."""
+    """Returns the completion; for a conversation, the last message."""
     return text.completion if isinstance(text, PromptedText) else text.texts[-1]

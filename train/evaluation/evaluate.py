@@ -53,7 +53,7 @@ def score_run(
           Defaults to the run's validation data.
         step: the checkpoint. Defaults to the newest checkpoint.
         num_beams: the number of beams for translation, by default 4. Other kinds of data do not
-          support it.
+          support this argument.
         max_length: the maximum number of tokens of a row; longer rows are truncated. It may exceed
           the length in training, unless the model has learned position embeddings. Defaults to the
           length in training.
@@ -82,7 +82,7 @@ def score_run(
     # A policy is evaluated by the rewards of completions that it samples, not by a loss.
     if isinstance(objective, OnlineConfig):
         return score_policy(model, params, split, config=config, tokenizer=tokenizer)
-    # Translate before the loss is computed, so that an error in the source text shows first.
+    # Translate before the loss is computed, so that an error in the source text is reported first.
     translation_scores = {}
     if generation is not None:
         if missing := generation.missing():
@@ -119,7 +119,7 @@ def score_run(
 def with_auxiliary(
     objective: Objective, params: Params, folder: str | Path, step: int | None, *, part: str
 ) -> Params:
-    """Returns the parameters of a run's model, and of auxiliary models that the run trained.
+    """Returns the parameters of a run's model and of the auxiliary models that the run trained.
 
     Raises:
         RunError: the folder has no auxiliary models, although the objective needs them.
@@ -156,7 +156,7 @@ class Opened(NamedTuple):
 
 
 def _open_config(folder: str | Path, max_length: int | None) -> tuple[TrainConfig, Tokenizer]:
-    """Opens a run's configuration; `max_length`, if not None, replaces its lengths."""
+    """Opens the configuration of a run; if `max_length` is not None, it replaces the lengths."""
     config, tokenizer = open_run(folder)
     config = dataclasses.replace(config, objective=config.objective.for_evaluation())
     if max_length is None:
@@ -181,7 +181,7 @@ def _opened(
     recorded = fields.get("data_fingerprints")
     recorded = recorded if isinstance(recorded, dict) else None
     if source is None:
-        # The folder of an imported model does not name validation data.
+        # The folder of an imported model does not record any validation data.
         require(
             recorded is not None or fields.get(SAVED_FROM_PYTHON) is True,
             f"{folder} does not name its validation data: name the data (--data SOURCE)",
@@ -222,7 +222,7 @@ def losses_without_heads(
     step: int | None = None,
     log: LogFn = print,
 ) -> dict[str, np.ndarray]:
-    """Computes the loss of a trained model without each of its attention heads in turn.
+    """Computes the loss of a trained model after removing each attention head in turn.
 
     If the loss without a head equals the loss of the whole model, the model does not need the head.
 
@@ -234,8 +234,8 @@ def losses_without_heads(
         log: called with a line that describes the data.
 
     Returns:
-        The loss of the whole model as `loss`, and tables float32 [L, N] of the loss without head n
-        of layer l. The key of a table is the model's argument that masks the heads: `head_mask`,
+        The loss of the whole model as `loss`, and tables, float32 [L, N], of the loss without head
+        n of layer l. The key of a table is the model's argument that masks the heads: `head_mask`,
         and for an encoder-decoder also `decoder_head_mask` and `cross_attn_head_mask`.
 
     Raises:
@@ -280,7 +280,7 @@ def losses_without_heads(
 def _translations(
     translator: TextTranslator, split: DataSplit, num_beams: int, log: LogFn
 ) -> list[str]:
-    """Returns the best translation of each pair's source."""
+    """Returns the best translation of the source text of each pair."""
     sources = split.content.sources
     log(f"translated and scored: all {len(sources):,} pairs")
     with Progress().counter("sentences", len(sources)) as advance:

@@ -1,4 +1,4 @@
-"""The sample output of a finished run."""
+"""Generates the sample text of a finished run."""
 
 from pathlib import Path
 

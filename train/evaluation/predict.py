@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model for unlabeled inputs."""
+"""Predicts labels for unlabeled inputs with a fine-tuned model."""
 
 import dataclasses
 import functools
@@ -37,7 +37,8 @@ class Predictor:
     """A fine-tuned model that predicts labels, tags, spans, choices or scores.
 
     Attributes:
-        config: the configuration of the run, or of a run that could have trained the model.
+        config: the configuration of the run. For an imported model, this is the configuration of a
+          run that could have trained the model.
         tokenizer: the tokenizer.
     """
 
@@ -74,8 +75,8 @@ class Predictor:
         @jax.jit
         def predictions(params: PyTree, batch: PyTree) -> PyTree:
             outputs = objective.predictions(objective.outputs(model.apply, params, batch))
-            # Apply the activation of a cross-encoder only to a single score; several logits become
-            # probabilities later.
+            # Apply the activation of a cross-encoder only to a single score. Several logits are
+            # converted to probabilities later.
             if scoring is not None and config.data.label_target == "regression":
                 return {"logits": scoring(outputs["logits"])}
             return outputs
@@ -84,7 +85,7 @@ class Predictor:
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens of an example, with special tokens."""
+        """The maximum number of tokens of an example, including special tokens."""
         return self.config.data.length
 
     def encode(self, path: SourceLike) -> DataSplit:
@@ -92,11 +93,11 @@ class Predictor:
         return self.config.data.input_split(path, self.tokenizer, self.config.model.labels)
 
     def filler(self, length: int) -> Batch:
-        """Returns a dummy example with `length` tokens, to compile programs with."""
+        """Returns a dummy example with `length` tokens, which is used to compile programs."""
         spec = self.config.data.batch_spec(len(self.config.model.labels), 2)
         row = {name: np.zeros(spec[name].shape, np.int32) for name in token_specs()}
-        # Only the mask matters, because it determines the length. The predictions for this row are
-        # not used.
+        # Only the mask matters, because it determines the length. The predictions for this example
+        # are not used.
         row["attention_mask"][..., :length] = 1
         return row
 
@@ -146,8 +147,8 @@ def predict(
 
     Returns:
         One JSON-ready prediction per example, in the order of the file. If the folder is a
-        CrossEncoder of sentence-transformers, its activation is applied to the score. Any other
-        score is the unchanged output of the model.
+        CrossEncoder of sentence-transformers, the activation of the CrossEncoder is applied to the
+        score. For any other model, the score is the unchanged output.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
@@ -180,8 +181,8 @@ def _opened(folder: str | Path) -> tuple[TrainConfig, Tokenizer, PairScoring | N
         config = _of_pairs(config, scoring)
     problem = f"{folder} has no head to predict with: fine-tune it, or use `flaxzoo embed`"
     require(config.model.head != "none", problem, RunError)
-    # Only data with labels define a format for inputs. For other data, the error names the
-    # command to use instead.
+    # Only labeled data define an input format. For other data, the error names the command to use
+    # instead.
     command = config.objective.next_command.format(run=folder)
     problem = f"{config.data.kind} data has no labels to predict: use flaxzoo {command}"
     require(type(config.data).input_split is not DataConfig.input_split, problem, RunError)
@@ -202,7 +203,8 @@ def predict_yes_no(
     Args:
         folder: a run folder of a language model, a folder in the Hugging Face format, or a name on
           the hub.
-        path: a file of pairs of texts as for `predict`, "-" for standard input, or a list of pairs.
+        path: a file of text pairs in a format of `predict`, "-" for standard input, or a list of
+          pairs.
         instruction: the instruction of the prompt. Defaults to the instruction of
           `models.YesNoPrompt`.
         step: the checkpoint. Defaults to the newest checkpoint.
@@ -221,7 +223,7 @@ def predict_yes_no(
     scorer = YesNoScorer.of_run(folder, step=step, log=log, ema=ema)
     if instruction is not None:
         scorer = scorer.with_prompt(YesNoPrompt(instruction=instruction))
-    # Read the file like the input of a classifier that gives pairs of texts a single score.
+    # Read the file like the input of a text-pair classifier with a single score.
     data = SequenceClassificationData(
         source="jsonl:-#label,text,text_b",
         length=scorer.max_length,
@@ -239,7 +241,7 @@ def predict_yes_no(
 
 
 def _of_pairs(config: TrainConfig, scoring: PairScoring) -> TrainConfig:
-    """Returns the configuration for predictions of a cross-encoder on pairs of texts."""
+    """Returns the configuration with which a cross-encoder scores text pairs."""
     if not isinstance(config.data, SequenceClassificationData):
         config = config_of_model(config.model)
     longest = config.model.max_length

@@ -1,4 +1,4 @@
-"""A trained reward model as a reward function that scores completions."""
+"""Turns a trained reward model into a reward function that scores completions."""
 
 import functools
 from collections.abc import Sequence
@@ -34,14 +34,14 @@ from ..runs.load_run import open_run
 class RewardModel:
     """A reward function `reward(contexts, completions)` that runs a trained reward model.
 
-    The function encodes a prompt and its completion like `RewardData`, with the reward model's
-    tokenizer and chat template. Texts that are longer than `length` raise an error.
+    The function encodes a prompt and its completion as `RewardData` does, with the reward model's
+    tokenizer and chat template. A text that is longer than `length` raises an error.
 
     Args:
         model: the model, whose head has a single label.
-        params: its parameters.
+        params: the parameters of the model.
         tokenizer: the tokenizer of the reward model, which may differ from the policy's tokenizer.
-        length: the maximum number of tokens, as in the training of the reward model.
+        length: the maximum number of tokens of a text, as in the training of the reward model.
         mesh: the devices to shard the model over. If None, the model is on one device.
     """
 
@@ -89,11 +89,11 @@ class RewardModel:
         """Scores completions.
 
         Args:
-            contexts: the prompt of each completion, before the chat template is applied.
+            contexts: the prompts of the completions, before the chat template is applied.
             completions: the completions.
         """
-        # If encoding fails in one process, `barrier` makes all processes fail. Otherwise, the
-        # others would wait forever in a computation that this process does not start.
+        # If encoding fails in one process, `barrier` makes all processes fail. Otherwise, the other
+        # processes would wait forever in a computation that this process does not start.
         together = nullcontext if self._mesh is None else barrier
         with together():
             rows = [
@@ -135,15 +135,15 @@ class RewardModel:
         if self._mesh is not None:
             batch = shard_batch(batch, self._mesh)
         scores = self._scores(self._params, batch["input_ids"], batch["attention_mask"])
-        # Several devices may hold copies of a shard. Keep one copy of each shard, in the order of
-        # their rows.
+        # Several devices may hold copies of a shard. Keep one copy of each shard, and sort the
+        # shards by row.
         parts = sorted(
             {part.index[0].start or 0: part.data for part in scores.addressable_shards}.items()
         )
         return np.concatenate([np.asarray(part) for _, part in parts])
 
     def _encoded(self, context: Demonstration, completion: str) -> list[int]:
-        # The encoders reject an empty answer.
+        # Replace an empty completion, because the encoders reject it.
         completion = completion if completion.strip() else " "
         if isinstance(context, Dialogue):
             answer = {"role": "assistant", "content": completion}

@@ -1,4 +1,4 @@
-"""The mean reward of a trained policy."""
+"""Computes the mean reward of a trained policy."""
 
 from typing import cast
 
@@ -36,7 +36,7 @@ def evaluation_key(seed: int) -> Key[Array, ""]:
 
 
 def ends_of_answers(tokenizer: Tokenizer, examples: PolicyExamples) -> tuple[int, ...]:
-    """Returns the ids of the end-of-text token and, in dialogues, of the ends of a turn.
+    """Returns the ids of the end-of-text token and, in dialogues, of the tokens that end a turn.
 
     Raises:
         RunError: the tokenizer has no end-of-text token.
@@ -59,14 +59,14 @@ def score_policy(
 
     Args:
         model: the policy.
-        params: its parameters.
+        params: the parameters of the policy.
         split: the prompts.
         config: the configuration of the policy's run.
-        tokenizer: its tokenizer.
+        tokenizer: the tokenizer of the policy.
 
     Returns:
         `loss` (the negated mean reward), `reward`, the mean of each single reward, and metrics of
-        the completions' lengths, under TRL's names.
+        the completion lengths, named as in TRL.
 
     Raises:
         RunError: the rewards of the run are Python functions, which the run folder does not
@@ -80,8 +80,7 @@ def score_policy(
         "functions on its completions",
         error=RunError,
     )
-    # Open the reward models first, so that a missing model raises an error before texts are
-    # sampled.
+    # Open the reward models first, so that a missing model raises an error before the sampling.
     rewards = rewards_of(objective, open_model=RewardModel.of_run)
     num_prompts = examples.num_examples
     texts, lengths, ended = _completions(
@@ -90,8 +89,7 @@ def score_policy(
     prompts = [examples.prompts.prompt(0, index) for index in range(num_prompts)]
     values = rewards(prompts, texts)  # [num_prompts, F]
     total = weighted(values, rewards.weights) - objective.missing_end_penalty * ~np.asarray(ended)
-    # The reward of a completion is NaN if no function rewards it; the means leave such completions
-    # out.
+    # If no function rewards a completion, its reward is NaN, and the means exclude this completion.
     reward = float(np.nanmean(total))
     return {
         "loss": -reward,
@@ -142,7 +140,7 @@ def _completions(
             temperature=objective.temperature,
         )
 
-    # All batches have the same shape, so that a single program is compiled.
+    # Give all batches the same shape, so that a single program is compiled.
     texts: list[str] = []
     lengths: list[int] = []
     ended: list[bool] = []

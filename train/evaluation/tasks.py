@@ -1,8 +1,8 @@
-"""Tasks that measure a model, in `flaxzoo evaluate` and in the evaluations of a run.
+"""Tasks that evaluate a model, in `flaxzoo evaluate` and in the evaluations of a run.
 
-A task is a task of lm-evaluation-harness, a search in a collection of texts, or a file of prompts
-with answers. All tasks open the model from its folder. During training, they use the run's current
-parameters.
+A task is a task of lm-evaluation-harness, retrieval over a collection of texts, or a file of
+prompts with answers. All tasks open the model from its folder. During training, they use the
+current parameters of the run.
 """
 
 import dataclasses
@@ -42,17 +42,17 @@ from ..losses.metrics import text_scores
 from .vectors.retrieval import bm25_scores, is_cross_encoder, model_scores
 
 Results = dict[str, dict[str, float | int]]
-"""The name of each task → its metrics; the first is the main metric."""
+"""Maps the name of each task to its metrics. The first metric is the main metric."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A model to measure.
+    """A model to evaluate.
 
     Attributes:
         folder: The folder of a run or a model.
         step: The checkpoint. Defaults to the newest checkpoint.
-        loaded: The model and its parameters, if they are newer than the checkpoints in the folder.
+        loaded: The model and its parameters, if these are newer than the checkpoints in the folder.
         log: Called with lines about how many texts were truncated.
     """
 
@@ -63,20 +63,20 @@ class Judged:
 
 
 class Task(ABC):
-    """One or several opened tasks, which ask the same questions in all evaluations."""
+    """One or more opened tasks, which use the same questions in all evaluations."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The names of the tasks, which prefix metrics; groups of the harness add prefixes."""
+        """The names of the tasks, which prefix the metric names. Task groups add prefixes."""
 
     @abstractmethod
     def check(self, model: TransformerConfig) -> None:
-        """Raises UserError if these tasks cannot measure a model of this kind."""
+        """Raises UserError if these tasks cannot evaluate a model of this kind."""
 
     @abstractmethod
     def __call__(self, judged: Judged) -> Results:
-        """Measures a model; returns its metrics."""
+        """Evaluates a model and returns its metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Harness(Task):
 
 @dataclasses.dataclass(frozen=True)
 class Search(Task):
-    """A search in a whole collection; see `evaluate_retrieval`."""
+    """Retrieval over an entire collection; see `evaluate_retrieval`."""
 
     prefix: ClassVar[str] = "beir:"
     name: str
@@ -149,7 +149,7 @@ class Search(Task):
 
 @dataclasses.dataclass(frozen=True)
 class Answers(Task):
-    """Texts that the model writes greedily after prompts, compared with the answers in the file."""
+    """Compares the model's greedy continuations of prompts with the answers in a file."""
 
     prefix: ClassVar[str] = "prompts:"
     name: str
@@ -198,7 +198,7 @@ class Answers(Task):
         return {self.name: {"exact_match": numbers.pop("exact_match"), **numbers}}
 
     def _continued(self, judged: Judged) -> list[str]:
-        """Returns the texts that a causal language model writes after the prompts."""
+        """Returns a causal language model's continuations of the prompts."""
         writer = TextGenerator.of_run(
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
@@ -217,7 +217,7 @@ class Answers(Task):
         return [each.completions[0].text for each in completed]
 
     def _translated(self, judged: Judged) -> list[str]:
-        """Returns the texts that an encoder-decoder writes for the prompts."""
+        """Returns an encoder-decoder's output texts for the prompts."""
         translator = TextTranslator.of_run(
             judged.folder, step=judged.step, log=judged.log, loaded=judged.loaded
         )
@@ -238,7 +238,8 @@ KINDS: Mapping[str, type[Search] | type[Answers]] = {
     Search.prefix: Search,
     Answers.prefix: Answers,
 }
-"""The prefix of a task's name → the kind of task. All other names are tasks of the harness."""
+"""Maps the prefix of a task name to the kind of task. All names without such a prefix are tasks of
+the harness."""
 
 
 def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
@@ -270,12 +271,12 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
 
 
 def judge(tasks: Iterable[Task], judged: Judged) -> Results:
-    """Measures a model in all tasks; returns `{"hellaswag": {"acc": 0.3, …}, …}`."""
+    """Evaluates a model on all tasks; returns `{"hellaswag": {"acc": 0.3, …}, …}`."""
     return {name: metrics for task in tasks for name, metrics in task(judged).items()}
 
 
 def flat(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Flattens the metrics of tasks to `{"hellaswag/acc": 0.3, …}`, as evaluations name them."""
+    """Flattens the metrics to `{"hellaswag/acc": 0.3, …}`, with the names used in evaluations."""
     return {
         f"{name}/{metric}": float(value)
         for name, metrics in results.items()
@@ -288,15 +289,15 @@ def _remedy(cannot: str, name: str) -> tuple[str, str]:
 
 
 def _require_writer(model: TransformerConfig, name: str) -> None:
-    """Raises UserError if a model cannot write texts."""
+    """Raises UserError if a model cannot generate text."""
     heads: Container[str] = (*CAUSAL_HEADS, "seq2seq_lm")
     require_head(model, heads, *_remedy("writes no text", name))
 
 
 def _reference(row: JsonObject, location: str) -> str:
-    """Returns the answer of a record: its field `answer`, or the text that follows the prompt."""
+    """Returns the answer in a record: the field `answer`, or the text that follows the prompt."""
     match row:
-        # The last message is an answer only if it is the assistant's.
+        # The last message is an answer only if the assistant wrote it.
         case (
             {"answer": str() | int() | float() as answer}
             | {"completion": str() | int() | float() as answer}

@@ -1,1 +1,1 @@
-"""Scores of vectors in retrieval, in reranking and on pairs of texts, with BM25 for comparison."""
+"""Scores vectors in retrieval, in reranking and on text pairs, with BM25 for comparison."""

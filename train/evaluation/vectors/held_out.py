@@ -1,4 +1,4 @@
-"""Scores of vectors during training, such as retrieval scores on the validation data."""
+"""Scores vectors during training, for example by retrieval on the validation data."""
 
 from collections import defaultdict
 from typing import Any
@@ -17,19 +17,20 @@ from .ranking import DEPTH, ranking_scores, retrieval_scores
 def vector_scores(
     evaluation: Evaluation, split: DataSplit, *, by_dot: bool = False
 ) -> dict[str, Any]:
-    """Scores the vectors that an evaluation collected; without vectors, returns no scores.
+    """Scores the vectors that an evaluation collected; returns no scores if there are no vectors.
 
-    Pairs without scores are evaluated as a search: for each distinct anchor, all distinct documents
-    of the split are ranked by cosine, and the anchor's positives are the relevant documents. For
-    scored pairs the cosines are compared with the scores. For texts with labels, `label_accuracy`
-    is the fraction of texts whose nearest other text has the same label. For several data sets, the
-    scores are computed for each data set, such as `qa_ndcg@10`, and then averaged.
+    Pairs without scores are evaluated by retrieval: for each distinct anchor, all distinct
+    documents of the split are ranked by cosine, and the anchor's positives are the relevant
+    documents. For scored pairs, the cosines are compared with the scores. For texts with labels,
+    `label_accuracy` is the fraction of texts whose nearest other text has the same label. If there
+    are several data sets, the scores of each data set, such as `qa_ndcg@10`, are computed and then
+    averaged.
 
     Args:
         evaluation: The evaluation, with the predictions `anchors` float `[N, D]` and `documents`
             float `[N, C, D]`.
         split: The data, with N examples.
-        by_dot: Whether a search compares by dot product instead of cosine.
+        by_dot: Whether retrieval compares vectors by dot product instead of cosine.
     """
     examples, predictions = split.examples, evaluation.predictions
     if not isinstance(examples, EmbeddingExamples) or "documents" not in predictions:
@@ -38,7 +39,8 @@ def vector_scores(
     if not examples.names:
         return _scores_of(examples, anchors, documents, by_dot=by_dot)
     each: dict[str, float] = {}
-    # Data sets may have different metrics, so average each metric over the data sets that have it.
+    # Data sets may have different metrics, so average each metric over the data sets with this
+    # metric.
     values: defaultdict[str, list[float]] = defaultdict(list)
     for name, (rows, part) in zip(examples.names, examples.parts(), strict=True):
         scores = _scores_of(part, anchors[rows], documents[rows], by_dot=by_dot)
@@ -63,8 +65,8 @@ def _scores_of(
         if not is_varied:
             return {}
         pairs = anchors, documents[:, 0]
-        # A model may compute equal vectors for all texts, which must not raise an error and end the
-        # run.
+        # A model may compute equal vectors for all texts. This must not raise an error, which would
+        # end the run.
         if len(np.unique(cosines(*pairs))) == 1:
             return {"spearman": 0.0, "pearson": 0.0}
         return similarity_scores(*pairs, scores)
@@ -74,8 +76,8 @@ def _scores_of(
     stored, first = np.unique(indices, return_index=True)
     stored, first = stored[stored >= 0], first[stored >= 0]
     corpus = documents.reshape(indices.size, -1)[first]
-    # With several data sets, the indices of a data set's texts do not begin at 0, so convert them
-    # to rows of `corpus`.
+    # With several data sets, the text indices of a data set do not begin at 0, so convert them to
+    # rows of `corpus`.
     relevant: list[dict[int, float]] = [{} for _ in distinct]
     positives = np.searchsorted(stored, indices[:, 0])
     rows = zip(np.searchsorted(distinct, queries).tolist(), positives.tolist(), strict=True)
@@ -91,13 +93,13 @@ def label_scores(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Returns `label_accuracy`: the fraction of texts whose nearest text has the same label.
 
     Args:
-        vectors: float `[N, D]`. Fewer than two vectors have no score.
+        vectors: float `[N, D]`. If there are fewer than two vectors, no score is returned.
         labels: the label of each text, int `[N]`.
     """
     if len(vectors) < 2:
         return {}
     units = normalized(vectors)
     first, second = nearest(units, units, 2)[1].T
-    # A text with an equal vector may be listed before the text itself.
+    # A different text with an equal vector may be listed before the text itself.
     other = np.where(first == np.arange(len(labels)), second, first)
     return {"label_accuracy": float(np.mean(labels[other] == labels))}

@@ -1,7 +1,7 @@
-"""Runs the tasks of MTEB, the benchmark of text embeddings, on a model.
+"""Runs the tasks of MTEB, a benchmark for text embeddings, on a model.
 
-The benchmark is the package `mteb` (the extra `mteb`), imported on first use. Muennighoff et al.
-2022, "MTEB: Massive Text Embedding Benchmark".
+The benchmark is in the package `mteb` (the extra `mteb`), which is imported on first use. See
+Muennighoff et al. 2022, "MTEB: Massive Text Embedding Benchmark".
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MTEBEncoder:
-    """Wraps a model that embeds texts as an encoder for `mteb.evaluate`.
+    """Makes a model that embeds texts usable as an encoder in `mteb.evaluate`.
 
     The model's prompts precede queries and documents, as in `evaluate_retrieval`. The model's
     default prompt, if any, precedes all other texts. Vectors are compared by cosine.
@@ -65,8 +65,8 @@ class MTEBEncoder:
 
         Args:
             inputs: batches of texts under the key `text`.
-            prompt_type: `query` or `document` of mteb's `PromptType`. If None, the default prompt
-              precedes the texts.
+            prompt_type: `query` or `document`, from mteb's `PromptType`. If None, the default
+              prompt precedes the texts.
             **_: the task, which is ignored.
         """
         settings = self._embedder.settings
@@ -78,7 +78,7 @@ class MTEBEncoder:
     def similarity(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Returns the cosines `[N, M]` between vectors `[N, D]` and other vectors `[M, D]`.
 
-        If an argument is a single vector `[D]`, the result has no axis for it.
+        If an argument is a single vector `[D]`, the result lacks the corresponding axis.
         """
         return normalized(first) @ normalized(second).T
 
@@ -88,7 +88,7 @@ class MTEBEncoder:
 
     @cached_property
     def mteb_model_meta(self) -> "ModelMeta":
-        """The description that mteb stores with the results."""
+        """The model description that mteb stores with the results."""
         from mteb.models import ModelMeta
 
         known = {

@@ -10,9 +10,9 @@ from ....data.common.fields import PositiveInt, check_value, require
 from ....models.nn.typing import Array, Float, Int
 
 BLOCK = 16_384
-"""The largest number of documents whose vectors are on the device at once."""
+"""The maximum number of documents whose vectors are on the device at once."""
 FLOATS = 1024 * BLOCK
-"""The largest number of floats in these vectors. Blocks of wide vectors, such as sparse vectors,
+"""The maximum number of floats in these vectors. Blocks of wide vectors, such as sparse vectors,
 therefore have fewer documents."""
 QUERIES = 256
 """The number of queries that are compared with a block of documents at once."""
@@ -33,8 +33,7 @@ def nearest(
 
     Returns:
         The dot products float32 `[Q, K]` in descending order, and the indices of the documents
-        int32 `[Q, K]`, where K = min(`top_k`, N). Documents with equal scores are in the order of
-        their indices.
+        int32 `[Q, K]`, where K = min(`top_k`, N). Documents with equal scores are ordered by index.
 
     Raises:
         UserError: `top_k` is below 1, an array is empty, or the widths differ.
@@ -75,10 +74,10 @@ def _merge(
     start: Int[Array, ""] | int,
     num_documents: Int[Array, ""] | int,
 ) -> tuple[Float[Array, "Q K"], Int[Array, "Q K"]]:
-    """Merges a block into the best documents found so far; returns their scores and indices.
+    """Merges a block into the best documents so far; returns the scores and indices of the result.
 
     Args:
-        best: the scores and the indices of each query's best documents before this block.
+        best: the scores and the indices of the best documents for each query before this block.
         queries: the queries.
         block: the vectors of the documents in the block, followed by padding.
         start: the index of the first document of the block.
@@ -88,7 +87,7 @@ def _merge(
     scores = jnp.dot(queries, block.T, precision="highest")
     scores = jnp.where(jnp.arange(block.shape[0]) < num_documents, scores, -jnp.inf)
     scores_of_block, rows = jax.lax.top_k(scores, min(best[0].shape[1], block.shape[0]))
-    # `top_k` takes the first of equal scores, so put the documents of earlier blocks first.
+    # Among equal scores, `top_k` takes the first, so put the documents of earlier blocks first.
     scores = jnp.concatenate([best[0], scores_of_block], axis=1)
     indices = jnp.concatenate([best[1], rows + start], axis=1)
     scores, chosen = jax.lax.top_k(scores, best[0].shape[1])

@@ -1,4 +1,4 @@
-"""Scores of pairs of vectors, as the evaluators of sentence-transformers compute them."""
+"""Scores pairs of vectors in the same way as the evaluators of sentence-transformers."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def similarity_scores(
         labels: the score of each pair, `[N]`.
 
     Returns:
-        `spearman` and `pearson`, the rank and the linear correlation.
+        `spearman`, the rank correlation, and `pearson`, the linear correlation.
 
     Raises:
         UserError: the shapes differ, or the scores or the cosines are all equal.
@@ -57,7 +57,7 @@ def similarity_scores(
 def pair_classification_scores(
     first: np.ndarray, second: np.ndarray, labels: Sequence[int] | np.ndarray
 ) -> dict[str, float]:
-    """Scores the classification of pairs by cosine, as BinaryClassificationEvaluator does.
+    """Scores how well cosines classify pairs as similar, as BinaryClassificationEvaluator does.
 
     Args:
         first: float `[N, D]`.
@@ -65,9 +65,9 @@ def pair_classification_scores(
         labels: 1 if the texts of a pair are similar, else 0, `[N]`.
 
     Returns:
-        `accuracy` at the threshold that maximizes it (`accuracy_threshold`), `f1`, `precision`,
-        `recall` and `mcc` (Matthews' correlation) at the threshold that maximizes F1
-        (`f1_threshold`), and `ap` (average precision).
+        `accuracy` at the threshold that maximizes the accuracy (`accuracy_threshold`), `f1`,
+        `precision`, `recall` and `mcc` (Matthews correlation coefficient) at the threshold that
+        maximizes F1 (`f1_threshold`), and `ap` (average precision).
 
     Raises:
         UserError: the shapes differ, a label is neither 0 nor 1, or all labels are equal.
@@ -88,12 +88,12 @@ def pair_classification_scores(
     last = np.flatnonzero(np.append(ranked[:-1] != ranked[1:], True))
     lower = np.append(ranked[last[1:] - np.diff(last) + 1], ranked[-1])
     middle = (ranked[last] + lower) / 2
-    # If a midpoint is rounded down to the next group's score, take the score of the upper group, so
-    # that the threshold excludes the next group.
+    # If a midpoint is rounded down to the next group's score, use the score of the upper group
+    # instead, so that the threshold excludes the next group.
     thresholds = np.where(middle == lower, ranked[last], middle)
     hits, num_predicted = positive.cumsum()[last], last + 1
-    # For the accuracy, there is an additional threshold above all scores. It predicts no pair
-    # as similar.
+    # For the accuracy, there is an additional threshold above all scores. At this threshold, no
+    # pair is classified as similar.
     correct = np.append(0, 2 * hits - num_predicted) + (~positive).sum()
     above = np.nextafter(ranked[0], np.float32(np.inf))
     # F1 = 2 · hits / (predicted positives + true positives), at each threshold.
@@ -115,11 +115,11 @@ def pair_classification_scores(
 def triplet_scores(
     anchors: np.ndarray, positives: np.ndarray, negatives: np.ndarray
 ) -> dict[str, float]:
-    """Scores triplets of vectors, three arrays float `[N, D]`, as TripletEvaluator does.
+    """Scores triplets of vectors, given as three arrays, float `[N, D]`, as TripletEvaluator does.
 
     Returns:
-        `accuracy`: the fraction of triplets whose positive has a larger cosine with the anchor than
-          the negative.
+        `accuracy`: the fraction of triplets in which the positive has a larger cosine with the
+          anchor than the negative has.
 
     Raises:
         UserError: the shapes differ.
@@ -134,17 +134,17 @@ def bitext_scores(
     *,
     texts: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> dict[str, float]:
-    """Scores the search for the translation of each sentence, as TranslationEvaluator and MTEB do.
+    """Scores the retrieval of each sentence's translation, as TranslationEvaluator and MTEB do.
 
     Args:
         sources: float `[N, D]`.
         targets: float `[N, D]`; row i translates row i of `sources`.
-        texts: the texts of the sources and of the targets. A result in another row with the same
-          text is then also correct. If None, only row i is correct for row i.
+        texts: the texts of the sources and the texts of the targets. A different row with the same
+          text is then also a correct result. If None, only row i is correct for row i.
 
     Returns:
-        `source_to_target_accuracy`, `target_to_source_accuracy`, their mean `accuracy`, and the
-        macro-averaged `f1` of the sources, where source i is the only member of class i.
+        `source_to_target_accuracy`, `target_to_source_accuracy`, their mean `accuracy`, and `f1`,
+        the macro-averaged F1 of the sources, where source i is the only member of class i.
 
     Raises:
         UserError: the shapes differ.

@@ -1,6 +1,7 @@
-"""Scores of rankings, with the same values as in sentence-transformers.
+"""Scores rankings, with the same values as sentence-transformers.
 
-nDCG is from Järvelin and Kekäläinen 2002, "Cumulated gain-based evaluation of IR techniques".
+nDCG was introduced by Järvelin and Kekäläinen 2002, "Cumulated gain-based evaluation of IR
+techniques".
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,11 @@ from .nearest import nearest
 CUTOFFS = (1, 3, 5, 10)
 """The values of k of accuracy@k, precision@k and recall@k."""
 DEPTH = 100
-"""The number of documents at the top of each ranking that determine its scores."""
+"""The scores of a ranking depend only on this number of documents at its top."""
 
 Gains = Mapping[int, float | int]
-"""The index of each relevant document of a query → its gain; all other documents have the gain
-0."""
+"""Maps the index of each relevant document of a query to its gain. All other documents have the
+gain 0."""
 
 
 def retrieval_scores(
@@ -49,14 +50,14 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
 
     Args:
         ranked: int `[Q, K]`, the indices of the first K documents for each query, best first. The
-          scores are exact if K is at least 100, or the number of all documents.
+          scores are exact if K is at least 100 or equals the number of all documents.
         relevant: the relevant documents of each query, at least one.
 
     Returns:
         Means over the queries: `ndcg@10`, `mrr@10`, `map@100`, and for k = 1, 3, 5, 10
         `accuracy@k` (whether one of the first k documents is relevant), `precision@k` and
-        `recall@k`. nDCG uses the gain 1 for each relevant document; if some gain is not 1,
-        `graded_ndcg@10` uses the gains of `relevant`, as trec_eval and BEIR do.
+        `recall@k`. nDCG uses the gain 1 for each relevant document. If some gain is not 1, there is
+        also `graded_ndcg@10`, which uses the gains of `relevant`, as trec_eval and BEIR do.
 
     Raises:
         UserError: the numbers of queries differ, or a query has no relevant document.
@@ -66,7 +67,7 @@ def ranking_scores(ranked: np.ndarray, relevant: Sequence[Gains]) -> dict[str, f
         f"relevant has {len(relevant):,} queries, but ranked has {len(ranked):,}: give a ranking "
         "for each query",
     )
-    # Sorted gains of each query's relevant documents, padded with 0.
+    # Sort the gains of each query's relevant documents, to be padded with 0.
     sorted_gains = [sorted((x for x in one.values() if x > 0), reverse=True) for one in relevant]
     num_relevant = np.array(list(map(len, sorted_gains)))
     require(
@@ -114,7 +115,7 @@ def _ndcg(gains: np.ndarray, ideal: np.ndarray) -> np.ndarray:
 def reranking_scores(
     scores: Sequence[np.ndarray], relevant: Sequence[np.ndarray]
 ) -> dict[str, float]:
-    """Scores the rankings of documents by their scores, as RerankingEvaluator does.
+    """Ranks documents by their scores, and scores the rankings as RerankingEvaluator does.
 
     Queries that have only relevant or only irrelevant documents are left out.
 

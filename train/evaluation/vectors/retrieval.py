@@ -1,4 +1,4 @@
-"""Evaluates the search for documents by vectors, and by a cross-encoder after BM25."""
+"""Evaluates retrieval by vectors, and by a cross-encoder that reranks the results of BM25."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,13 +19,13 @@ from .nearest import nearest
 from .ranking import DEPTH, ranking_scores
 
 AT_ONCE = 16_384
-"""The largest number of documents whose vectors are in memory at once."""
+"""The maximum number of documents whose vectors are in memory at once."""
 FLOATS = 1024 * AT_ONCE
-"""The largest number of floats in these vectors. Blocks of wide vectors, such as sparse vectors,
+"""The maximum number of floats in these vectors. Blocks of wide vectors, such as sparse vectors,
 therefore have fewer documents."""
 
 RERANKED = 20
-"""The number of BM25's first documents that a cross-encoder reranks."""
+"""The number of documents at the top of BM25's ranking that a cross-encoder reranks."""
 
 
 def evaluate_retrieval(
@@ -39,11 +39,11 @@ def evaluate_retrieval(
 ) -> dict[str, float]:
     """Evaluates a model and, for comparison, BM25 on a retrieval collection.
 
-    A model that embeds texts ranks all documents by cosine. If the model has a prompt `query`, it
-    precedes each query. If the model has a prompt `document`, `passage` or `corpus`, the first of
-    these precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a sequence
-    classifier with one label) reranks the first 20 documents of BM25. With `yes_no`, a language
-    model that answers yes or no, such as Qwen3-Reranker, does the same.
+    A model that embeds texts ranks all documents by cosine. If the model has a prompt `query`, this
+    prompt precedes each query. If the model has a prompt `document`, `passage` or `corpus`, the
+    first of these precedes each document. A sparse encoder ranks by dot product. A cross-encoder (a
+    sequence classifier with one label) reranks the first 20 documents of BM25. With `yes_no`, a
+    language model that answers yes or no, such as Qwen3-Reranker, reranks them instead.
 
     Args:
         folder: a run folder, a folder in the Hugging Face format or of sentence-transformers, or a
@@ -51,26 +51,27 @@ def evaluate_retrieval(
         source: a name such as `beir:scifact` (see `data.read_retrieval`), or the collection.
         step: the checkpoint. Defaults to the newest checkpoint.
         loaded: the model in the folder and its parameters. If None, this function loads them.
-        yes_no: whether a language model ranks by its answers instead of by vectors.
+        yes_no: whether the model is a language model that ranks documents by its answers instead of
+          by vectors.
         log: called with lines that describe the data.
 
     Returns:
         `ndcg@10`, `mrr@10`, `map@100`, and `accuracy@k`, `precision@k` and `recall@k` for k = 1, 3,
         5, 10, as InformationRetrievalEvaluator of sentence-transformers computes them; with graded
-        relevance also `graded_ndcg@10`, as trec_eval does. `bm25_ndcg@10` is nDCG@10 of BM25. For a
-        sparse encoder also `query_active_dims` and `corpus_active_dims`, the mean number of weights
-        above 0 in the vector of a query and of a document.
+        relevance, also `graded_ndcg@10`, as trec_eval computes it. `bm25_ndcg@10` is nDCG@10 of
+        BM25. For a sparse encoder, there are also `query_active_dims` and `corpus_active_dims`, the
+        mean number of weights above 0 in the vector of a query and of a document.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
-        UserError: the model does not embed texts, or does not compare vectors by their cosine, or
-          the collection cannot be read.
+        UserError: the model does not embed texts, it does not compare vectors by cosine, or the
+          collection cannot be read.
     """
     collection = source if isinstance(source, RetrievalData) else read_retrieval(source)
     for line in (collection.summary, *collection.notes):
         log(f"data: {line}")
     scores = model_scores(folder, collection, step=step, loaded=loaded, yes_no=yes_no, log=log)
-    # Comparing with BM25 shows whether the model is better than a search for words.
+    # A comparison with BM25 shows whether the model is better than a keyword search.
     return scores | bm25_scores(collection)
 
 
@@ -126,7 +127,7 @@ def _texts(collection: RetrievalData) -> tuple[list[str], list[str], list[str]]:
 def _counted(
     blocks: Iterator[np.ndarray], num_documents: int, active: dict[str, float]
 ) -> Iterator[np.ndarray]:
-    """Yields the blocks of document vectors; adds up their mean number of active dimensions."""
+    """Yields the blocks of document vectors; computes the mean number of active dimensions."""
     for block in blocks:
         mean = active.get("corpus_active_dims", 0.0)
         active["corpus_active_dims"] = mean + np.count_nonzero(block) / num_documents
@@ -136,7 +137,7 @@ def _counted(
 def _reranked(
     scorer: PairScorer, queries: Sequence[str], documents: Sequence[str], log: LogFn
 ) -> np.ndarray:
-    """Reranks the first documents of BM25 for each query with a cross-encoder."""
+    """Reranks the first documents of BM25 for each query by the scores of a cross-encoder."""
     first = bm25(queries, documents, RERANKED)[1]  # [Q, K]; −1 where BM25 finds fewer documents
     # Score all pairs in one call. Entries without a document get the score -inf, so that they come
     # last.
@@ -163,7 +164,7 @@ def embedded(
 
 
 def _indices(collection: RetrievalData, ids: Sequence[str]) -> list[dict[int, float | int]]:
-    """Returns the gains of the relevant documents of each query, by the documents' indices.
+    """Returns, for each query, the gains of the relevant documents by document index.
 
     Relevant documents that the collection does not contain get indices after the last document.
     """
