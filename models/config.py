@@ -34,7 +34,7 @@ PositionKind: TypeAlias = Literal["learned", "sinusoidal", "rotary", "buckets", 
 MOST_POSITIONS = 2**31
 """Maximum number of elements in a position table."""
 
-# No model exceeds these bounds. They reject a file whose sizes would exhaust the memory.
+# No model exceeds these bounds. They serve to reject files whose sizes would exhaust the memory.
 Size: TypeAlias = Annotated[int, Range(least=1, most=2**27)]
 """The type of array sizes, such as widths."""
 Count: TypeAlias = Annotated[int, Range(least=0, most=2**27)]
@@ -214,14 +214,14 @@ class TransformerConfig(Checked):
         )
         changes: dict[str, object] = {"max_length": max_length}
         if self.rope_scaling is not None:
-            # The defaults of the scaling depend on `max_length`, so set them for the trained
+            # The defaults of the scaling depend on `max_length`, so compute them from the trained
             # length.
             changes["rope_scaling"] = self.rope_scaling.of_length(self.max_length)
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     @property
     def input_vocab_size(self) -> int:
-        """The vocabulary size of `input_ids`, which may differ between source and target."""
+        """The vocabulary size of `input_ids`, which encoder-decoders read as the source."""
         return self.source_vocab_size or self.vocab_size
 
     @property
@@ -241,7 +241,7 @@ class TransformerConfig(Checked):
 
     @property
     def recent_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays of recent tokens that a layer caches in addition to keys and values.
+        """Shapes of the recent-token arrays that a layer caches in addition to keys and values.
 
         Each beam has separate arrays, and decoding cannot remove tokens from them.
         """
@@ -292,7 +292,7 @@ class TransformerConfig(Checked):
     position_offset: ClassVar[int] = 0
     """Number of rows that precede the row of position 0 in the position table."""
     source_vocab_size: ClassVar[int | None] = None
-    """Number of tokens of the source language. Defaults to `vocab_size`."""
+    """Vocabulary size of the source language. Defaults to `vocab_size`."""
     query_key_norm: ClassVar[QueryKeyNorm | None] = None
     """How queries and keys are normalized before they are rotated. If None, they are not
     normalized."""
@@ -305,8 +305,8 @@ class TransformerConfig(Checked):
     score_cap: ClassVar[float | None] = None
     """If not None, attention scores s become cap · tanh(s / cap) (Gemma 2)."""
     num_experts: ClassVar[int] = 0
-    """Number of experts of each feed-forward layer, E, or 0 for no mixture of experts.
-    Families that support mixtures derive `MixtureConfig`, which documents the fields."""
+    """Number of experts in each feed-forward layer, E, or 0 for no mixture of experts. Families
+    that support mixtures derive `MixtureConfig`, which documents the fields."""
     experts_per_token: ClassVar[int] = 1
     num_shared_experts: ClassVar[int] = 0
     gated_experts: ClassVar[bool] = True
@@ -433,8 +433,8 @@ class TransformerConfig(Checked):
 class MixtureConfig(Checked):
     """The fields of a model whose feed-forward layers can be mixtures of experts.
 
-    A configuration has `MixtureConfig` as its first base class, as in `GPTConfig(MixtureConfig,
-    CausalLMConfig)`.
+    In a configuration class, `MixtureConfig` is the first base class, as in
+    `GPTConfig(MixtureConfig, CausalLMConfig)`.
 
     Raises:
       UserError: a size or a rate is out of range.
@@ -451,7 +451,7 @@ class MixtureConfig(Checked):
     real tokens, and drops the other tokens. If None, or in a call with a cache, no token is
     dropped."""
     router_jitter: Rate = 0.0
-    """In training, the router's input is multiplied by random numbers from 1 - jitter to 1 +
+    """In training, the router's input is multiplied by random numbers between 1 - jitter and 1 +
     jitter."""
     router_balance: NonNegative = 0.01
     """Coefficient of the loss that balances the experts (0.01 in Switch)."""
@@ -461,7 +461,7 @@ class MixtureConfig(Checked):
     option batch does not support micro-batches.
     """
     router_z: NonNegative = 0.0
-    """Coefficient of the loss of the router's logits (0.001 in ST-MoE)."""
+    """Coefficient of the router z-loss, which penalizes large router logits (0.001 in ST-MoE)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -44,7 +44,7 @@ def check_finite(
 
     Args:
         params: Parameters.
-        owner: The folder or another source of the parameters, for the message.
+        owner: The folder of the parameters, or a description of their source, for the message.
         remedy: The clause of the message that says what the user can do.
     """
     # Check all parameters in one program, so that only one boolean per parameter is transferred.

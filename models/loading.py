@@ -263,7 +263,7 @@ def load_adapters(folder: Path, step: int | None = None, *, ema: bool = False) -
       ema: Whether to load the moving average of the adapters.
 
     Raises:
-      FileNotFoundError: The folder does not exist, or the run has no such checkpoint.
+      FileNotFoundError: The folder or the checkpoint does not exist.
       UserError: The run trained no adapters, or is broken.
     """
     fields = read_config(folder)

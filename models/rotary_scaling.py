@@ -38,7 +38,7 @@ class RotaryScaling(Checked):
     """Settings that scale rotary frequencies for inputs longer than the training sequences.
 
     Raises:
-      UserError: A field is missing, out of range, or belongs to another kind.
+      UserError: A field is missing, out of range, or belongs to a different kind of scaling.
     """
 
     kind: ScalingKind
@@ -54,19 +54,20 @@ class RotaryScaling(Checked):
     original_length: PositiveInt | None = None
     """The trained length, in tokens. For dynamic, it defaults to `max_length`."""
     low_frequency: float = 1.0
-    """llama3: frequencies with fewer than `low_frequency` turns over `original_length` are divided
-    by `factor`.
+    """llama3: frequencies that make fewer than `low_frequency` turns within `original_length`
+    tokens are divided by `factor`.
     """
     high_frequency: float = 4.0
-    """llama3: frequencies with more than `high_frequency` turns over `original_length` are
-    unchanged."""
+    """llama3: frequencies that make more than `high_frequency` turns within `original_length`
+    tokens are unchanged."""
     attention_factor: float | None = None
     """The factor that multiplies sines and cosines. Its default is computed from `factor`."""
     beta_fast: float = 32.0
-    """yarn: frequencies with at least `beta_fast` turns over `original_length` are unchanged."""
+    """yarn: frequencies that make at least `beta_fast` turns within `original_length` tokens are
+    unchanged."""
     beta_slow: float = 1.0
-    """yarn: frequencies with at most `beta_slow` turns over `original_length` are divided by
-    `factor`."""
+    """yarn: frequencies that make at most `beta_slow` turns within `original_length` tokens are
+    divided by `factor`."""
     mscale: float | None = None
     """yarn: `mscale` and `mscale_all_dim` determine the default of `attention_factor`."""
     mscale_all_dim: float | None = None
@@ -118,7 +119,7 @@ class RotaryScaling(Checked):
         if self.kind not in ("yarn", "longrope") or self.attention_factor is not None:
             return self.attention_factor or 1.0
         factor = self.growth(max_length)
-        # If sequences are not longer than in training, no correction is needed.
+        # If sequences are not longer than the training sequences, no correction is needed.
         if factor <= 1:
             return 1.0
         if self.kind == "longrope":

@@ -46,7 +46,7 @@ def check_run(fields: JsonObject, folder: str | Path) -> JsonObject:
     """Returns the content of a `config.json`, after checking that it belongs to a run.
 
     Raises:
-      UserError: Another program wrote the file, or it does not describe a run.
+      UserError: A different program wrote the file, or the file does not describe a run.
     """
     kind = "has neither the fields of flaxzoo nor the model_type of transformers"
     if is_foreign(fields):
@@ -148,7 +148,7 @@ def chosen_step(folder: Path, step: int | None) -> int | None:
       The step, or None for a folder in the Hugging Face format, which has no steps.
 
     Raises:
-      FileNotFoundError: The run has no such checkpoint.
+      FileNotFoundError: The run does not have the checkpoint.
       UserError: A step is requested from a folder that has no steps.
     """
     if is_foreign(read_fields(folder)):

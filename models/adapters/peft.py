@@ -201,7 +201,7 @@ class PeftAdapter:
             shapes: The shape of each of its parameters, by path.
 
         Raises:
-            WeightsError: A tensor belongs to no parameter, or has another shape.
+            WeightsError: A tensor belongs to no parameter, or has a wrong shape.
         """
         mapping = module_mapping(config)
         # Reject models whose parameters an export would reorder (sinusoidal positions).
@@ -314,8 +314,8 @@ class PeftAdapter:
                 f"the base: {MERGE}",
                 WeightsError,
             )
-            # New rows of the first module apply to all modules, unless another module has new rows
-            # as well.
+            # New rows of the first module apply to all modules, unless a different module also has
+            # new rows.
             rows = [] if any(map(_has_rows, others)) else list(filter(_is_rows, first))
             biases = {f"{name.removesuffix('weight')}bias" for name in group[1:]} & tensors
             require(

@@ -1,8 +1,8 @@
 """Writes adapters in the format of the package peft.
 
 If the Hugging Face format joins several linear maps, such as GPT-2's queries, keys and values, our
-adapters of rank r become one equivalent adapter, whose rank is a multiple of r: the matrices A are
-stacked, and the matrices B are blocks of the new B.
+adapters of rank r become one equivalent adapter. Its rank is a multiple of r: the matrices A are
+stacked, and the matrices B become blocks of the new B.
 """
 
 import collections
@@ -37,7 +37,7 @@ VALUE_HEAD = "head/value/"
 
 @dataclasses.dataclass(frozen=True)
 class _Adapter:
-    """An adapter of one linear map in the Hugging Face format, or of the same map in all layers."""
+    """Adapters of one linear map in the Hugging Face format, or of the same map in all layers."""
 
     module: str
     """The name of the map. A name with `{i}` names one map in each layer."""

@@ -96,7 +96,7 @@ class Seq2SeqLM(nn.Module, Generic[Config]):
         decoder_head_mask: Float[AnyArray, "*L N"] | None = None,
         cross_attn_head_mask: Float[AnyArray, "*L N"] | None = None,
     ) -> Seq2SeqLMOutput | ModelOutput:
-        """Computes the logits of the next token at each target position, or another head's output.
+        """Computes the logits of the next token at each target position, or the head's output.
 
         Args:
           input_ids: tokens of the sources. Ignored if the call has `encoder_outputs`, or a cache

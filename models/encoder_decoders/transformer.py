@@ -1,10 +1,9 @@
 """The Transformer: an encoder-decoder, published for translation.
 
-Vaswani et al. 2017, "Attention is all you need": section 3 for the model, whose
-equations have biases in the feed-forward layers but not in the projections of
-attention; section 5.4 for dropout; table 3 for the variations. Details that the paper
-leaves open follow the authors' code as released in 2017 (tensor2tensor's
-`transformer_base`, later called `transformer_base_v1`):
+Vaswani et al. 2017, "Attention is all you need": section 3 for the model; section 5.4 for dropout;
+table 3 for the variations. The equations in section 3 have biases in the feed-forward layers but
+not in the projections of attention. Details that the paper leaves open follow the authors' code as
+released in 2017 (tensor2tensor's `transformer_base`, later called `transformer_base_v1`):
 
 - no dropout of attention weights or inside the feed-forward layers;
 - initial kernels are uniform (Glorot and Bengio 2010). Initial embeddings are normal with standard

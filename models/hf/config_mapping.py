@@ -241,7 +241,7 @@ def typed_field(
       kind: The type of a non-null value, which may have a range. If None, the type of the default.
 
     Raises:
-      WeightsError: The value has another type.
+      WeightsError: The value has a wrong type.
     """
     value = hf_config.get(name, default)
     check_type(name, value, Field(name, "", default, kind=kind).hint, source)
@@ -261,7 +261,7 @@ def check_type(name: str, value: object, hint: object, source: str) -> None:
     """Checks the value of a field against its type; a float may be written as an integer.
 
     Raises:
-      WeightsError: The value has another type, or is out of the type's range.
+      WeightsError: The value has a wrong type, or is out of the type's range.
     """
     expected = expectation(value, hint)
     require(not expected, f"{source}: {name} {value!r} must be {expected}", WeightsError)
@@ -297,7 +297,7 @@ def model_class(hf_config: HFConfig, classes: Sequence[str], source: str) -> str
       source: The path of the file, for messages.
 
     Raises:
-      WeightsError: Another class wrote the model.
+      WeightsError: The model was written by a class that is not supported.
     """
     name, *_ = typed_field(hf_config, "architectures", None, source, kind=Sequence[str]) or classes
     known = ", ".join(classes)

@@ -63,7 +63,7 @@ class PairScoring:
     max_length: int | None = None
     """Pairs are truncated to this number of tokens, at most the model's maximum."""
     lowercase: bool = False
-    """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
+    """Whether texts are lowercased before tokenization. The tokenizer may also lowercase them."""
 
     def __post_init__(self) -> None:
         known = suggest(self.activation, list(ACTIVATIONS))
@@ -81,7 +81,7 @@ class PairScoring:
 
 
 def read_pair_scoring(folder: Path) -> PairScoring | None:
-    """Reads the scoring settings of a folder, or of a run imported from such a folder.
+    """Reads the scoring settings from a folder, or from a run that was imported from such a folder.
 
     Args:
       folder: The folder.
@@ -109,7 +109,7 @@ def read_pair_scoring(folder: Path) -> PairScoring | None:
 
 
 def _read_modules(folder: Path) -> PairScoring:
-    """Reads the settings of a folder of version 6, whose only module is the transformer."""
+    """Reads the settings of a folder that version 6 wrote. Its only module is the transformer."""
     file = folder / MODULES
     modules = read_modules(file)
     check_modules(file, modules, "Transformer")

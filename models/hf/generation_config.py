@@ -123,7 +123,7 @@ FIELDS = ConfigMapping(
 )
 _NAMES = frozenset(field.hf for field in FIELDS.fields)
 NAMES = (_NAMES | FIELDS.ignored) - TOKENS
-"""Fields of a `config.json` that are generation settings and do not affect the forward pass."""
+"""Fields of a `config.json` that are generation settings, which do not affect the forward pass."""
 ARGUMENTS = _NAMES | UNSUPPORTED_NAMES
 """Fields that affect the generated tokens."""
 EFFECTIVE = frozenset(field.hf for field in FIELDS.fields if isinstance(field, Field))
@@ -269,7 +269,7 @@ def generation_arguments(folder: str | Path) -> JsonObject:
     Raises:
       FileNotFoundError: the folder does not exist.
       WeightsError: a file is broken, a field is not supported, or the folder is a run that was not
-        imported, which has no such settings.
+        imported and therefore has no such settings.
     """
     fields, causal, where = _stored_fields(local_folder(folder))
     request_from_hf(fields, where, causal=causal)

@@ -133,7 +133,7 @@ class EmbeddingSettings:
     max_length: int | None = None
     """Texts are truncated to this number of tokens, at most the model's maximum."""
     lowercase: bool = False
-    """Whether texts are lowercased before tokenization; the tokenizer may lowercase as well."""
+    """Whether texts are lowercased before tokenization. The tokenizer may also lowercase them."""
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Prompts by name. A prompt is prepended to each text."""
     default_prompt: str | None = None
@@ -204,7 +204,7 @@ class EmbeddingSettings:
         """Returns the number of dimensions of a vector, given the size of a hidden state.
 
         Raises:
-          WeightsError: A layer expects another number of inputs.
+          WeightsError: A layer expects a different number of inputs.
         """
         width = d_model * len(self.pooling)
         for layer in self.layers:

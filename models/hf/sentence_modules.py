@@ -90,7 +90,7 @@ def read_optional(file: Path) -> JsonObject:
 
 
 def kind_of(folder: Path) -> str | None:
-    """Returns the class of the model in a folder or run, or None if it has no such files."""
+    """Returns the class of the model in a folder or run, or None if it has no `modules.json`."""
     folder = settings_folder(folder)
     if not (folder / MODULES).is_file():
         return None

@@ -207,7 +207,7 @@ class BartForm(Form[Config], Generic[Config]):
             zeros = functools.partial(np.zeros, (config.vocab_size, config.d_model), np.float32)
             exported = self.learned_positions
             ignored.append(IgnoredTensor(f"{shared}.weight", value=zeros, exported=exported))
-        # The output projection, tied to the target embedding or separate; or another head.
+        # The output projection (tied to the target embedding, or separate), or a different head.
         if config.head == "seq2seq_lm":
             output, aliases = lm_head(tokens if config.tie_output else None)
             rules, ignored = rules + output, ignored + aliases

@@ -113,7 +113,7 @@ class _Mismatches:
     misshapen: list[str] = dataclasses.field(default_factory=list)
     contradicting: list[str] = dataclasses.field(default_factory=list)
     sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Pairs of the actual and the expected size of each axis of tensors with a wrong shape."""
+    """The pairs (actual size, expected size) of all axes of tensors with a wrong shape."""
 
     def raise_any(self, source: str, stored: Mapping[str, object]) -> None:
         """Raises a one-line WeightsError with the first differences of each kind, if any exist."""
@@ -130,7 +130,7 @@ class _Mismatches:
     def _suspects(self, stored: Mapping[str, object]) -> Iterator[str]:
         """Yields a note that names the field of `config.json` that is probably wrong."""
         wrong = collections.Counter(pair for pair in self.sizes if pair[0] != pair[1])
-        # A wrong field of the configuration probably causes the most frequent pair of sizes.
+        # The most frequent pair of sizes is probably caused by a wrong field of the configuration.
         candidates = [pair for pair, _ in wrong.most_common()]
         # The files may have fewer or more layers than the configuration states.
         for names in (self.missing, self.unread):
@@ -138,8 +138,8 @@ class _Mismatches:
             if layers:
                 first, past = min(layers), max(layers) + 1
                 candidates.append((first, past) if names is self.missing else (past, first))
-        # A field whose value is the expected size is probably wrong, because the files have another
-        # size.
+        # A field whose value is the expected size is probably wrong, because the files have a
+        # different size.
         for actual, expected in candidates:
             names = [
                 name for name, value in stored.items() if type(value) is int and value == expected

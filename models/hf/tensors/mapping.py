@@ -164,9 +164,9 @@ def layer_rules(
       flax: Path of the stack, such as `layers`.
       hf: Prefix of the tensors of one layer, such as `model.layers.{i}`.
       names: Hugging Face name of each module, such as `self_attn.q_proj` for `attention/query`. A
-        module whose path ends in `norm` is a norm; any other module is a linear map, which reads
-        heads if its path ends in `attention/output`. Several modules may be stored as one linear
-        map.
+        module whose path ends in `norm` is a norm; any other module is a linear map. A linear map
+        reads heads if its path ends in `attention/output`. Several modules may be stored as one
+        linear map.
       layout: How linear maps are stored. Defaults to torch's Linear.
       output_layout: How linear maps that read heads are stored.
       linear_bias: Whether linear maps have biases.
