@@ -57,7 +57,7 @@ class LoRAConfig(Checked):
     """Parameters that are trained directly, without an adapter, selected by patterns as in
     `targets`. A run also trains its classifier and the parameters that its base lacks."""
     use_rslora: bool = False
-    """Whether A B is multiplied by alpha / √rank instead (Kalajdzievski 2023)."""
+    """Whether A B is multiplied by alpha / √rank instead of alpha / rank (Kalajdzievski 2023)."""
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen parameters."""
 
@@ -312,7 +312,7 @@ def _without_adapters(flat: Params) -> Params:
 
 
 def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: str) -> list[str]:
-    """Returns the paths that contain whole components matching a pattern, in order."""
+    """Returns, in order, the paths that have whole components matching a pattern."""
     paths, matches = list(paths), set[str]()
     for pattern in patterns:
         try:

@@ -62,7 +62,7 @@ class PeftFields(Checked):
     modules_to_save: tuple[str, ...] | None = None
     """Suffixes of the names of modules that the adapter replaces with a copy."""
     trainable_token_indices: tuple[int, ...] | Mapping[str, Sequence[int]] | None = None
-    """Rows of the embedding that are trained, or rows of several modules by their names."""
+    """The trained rows of the embedding, or the trained rows of several modules by module name."""
     task_type: str | None = None
     base_model_name_or_path: str | None = None
     revision: str | None = None

@@ -50,7 +50,7 @@ class CausalLMOutput:
     values: Float[Array, "B T"] | None = None
     """The expected reward after each token, for the head `causal_lm_with_value`."""
     router: RouterStatistics | None = None
-    """Router sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
+    """Router statistics of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -87,7 +87,7 @@ class EncoderOutput:
     pooler_output: Float[Array, "B D"] | None = None
     attentions: AttentionWeights = None
     router: RouterStatistics | None = None
-    """Router sums of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
+    """Router statistics of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
 
 
 class _WithBody:
@@ -112,7 +112,7 @@ class _WithBody:
 
     @property
     def router(self) -> RouterStatistics | None:
-        """Router sums of a mixture of experts, `[L, B, …]`."""
+        """Router statistics of a mixture of experts, `[L, B, …]`."""
         return self.body.router
 
 

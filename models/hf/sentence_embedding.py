@@ -129,7 +129,7 @@ class EmbeddingSettings:
     layers: tuple[Dense | Normalize, ...] = ()
     """The layers that follow the pooling, in order."""
     num_dimensions: int | None = None
-    """If given, only this many leading dimensions of the final vector are kept. If None, all."""
+    """The number of leading dimensions of the final vector that are kept. If None, all are kept."""
     max_length: int | None = None
     """Texts are truncated to this number of tokens, at most the model's maximum."""
     lowercase: bool = False
