@@ -1,8 +1,8 @@
-"""The base classes of all decoders with rotary positions. `causal_lm.py` has their base classes.
+"""The base classes of all decoders with rotary positions, which extend `causal_lm.py`.
 
 A rotary decoder consists of a token embedding, layers with rotary positions, a final RMSNorm, and a
 head. A family derives its configuration from `CausalDecoderConfig` and its module from
-`CausalDecoder`, and writes its layer in the order of its paper (`llama.py` is the shortest
+`CausalDecoder`, and implements its layer in the order of its paper (`llama.py` is the shortest
 example).
 """
 
@@ -47,7 +47,7 @@ class CausalDecoderConfig(CausalLMConfig):
     activation: Activation = "silu"
     """Non-linearity of the gate in the feed-forward layers."""
     norm_eps: Positive = 1e-5
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
     use no dropout."""
@@ -60,11 +60,11 @@ class CausalDecoderConfig(CausalLMConfig):
     rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta)."""
     rope_fraction: RotatedFraction = 1.0
-    """The fraction of each head that is rotated: its first H · fraction dimensions."""
+    """The fraction of each head's dimensions that is rotated: the first H · fraction dimensions."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How rotary frequencies are scaled for sequences longer than the trained length."""
     positions: PositionKind = "rotary"
-    """The kind of positions; these families support only rotary positions."""
+    """How the model represents positions; these families support only rotary positions."""
     tie_output: bool = False
     """Whether the output projection shares its matrix with the token embedding."""
 
@@ -102,7 +102,7 @@ class CausalDecoderConfig(CausalLMConfig):
 
     @property
     def rotated_dim(self) -> int:
-        """Number of dimensions of a head that are rotated, R."""
+        """Number of rotated dimensions of each head, R."""
         return int(self.key_dim * self.rope_fraction)
 
     @property
@@ -111,7 +111,7 @@ class CausalDecoderConfig(CausalLMConfig):
         return 0.1 if self.classifier_dropout is None else self.classifier_dropout
 
     # Properties that differ between families. If a property differs between the models of one
-    # family, this family declares the property as a field.
+    # family, that family declares it as a field.
 
     windowed_rope_base: ClassVar[float | None] = None
     """Base of the rotary wavelengths in windowed layers. Defaults to `rope_base`. The frequencies
@@ -137,8 +137,8 @@ class WindowedDecoderConfig(CausalDecoderConfig):
     """
 
     window: PositiveInt | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of tokens that a token attends to, including itself. If None, it attends to all
-    tokens."""
+    """Number of tokens that a token attends to, including itself. If None, each token attends to
+    all tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class MixedDecoderConfig(WindowedDecoderConfig):
     """
 
     full_layers: tuple[int, ...] | None = None
-    """Indices, from 0, of the layers that attend to all tokens despite the window. If None, the
+    """Zero-based indices of the layers that attend to all tokens despite the window. If None, the
     family determines these layers.
     """
 
@@ -171,7 +171,7 @@ class MixedDecoderConfig(WindowedDecoderConfig):
 
 
 class CausalDecoder(CausalLM):
-    """A rotary decoder with its head. A family sets the class of its layers, `layer`.
+    """A rotary decoder with its head. A family sets `layer`, the class of its layers.
 
     Attributes:
       config: sizes and options of the model.
@@ -192,7 +192,7 @@ class CausalDecoder(CausalLM):
         c, e = self.config, self.execution
         table = Embedding(c.vocab_size, c.d_model, execution=e, name="token_embedding")
         x = table(input_ids)
-        # The scale is rounded to the compute dtype first, as in the published code of Gemma.
+        # First round the scale to the compute dtype, as Gemma's published code does.
         if c.embedding_scale != 1:
             x = x * jnp.asarray(c.embedding_scale, x.dtype)
         return dropout(x, c.dropout_rate, rng, "embedding"), self._positions(position_ids), table
@@ -204,7 +204,7 @@ class CausalDecoder(CausalLM):
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
         """Returns the rotations for the tokens, with separate rotations for windowed layers."""
         c = self.config
-        # Only the layers that attend to all tokens use a scaling.
+        # Only the layers that attend to all tokens scale the rotary frequencies.
         full = rotary_positions(
             position_ids,
             c.rotated_dim,

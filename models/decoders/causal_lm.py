@@ -1,4 +1,4 @@
-"""The base classes of all decoder-only families, from token ids to logits of tokens or labels.
+"""The base classes of all decoder-only families, which map token ids to logits of tokens or labels.
 
 `models.decoders.gpt.gpt` and `models.decoders.causal_decoder` derive from this module.
 """
@@ -52,15 +52,15 @@ class CausalLMConfig(TransformerConfig):
     tie_output: bool = True
     """Whether the output projection shares its matrix with the token embedding."""
     head: str = head_field(DECODER_HEADS)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The output: next tokens (causal_lm), next tokens and their values for PPO
-    (causal_lm_with_value), labels or a score of the sequence, read at its last real token
-    (sequence_classification), or labels of every token (token_classification). The choices depend
-    on the family."""
+    """The model's output: logits of the next token (causal_lm); the same logits with a value for
+    PPO (causal_lm_with_value); labels or a score of the sequence, computed at its last real token
+    (sequence_classification); or labels of each token (token_classification). The choices depend on
+    the family."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classifier, in order of their ids."""
 
     # Properties that differ between families. If a property differs between the models of one
-    # family, this family declares the property as a field.
+    # family, that family declares it as a field.
 
     classifier_dropout_rate: ClassVar[float] = 0.0
     """Dropout rate of the hidden states that token classification reads."""
@@ -70,7 +70,7 @@ class CausalLMConfig(TransformerConfig):
     output_bias: ClassVar[bool] = False
     """Whether the logits have a bias (GPT-J)."""
     logit_divisor: ClassVar[float] = 1.0
-    """The divisor of the logits, applied before the cap (Granite)."""
+    """The logits are divided by this value before they are capped (Granite)."""
     logit_cap: ClassVar[float | None] = None
     """If not None, logits z become cap · tanh(z / cap)."""
 
@@ -79,7 +79,7 @@ class CausalLMConfig(TransformerConfig):
         check_head(self)
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "CausalLMConfig":
-        """Returns the configuration of the same body with another head."""
+        """Returns the configuration of the same body with a different head."""
         return dataclasses.replace(self, head=head, labels=labels)
 
     @property
@@ -94,7 +94,7 @@ class CausalLMConfig(TransformerConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends only to a window. Without a window, this has no effect."""
+        """Whether each layer attends only to a window; unused if `window` is None."""
         return (True,) * self.num_layers
 
     @property
@@ -106,7 +106,7 @@ class CausalLMConfig(TransformerConfig):
 class CausalLM(nn.Module):
     """A decoder with its head.
 
-    A family sets the class of its layers, `layer`, and defines `embed` and `finish`.
+    A family sets `layer`, the class of its layers, and defines `embed` and `finish`.
 
     Attributes:
       config: sizes and options of the model.
@@ -140,15 +140,15 @@ class CausalLM(nn.Module):
             covers all S slots of the cache, including the slots that this call writes. A mask
             `[B, T, S]` specifies for each token all tokens that it may attend to, including itself.
           position_ids: position of each token. Defaults to the index of the token among the real
-            tokens of its sequence; in a packed sequence, of its document.
+            tokens of its sequence or, in a packed sequence, of its document.
           segment_ids: for each token of a packed sequence, the id of its document; 0 for padding.
             Documents do not attend to each other.
-          cache: keys and values of earlier calls, continued by `input_ids`.
-            Beyond the last slot of the cache, all logits are NaN.
+          cache: keys and values of earlier calls; `input_ids` continue these sequences. If the
+            tokens do not fit into the cache, all logits are NaN.
           rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
-          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one row
-            per layer. A factor of 0 disables a head.
+          head_mask: factor that multiplies the attention weights of each head, `[N]`, or `[L, N]`
+            with one row per layer. A factor of 0 disables a head.
 
         Raises:
           UserError: T exceeds the rows of a table of positions (`max_length`), `attention_mask`
@@ -162,8 +162,8 @@ class CausalLM(nn.Module):
             "a model with causal=False sees later tokens and cannot continue a cache: train "
             "a model with causal=True",
         )
-        # The classifier reads the last real token of a row. A cache, segments or a mask [B, T, S]
-        # do not determine this token.
+        # The classifier reads the last real token of a row. This token is unknown if there is a
+        # cache, segments or a mask [B, T, S].
         if c.head == "sequence_classification":
             check_one_sequence_per_row(c.head, attention_mask, segment_ids, cache)
         # Compute positions and the mask from padding, documents and the cache.
@@ -198,8 +198,8 @@ class CausalLM(nn.Module):
         x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
         router = stack_statistics(outputs.router)
         body = EncoderOutput(x, attentions=outputs.attentions, router=router)
-        # The head: classifiers return the logits of labels. Language models return hidden states
-        # and the vocabulary matrix, without their product.
+        # Apply the head. Classifiers return the logits of labels. Language models return the hidden
+        # states and the vocabulary matrix, and do not multiply them.
         if c.head == "sequence_classification":
             return LastTokenClassificationHead(c, e, name="head")(body, attention_mask)
         if c.head == "token_classification":
@@ -233,5 +233,5 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
-        """Returns the hidden states that the head reads, from the output of the last layer."""
+        """Returns the hidden states for the head, computed from the output of the last layer."""
         raise NotImplementedError

@@ -27,26 +27,27 @@ class GraniteConfig(CausalDecoderConfig):
     embedding_scale: Positive = 12.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """The factor that multiplies the token embeddings."""
     attention_scale: Positive = 1 / 64
-    """The factor that multiplies attention scores, instead of 1 / √H."""
+    """The attention scale, which replaces 1 / √H."""
     residual_scale: Positive = 0.22
     """The factor that multiplies the output of each sublayer before the residual sum."""
     logit_divisor: Positive = 8.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The divisor of the logits."""
+    """The logits are divided by this value."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Granite 3 has them."""
+    """Whether the four attention projections have biases; no published Granite 3 has them."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the maps of the feed-forward layer have biases; no published Granite 3 has them."""
+    """Whether the linear maps of the feed-forward layer have biases; no published Granite 3 has
+    them."""
     tie_output: bool = True
     """Whether the output projection shares its matrix with the token embedding."""
 
     def score_scale(self, layer: int | Array) -> float:
-        """Returns the factor of the attention scores, which is the same in every layer."""
+        """Returns the attention scale, which is the same in every layer."""
         del layer
         return self.attention_scale
 
 
 class GraniteLayer(LlamaLayer):
-    """The layer of a Llama, which multiplies the output of each sublayer by a constant."""
+    """A Llama layer that multiplies the output of each sublayer by a constant."""
 
     config: GraniteConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -58,7 +59,7 @@ class GraniteLayer(LlamaLayer):
 
 
 class Granite(CausalDecoder):
-    """A Granite with its head."""
+    """The Granite model with its head."""
 
     layer = GraniteLayer
 

@@ -39,25 +39,26 @@ class LlamaConfig(CausalDecoderConfig):
     d_ff: Size | None = None
     """Width of the feed-forward layer, F. If None, 8/3 D rounded up to a multiple of 256."""
     norm_eps: Positive = 1e-5
-    """Added to the mean square in normalization; 1e-6 in the first Llama."""
+    """Constant added to the mean square in normalization; 1e-6 in the first Llama."""
     rope_base: Positive = 10_000.0
     """Base of the rotary wavelengths (theta); 500,000 in Llama 3."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Llama has them."""
+    """Whether the four attention projections have biases; no published Llama has them."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the maps of the feed-forward layer have biases; no published Llama has them."""
+    """Whether the linear maps of the feed-forward layer have biases; no published Llama has
+    them."""
 
     @property
     def feed_forward_dim(self) -> int:
         """Width of the feed-forward layer, F."""
         if self.d_ff is not None:
             return self.d_ff
-        # Negation twice rounds up: -(-a // b) is ceil(a / b).
+        # Negating twice rounds up: -(-a // b) is ceil(a / b).
         return -(-(8 * self.d_model // 3) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
 class LlamaLayer(Layer[CausalDecoderConfig]):
-    """A pre-norm layer of self-attention with rotary positions and a gated feed-forward."""
+    """A pre-norm layer of self-attention with rotary positions and a gated feed-forward block."""
 
     @nn.compact
     def __call__(
@@ -73,7 +74,7 @@ class LlamaLayer(Layer[CausalDecoderConfig]):
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
         x = self.add(x, y, "attention", attn.rng)
 
-        # Gated feed-forward, the same map for every token.
+        # The gated feed-forward block applies the same map to every token.
         y = norm(c, e, name="feed_forward_norm")(x)
         y = GatedFeedForward(c, e, c.init_std, name="feed_forward")(y, attn.rng)
         x = self.add(x, y, "feed_forward", attn.rng)
@@ -81,7 +82,7 @@ class LlamaLayer(Layer[CausalDecoderConfig]):
 
 
 class Llama(CausalDecoder):
-    """A Llama with its head: a token embedding, layers and a final norm."""
+    """The Llama model with its head: a token embedding, layers, a final norm, and the head."""
 
     layer = LlamaLayer
 

@@ -1,7 +1,7 @@
 """Mistral: a Llama whose layers attend to a window of tokens.
 
 Jiang et al. 2023, "Mistral 7B", section 2: sliding-window attention over 4,096 tokens (version 0.1;
-later versions attend to all tokens), eight key/value heads, and the layer of a Llama.
+later versions attend to all tokens), eight key/value heads, and Llama layers.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class MistralConfig(WindowedDecoderConfig):
 
 
 class Mistral(CausalDecoder):
-    """A Mistral with its head: the layers of a Llama, with a window."""
+    """The Mistral model with its head, built from Llama layers with an attention window."""
 
     layer = LlamaLayer
 

@@ -30,7 +30,7 @@ class MixtureDecoderConfig(MixtureConfig, WindowedDecoderConfig):  # pyright: ig
     """
 
     num_experts: Depth = 8  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of experts of each feed-forward layer, E."""
+    """Number of experts in each feed-forward layer, E."""
     router_balance: NonNegative = 0.001  # pyright: ignore[reportIncompatibleVariableOverride]
     """Coefficient of the loss that balances the experts."""
 
@@ -84,7 +84,7 @@ class MixtureLayer(Layer[MixtureDecoderConfig]):
 
 
 class Mixtral(CausalDecoder):
-    """A Mixtral with its head."""
+    """The Mixtral model with its head."""
 
     layer = MixtureLayer
 

@@ -1,8 +1,8 @@
 """OLMo 2: a Llama that normalizes the output of each sublayer instead of its input.
 
-OLMo Team 2024, "2 OLMo 2 Furious", section 3: RMSNorm of the outputs of attention and feed-forward
-before the residual sum, and of the whole projections to queries and keys before they are split into
-heads; a rotary base of 500,000.
+OLMo Team 2024, "2 OLMo 2 Furious", section 3: RMSNorm normalizes the outputs of attention and
+feed-forward before the residual sum. It also normalizes the whole query and key projections, before
+they are split into heads. The rotary base is 500,000.
 """
 
 import dataclasses
@@ -37,15 +37,15 @@ class Olmo2Config(CausalDecoderConfig):
     query_key_norm: ClassVar[QueryKeyNorm | None] = "projection"
 
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     rope_base: Positive = 500_000.0
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published OLMo has them."""
+    """Whether the four attention projections have biases; no published OLMo has them."""
 
 
 class Olmo2Layer(Layer[CausalDecoderConfig]):
-    """A layer that normalizes the outputs of self-attention and of a gated feed-forward."""
+    """A layer that normalizes the outputs of self-attention and of a gated feed-forward block."""
 
     @nn.compact
     def __call__(
@@ -68,7 +68,7 @@ class Olmo2Layer(Layer[CausalDecoderConfig]):
 
 
 class Olmo2(CausalDecoder):
-    """An OLMo 2 with its head."""
+    """The OLMo 2 model with its head."""
 
     layer = Olmo2Layer
 

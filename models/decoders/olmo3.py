@@ -1,4 +1,4 @@
-"""OLMo 3: an OLMo 2 with windows in three of four layers.
+"""OLMo 3: an OLMo 2 with an attention window in three out of four layers.
 
 OLMo Team 2025, "Olmo 3": layers attend to 4,096 tokens, but every fourth layer attends to all
 tokens. For longer contexts, YaRN scales the rotary frequencies of the layers that attend to all
@@ -37,9 +37,9 @@ class Olmo3Config(MixedDecoderConfig):
     query_key_norm: ClassVar[QueryKeyNorm | None] = "projection"
 
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published OLMo has them."""
+    """Whether the four attention projections have biases; no published OLMo has them."""
     rope_base: Positive = 500_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_rope_base: Positive = 500_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -47,12 +47,12 @@ class Olmo3Config(MixedDecoderConfig):
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:
-        """Every fourth layer attends to all tokens."""
+        """The layers that attend to all tokens: every fourth layer."""
         return tuple(range(FULL_EVERY - 1, self.num_layers, FULL_EVERY))
 
 
 class Olmo3(CausalDecoder):
-    """An OLMo 3 with its head: the layers of OLMo 2."""
+    """The OLMo 3 model with its head, built from OLMo 2 layers."""
 
     layer = Olmo2Layer
 

@@ -1,7 +1,8 @@
 """Phi-3: a Llama whose checkpoints store fewer, larger matrices.
 
-Abdin et al. 2024, "Phi-3 technical report", section 2: the layer of a Llama. Versions for 128,000
-tokens scale the rotary frequencies by LongRoPE; Phi-4-mini rotates three quarters of each head.
+Abdin et al. 2024, "Phi-3 technical report", section 2: the layers are Llama layers. Versions for
+128,000 tokens scale the rotary frequencies with LongRoPE; Phi-4-mini rotates three quarters of each
+head.
 """
 
 import dataclasses
@@ -25,15 +26,15 @@ class Phi3Config(WindowedDecoderConfig):
     def reread_length(self) -> int | None:
         """Returns the length beyond which the cache is recomputed (LongRoPE), or None.
 
-        Keys cached before a sequence reaches this length were rotated with the factors of short
-        sequences. The authors' code recomputes the cache as well.
+        Keys that were cached before a sequence reached this length were rotated with the factors
+        for short sequences. The authors' code recomputes the cache as well.
         """
         scaling = self.rope_scaling
         return scaling.original_length if scaling and scaling.kind == "longrope" else None
 
 
 class Phi3(CausalDecoder):
-    """A Phi-3 with its head: the layers of a Llama."""
+    """The Phi-3 model with its head, built from Llama layers."""
 
     layer = LlamaLayer
 

@@ -1,8 +1,8 @@
 """Qwen2: a Llama with biases in the projections to queries, keys and values.
 
-- Yang et al. 2024, "Qwen2 technical report", section 2.2: grouped key/value heads, biases of
-  queries, keys and values, a rotary base of 1,000,000; small models tie the output to the
-  embedding.
+- Yang et al. 2024, "Qwen2 technical report", section 2.2: grouped key/value heads, biases in the
+  query, key and value projections, and a rotary base of 1,000,000; small models tie the output
+  projection to the token embedding.
 - Qwen2.5 (Yang et al. 2024, "Qwen2.5 technical report") has the same layers in other sizes.
 """
 
@@ -29,13 +29,13 @@ class Qwen2Config(MixedDecoderConfig):
     attention_output_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
 
 
 class Qwen2(CausalDecoder):
-    """A Qwen2 with its head: the layers of a Llama, with biases."""
+    """The Qwen2 model with its head, built from Llama layers with biases."""
 
     layer = LlamaLayer
 

@@ -1,10 +1,11 @@
 """Qwen3: a Llama that normalizes each query and each key.
 
-Yang et al. 2025, "Qwen3 technical report", section 2: RMSNorm over each head of queries and keys
-before they are rotated, in place of Qwen2's biases; heads of size 128 for every width.
+Yang et al. 2025, "Qwen3 technical report", section 2: RMSNorm normalizes each head of the queries
+and keys before they are rotated, and replaces Qwen2's biases; heads have size 128 for every width.
 
-Zhang et al. 2025, "Qwen3 Embedding": models with the same architecture, whose last hidden state is
-the vector of a text, and rerankers that answer "yes" or "no" (`models.YesNoScorer`).
+Zhang et al. 2025, "Qwen3 Embedding": embedding models with the same architecture, which use the
+last hidden state as the vector of a text, and rerankers that answer "yes" or "no"
+(`models.YesNoScorer`).
 """
 
 import dataclasses
@@ -29,15 +30,15 @@ class Qwen3Config(MixedDecoderConfig):
     query_key_norm: ClassVar[QueryKeyNorm | None] = "head"
 
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Qwen3 has them."""
+    """Whether the four attention projections have biases; no published Qwen3 has them."""
 
 
 class Qwen3(CausalDecoder):
-    """A Qwen3 with its head: the layers of a Llama, with norms of queries and keys."""
+    """The Qwen3 model with its head, built from Llama layers with query and key normalization."""
 
     layer = LlamaLayer
 

@@ -35,20 +35,20 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     query_key_norm: ClassVar[QueryKeyNorm | None] = "head"
 
     num_experts: Depth = 128
-    """Number of experts of each feed-forward layer, E."""
+    """Number of experts in each feed-forward layer, E."""
     experts_per_token: Size = 8
     """Number of experts that process each token, k."""
     normalize_experts: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the weights of a token's experts add up to 1."""
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths (theta)."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Qwen3 has them."""
+    """Whether the four attention projections have biases; no published Qwen3 has them."""
     dense_layers: tuple[int, ...] = ()
-    """Indices, from 0, of the layers with one feed-forward layer instead of experts. If the list is
-    not empty, every layer stores the parameters of both kinds of layers, because layers are
+    """Zero-based indices of the layers with one feed-forward layer instead of experts. If the list
+    is not empty, every layer stores the parameters of both kinds of layers, because layers are
     stacked. The unused parameters have no effect.
     """
     d_ff_dense: Size | None = None
@@ -65,7 +65,7 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
 
 
 class Qwen3MoeLayer(MixtureLayer):
-    """The layer of Mixtral, with a feed-forward layer instead of experts in some layers."""
+    """A Mixtral layer; some layers have one feed-forward layer instead of experts."""
 
     config: Qwen3MoeConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -91,7 +91,7 @@ class Qwen3MoeLayer(MixtureLayer):
 
 
 class Qwen3Moe(CausalDecoder):
-    """A Qwen3-MoE with its head: the layers of Mixtral, with norms of queries and keys."""
+    """The Qwen3-MoE model with its head: Mixtral layers with normalized queries and keys."""
 
     layer = Qwen3MoeLayer
 

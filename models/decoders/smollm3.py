@@ -1,8 +1,7 @@
 """SmolLM3: a Llama without positions in every fourth layer.
 
 Bakouch et al. 2025, "SmolLM3: smol, multilingual, long-context reasoner"; Yang et al. 2025, "Rope
-to nope and back again: a new hybrid attention strategy". The layers with positions have rotary
-positions.
+to nope and back again: a new hybrid attention strategy". The other layers have rotary positions.
 """
 
 import dataclasses
@@ -27,17 +26,18 @@ class SmolLM3Config(MixedDecoderConfig):
     """
 
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     rope_base: Positive = 5_000_000.0
     """Base of the rotary wavelengths (theta)."""
     layers_without_positions: tuple[int, ...] | None = None
-    """Indices, from 0, of the layers that do not rotate queries and keys. If None, every fourth
+    """Zero-based indices of the layers that do not rotate queries and keys. If None, every fourth
     layer does not rotate them.
     """
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published SmolLM has them."""
+    """Whether the four attention projections have biases; no published SmolLM has them."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the maps of the feed-forward layer have biases; no published SmolLM has them."""
+    """Whether the linear maps of the feed-forward layer have biases; no published SmolLM has
+    them."""
     tie_output: bool = True
     """Whether the output projection shares its matrix with the token embedding."""
 
@@ -56,12 +56,12 @@ class SmolLM3Config(MixedDecoderConfig):
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:
-        """Layers with positions attend to all tokens."""
+        """The layers that attend to all tokens: every layer that has positions."""
         return tuple(i for i, unrotated in enumerate(self.unrotated_layers) if not unrotated)
 
 
 class SmolLM3(CausalDecoder):
-    """A SmolLM3 with its head: the layers of a Llama."""
+    """The SmolLM3 model with its head, built from Llama layers."""
 
     layer = LlamaLayer
 

@@ -1,9 +1,9 @@
 """StableLM: a Llama with LayerNorm that rotates only a quarter of the dimensions of each head.
 
 Bellagente et al. 2024, "Stable LM 2 1.6B technical report", section 3.2: LayerNorm with biases,
-biases of queries, keys and values, rotary positions for the first 25 % of each head. The model of
-12 billion parameters runs both sublayers in parallel on the same normalized input, and normalizes
-each head of queries and keys.
+biases in the query, key and value projections, and rotary positions for the first 25 % of each
+head. The 12-billion-parameter model runs both sublayers in parallel on the same normalized input,
+and normalizes each head of queries and keys.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class StableLMConfig(CausalDecoderConfig):
     attention_output_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
     rope_fraction: RotatedFraction = 0.25
-    """The fraction of each head that is rotated: its first H · fraction dimensions."""
+    """The fraction of each head's dimensions that is rotated: the first H · fraction dimensions."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the projections to queries, keys and values have biases."""
     normalize_heads: bool = False
@@ -62,7 +62,7 @@ class StableLMConfig(CausalDecoderConfig):
 
 
 class ParallelLayer(Layer[StableLMConfig]):
-    """x + attention(norm(x)) + feed-forward(norm(x)), with one norm and a gated feed-forward."""
+    """A layer that computes x + attention(norm(x)) + gated-feed-forward(norm(x)) with one norm."""
 
     @nn.compact
     def __call__(
@@ -81,7 +81,7 @@ class ParallelLayer(Layer[StableLMConfig]):
 
 
 class StableLM(CausalDecoder):
-    """A StableLM with its head."""
+    """The StableLM model with its head."""
 
     config: StableLMConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 

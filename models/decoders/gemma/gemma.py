@@ -1,9 +1,9 @@
 """Gemma: a Llama with wide heads, scaled embeddings, and GELU in its gates.
 
 Gemma Team 2024, "Gemma: open models based on Gemini research and technology", section 2: heads of
-size 256, one key/value head in the smaller model, GeGLU feed-forward layers, RMSNorm, the output
-tied to the embedding. As in the published code, embeddings are multiplied by √D, and norms store
-their scale minus 1.
+size 256, one key/value head in the smaller model, GeGLU feed-forward layers, RMSNorm, and an output
+projection tied to the token embedding. As in the published code, embeddings are multiplied by √D,
+and norms store their scale minus 1.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ class GemmaConfig(CausalDecoderConfig):
     activation: Activation = "gelu_tanh"
     """Non-linearity of the gate in the feed-forward layers."""
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Gemma has them."""
+    """Whether the four attention projections have biases; no published Gemma has them."""
     tie_output: bool = True
     """Whether the output projection shares its matrix with the token embedding."""
 
@@ -43,7 +43,7 @@ class GemmaConfig(CausalDecoderConfig):
 
 
 class Gemma(CausalDecoder):
-    """A Gemma with its head: the layers of a Llama."""
+    """The Gemma model with its head, built from Llama layers."""
 
     layer = LlamaLayer
 

@@ -1,10 +1,10 @@
-"""Gemma 2: four norms in a layer, capped scores, and windows in every other layer.
+"""Gemma 2: four norms per layer, capped attention scores, and a window in every other layer.
 
 Gemma Team 2024, "Gemma 2: improving open language models at a practical size", section 2: layers
-attend to 4,096 tokens and to all tokens alternately; scores of attention and logits are capped by
-tanh; both the input and the output of each sublayer are normalized; grouped key/value heads. Scores
-are divided by the square root of `score_divisor`, which differs from the head size in the largest
-model.
+alternately attend to 4,096 tokens and to all tokens; tanh caps the attention scores and the logits;
+both the input and the output of each sublayer are normalized; query heads share key/value heads.
+Attention scores are divided by the square root of `score_divisor`, which differs from the head size
+in the largest model.
 """
 
 import dataclasses
@@ -35,20 +35,21 @@ class Gemma2Config(MixedDecoderConfig):
     activation: Activation = "gelu_tanh"
     """Non-linearity of the gate in the feed-forward layers."""
     norm_eps: Positive = 1e-6
-    """Added to the mean square in normalization."""
+    """Constant added to the mean square in normalization."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether the four projections of attention have biases; no published Gemma has them."""
+    """Whether the four attention projections have biases; no published Gemma has them."""
     tie_output: bool = True
     """Whether the output projection shares its matrix with the token embedding."""
     score_divisor: Size = 256
     """Attention scores are divided by the square root of `score_divisor`."""
     score_cap: Positive | None = 50.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Cap of attention scores, s → cap · tanh(s / cap), or None."""
+    """Cap of the attention scores: s becomes cap · tanh(s / cap). If None, scores are not
+    capped."""
     logit_cap: Positive | None = 30.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Cap of logits, z → cap · tanh(z / cap), or None."""
+    """Cap of the logits: z becomes cap · tanh(z / cap). If None, logits are not capped."""
 
     def score_scale(self, layer: int | Array) -> float:
-        """Returns the factor of the attention scores, which is the same in every layer."""
+        """Returns the attention scale, which is the same in every layer."""
         del layer
         return self.score_divisor**-0.5
 
@@ -59,12 +60,12 @@ class Gemma2Config(MixedDecoderConfig):
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:
-        """Every second layer attends to all tokens."""
+        """The layers that attend to all tokens: every second layer."""
         return tuple(range(1, self.num_layers, 2))
 
 
 class Gemma2Layer(Layer[Gemma2Config]):
-    """A layer that normalizes the input and the output of self-attention and of feed-forward."""
+    """A layer that normalizes the input and the output of both sublayers."""
 
     @nn.compact
     def __call__(
@@ -74,7 +75,8 @@ class Gemma2Layer(Layer[Gemma2Config]):
         c, e = self.config, self.execution
         attn = context.self_attention(inputs)
 
-        # Each sublayer is normalized twice: its input, and its output before the residual sum.
+        # Each sublayer has two norms: one for its input, and one for its output before the residual
+        # sum.
         y = RMSNorm(c, e, name="attention_norm")(x)
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
         y = RMSNorm(c, e, name="attention_output_norm")(y)
@@ -89,7 +91,7 @@ class Gemma2Layer(Layer[Gemma2Config]):
 
 
 class Gemma2(CausalDecoder):
-    """A Gemma 2 with its head."""
+    """The Gemma 2 model with its head."""
 
     layer = Gemma2Layer
 

@@ -1,13 +1,13 @@
-"""Gemma 3: the layer of Gemma 2 with normalized queries and keys, and two rotary bases.
+"""Gemma 3: the Gemma 2 layer with normalized queries and keys, and with two rotary bases.
 
 Gemma Team 2025, "Gemma 3 technical report", section 2: five windowed layers for each layer that
 attends to all tokens. The rotary base is 10,000 in windowed layers and 1,000,000 in the other
-layers, where the frequencies are scaled for longer contexts. Norms of queries and keys replace
-capped scores. The vision encoder of the larger models is not implemented.
+layers, where the frequencies are scaled for longer contexts. Query and key normalization replaces
+the cap of the attention scores. The vision encoder of the larger models is not implemented.
 
 Vera et al. 2025, "EmbeddingGemma: powerful and lightweight text representations", section 2: a
 Gemma 3 whose tokens also attend to later tokens. In an EmbeddingGemma, two linear maps follow the
-pooling; they are stored in separate files of its folder (`models/hf/sentence_embedding.py`).
+pooling; separate files in the model's folder store these maps (`models/hf/sentence_embedding.py`).
 """
 
 import dataclasses
@@ -39,23 +39,24 @@ class Gemma3Config(Gemma2Config):
     causal: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a token attends only to itself and earlier tokens. If False, a token attends to all
     tokens or, in windowed layers, to all tokens at a distance below `window` (EmbeddingGemma). A
-    model with `causal` False embeds texts and cannot generate.
+    model with `causal` set to False embeds texts and cannot generate text.
     """
     rope_base: Positive = 1_000_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_rope_base: Positive = 10_000.0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Base of the rotary wavelengths in the windowed layers. Their frequencies are never scaled."""
     logit_cap: Positive | None = None
-    """Cap of logits, z → cap · tanh(z / cap), or None; no published Gemma 3 has a cap."""
+    """Cap of the logits: z becomes cap · tanh(z / cap). If None, as in every published Gemma 3,
+    logits are not capped."""
 
     @property
     def usual_full_layers(self) -> tuple[int, ...]:
-        """Every sixth layer attends to all tokens."""
+        """The layers that attend to all tokens: every sixth layer."""
         return tuple(range(FULL_EVERY - 1, self.num_layers, FULL_EVERY))
 
 
 class Gemma3(CausalDecoder):
-    """A Gemma 3 with its head: the layers of Gemma 2, with norms of queries and keys."""
+    """The Gemma 3 model with its head: Gemma 2 layers with normalized queries and keys."""
 
     layer = Gemma2Layer
 

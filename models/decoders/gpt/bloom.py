@@ -1,4 +1,4 @@
-"""BLOOM: a GPT without position embeddings; scores decrease with distance (ALiBi).
+"""BLOOM: a GPT without position embeddings; attention scores decrease with distance (ALiBi).
 
 Scao et al. 2022, "BLOOM: a 176B-parameter open-access multilingual language model", section 3.2;
 Press et al. 2022, "Train short, test long". Embeddings are normalized before the first layer.
@@ -26,7 +26,7 @@ class BloomConfig(GPTConfig):
     embedding_norm: ClassVar[bool] = True
 
     positions: PositionKind = "alibi"
-    """The kind of positions."""
+    """How the model represents positions."""
     dropout_rate: Rate = 0.0
     """Dropout rate of attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = 0.0
@@ -39,7 +39,7 @@ class BloomConfig(GPTConfig):
 
 
 class Bloom(GPT):
-    """A BLOOM with its head; it has the layers of GPT-2."""
+    """The BLOOM model with its head, built from GPT-2 layers."""
 
 
 _preset = preset_maker(

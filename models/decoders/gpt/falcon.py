@@ -1,7 +1,7 @@
 """Falcon: a GPT with few key/value heads and no biases.
 
 Almazrouei et al. 2023, "The Falcon series of open language models", section 4: rotary positions;
-attention and feed-forward in parallel. The model of 7 billion parameters has one norm for both
+attention and feed-forward in parallel. The 7-billion-parameter model has one norm for both
 sublayers and one key/value head. Larger models have several key/value heads, and some have two
 norms. The earlier models of Penedo et al. 2023, "The RefinedWeb dataset for Falcon LLM", run the
 sublayers in sequence, with biases and ALiBi.
@@ -42,7 +42,7 @@ LAYERS: dict[str, type[Layer]] = {
     "two_norms": ParallelLayer,
     "sequential": PreNormLayer,
 }
-"""The layer for each value of `residual`."""
+"""The layer class for each value of `residual`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class FalconConfig(GPTConfig):
     """Number of key/value heads, K. Defaults to `num_heads`."""
     residual: Literal["one_norm", "two_norms", "sequential"] = "one_norm"
     """How the sublayers read the residual stream. one_norm: both sublayers read the same normalized
-    input. two_norms: each sublayer has a norm. sequential: the feed-forward layer reads the
-    residual stream after attention.
+    input. two_norms: each sublayer has a separate norm. sequential: the feed-forward layer reads
+    the residual stream after attention.
     """
     positions: PositionKind = "rotary"
-    """The kind of positions, rotary or alibi."""
+    """How the model represents positions: rotary or alibi."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How rotary frequencies are scaled for sequences longer than the trained length."""
     use_bias: bool = False
@@ -106,10 +106,11 @@ def make_falcon_positions(
     cache: Cache | None,
     causal: bool,
 ) -> Positions:
-    """Returns the positions of tokens. ALiBi's biases are those of the published code.
+    """Returns the positions of tokens, with ALiBi biases as in the published code.
 
-    A bias is slope · position of the key / √H. As in the published code, slope, position and
-    product are rounded to bfloat16, which merges neighboring positions above 256.
+    The bias of a key is slope · position / √H. As in the published code, the slope, the position
+    and their product are rounded to bfloat16, which gives some neighboring positions above 256 the
+    same value.
     """
     if config.positions != "alibi":
         return make_positions(config, execution, position_ids, length, cache=cache, causal=causal)
@@ -120,7 +121,7 @@ def make_falcon_positions(
 
 
 class Falcon(GPT):
-    """A Falcon with its head; it has the layers of GPT-J, GPT-NeoX or GPT-2."""
+    """The Falcon model with its head, built from the layers of GPT-J, GPT-NeoX or GPT-2."""
 
     config: FalconConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -6,7 +6,8 @@
   GPT-2 normalizes before each sublayer and after the last layer; the initial kernels that project
   to the residual stream are multiplied by 1/√(2L).
 - GPT-3: Brown et al. 2020, "Language models are few-shot learners", section 2.1
-  and table 2.1. GPT-3 alternates layers with dense and with locally banded attention.
+  and table 2.1. In GPT-3, layers with dense attention alternate with layers with locally banded
+  attention.
 
 The width of GPT-3's bands is not published. This module uses 256, the width of GPT-Neo.
 """
@@ -46,7 +47,7 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     biases."""
 
     # Properties that differ between the derived families (`models.decoders.gpt`). The defaults are
-    # the values of GPT. A family that is named in a docstring sets another value.
+    # the values for GPT; a family that a docstring names in parentheses sets a different value.
 
     embedding_norm: ClassVar[bool] = False
     """Whether embeddings are normalized before the first layer (BLOOM)."""
@@ -55,14 +56,15 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     final_norm: ClassVar[bool] = True
     """Whether pre-norm models also normalize the last layer's output (OPT)."""
     d_embedding: ClassVar[int | None] = None
-    """Width of the token embeddings. Defaults to D; linear maps project to D and back (OPT)."""
+    """Width of the token embeddings. Defaults to D; linear maps project other widths to D and back
+    (OPT)."""
 
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layer; GPTs use the tanh approximation of GELU."""
     dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     embedding_dropout: Rate | None = None
-    """Dropout rate of the embeddings plus positions. Defaults to `dropout_rate`."""
+    """Dropout rate of the sum of token embeddings and positions. Defaults to `dropout_rate`."""
     norm_position: Literal["pre", "post"] = "pre"
     """Where norms are applied. pre: before each sublayer, and once more after the last layer
     (GPT-2, GPT-3). post: after each residual sum (GPT).
@@ -79,8 +81,8 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
     """Whether the initial kernels that project to the residual stream are multiplied by 1/√(2L)
     (GPT-2, GPT-3)."""
     scale_scores_by_layer: bool = False
-    """Whether the scores of layer i, counted from 1, are also divided by i (Mistral's replicas of
-    GPT-2)."""
+    """Whether the attention scores of layer i, counted from 1, are also divided by i (Mistral's
+    replicas of GPT-2)."""
     head: str = head_field(GPT_HEADS)
 
     def __post_init__(self) -> None:
@@ -106,13 +108,13 @@ class GPTConfig(MixtureConfig, CausalLMConfig):  # pyright: ignore[reportIncompa
         return tuple(i % 2 == 1 for i in range(self.num_layers))
 
     def score_scale(self, layer: int | Int[Array, ""]) -> float | Float[Array, ""]:
-        """Returns the factor of a layer's attention scores; the first layer has the index 0."""
+        """Returns the attention scale of a layer; the first layer has the index 0."""
         scale = super().score_scale(layer)
         return scale / (layer + 1) if self.scale_scores_by_layer else scale
 
     @property
     def output_init_std(self) -> float | None:
-        """Standard deviation of the initial projections back to the residual stream."""
+        """Standard deviation of the initial kernels that project back to the residual stream."""
         if self.init_std is None or not self.scale_residual_init:
             return self.init_std
         return self.init_std / math.sqrt(2 * self.num_layers)
@@ -180,7 +182,7 @@ class PostNormLayer(Layer[GPTConfig]):
 
 
 class GPT(CausalLM):
-    """A GPT with its head.
+    """The GPT model with its head.
 
     Attributes:
       config: sizes and options of the model.
@@ -190,7 +192,7 @@ class GPT(CausalLM):
     config: GPTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
-    """The function that makes the positions of the tokens."""
+    """The function that computes the positions of the tokens."""
 
     @property
     def layer(self) -> type[Layer]:  # pyright: ignore[reportIncompatibleVariableOverride]

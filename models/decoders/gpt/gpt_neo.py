@@ -1,7 +1,7 @@
 """GPT-Neo: EleutherAI's GPT-3, with locally banded attention in every second layer.
 
 Black et al. 2021, "GPT-Neo: large scale autoregressive language modeling with Mesh-Tensorflow".
-Scores are not divided by √H, and queries, keys and values have no biases.
+Attention scores are not divided by √H, and the query, key and value projections have no biases.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class GPTNeoConfig(GPTConfig):
     """Number of tokens that a token attends to in local layers. If None, all layers attend to all
     tokens."""
     local_layers: tuple[int, ...] | None = None
-    """Indices, from 0, of the local layers. If None, every second layer is local."""
+    """Zero-based indices of the local layers. If None, every second layer is local."""
     classifier_dropout_rate: Rate = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
     """Dropout rate of the hidden states that token classification reads."""
     head: str = head_field(DECODER_HEADS)
@@ -54,7 +54,7 @@ class GPTNeoConfig(GPTConfig):
 
 
 class GPTNeo(GPT):
-    """A GPT-Neo with its head; it has the layers of GPT-2."""
+    """The GPT-Neo model with its head, built from GPT-2 layers."""
 
 
 _preset = preset_maker(

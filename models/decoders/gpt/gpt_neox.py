@@ -31,15 +31,15 @@ class GPTNeoXConfig(GPTConfig):
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layer."""
     positions: PositionKind = "rotary"
-    """The kind of positions."""
+    """How the model represents positions."""
     rope_fraction: RotatedFraction = 0.25
-    """The fraction of each head that is rotated: its first H · fraction dimensions."""
+    """The fraction of each head's dimensions that is rotated: the first H · fraction dimensions."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """How rotary frequencies are scaled for sequences longer than the trained length."""
     parallel_residual: bool = True
     """Whether both sublayers read the same residual stream. If False, they run in sequence."""
     attention_bias: bool = True  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Whether the four projections of attention have biases."""
+    """Whether the four attention projections have biases."""
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     scale_residual_init: bool = False
@@ -64,12 +64,12 @@ class GPTNeoXConfig(GPTConfig):
 
     @property
     def rotated_dim(self) -> int:
-        """Number of dimensions of a head that are rotated, R; if R is odd, R + 1 are rotated."""
+        """Number of rotated dimensions of each head, R; if R is odd, R + 1 are rotated."""
         return int(self.key_dim * self.rope_fraction)
 
 
 class ParallelLayer(Layer[GPTNeoXConfig]):
-    """x + attention(norm₁(x)) + feed-forward(norm₂(x))."""
+    """A layer that computes x + attention(norm₁(x)) + feed-forward(norm₂(x))."""
 
     @nn.compact
     def __call__(
@@ -89,7 +89,7 @@ class ParallelLayer(Layer[GPTNeoXConfig]):
 
 
 class GPTNeoX(GPT):
-    """A GPT-NeoX with its head."""
+    """The GPT-NeoX model with its head."""
 
     config: GPTNeoXConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -1,4 +1,4 @@
-"""GPT-J: attention and feed-forward in parallel, on one normalized input.
+"""GPT-J: attention and feed-forward in parallel, with the same normalized input.
 
 Wang and Komatsuzaki 2021, "GPT-J-6B: a 6 billion parameter autoregressive language model". The
 first 64 dimensions of each head are rotated, in neighboring pairs; attention has no biases, but the
@@ -32,10 +32,10 @@ class GPTJConfig(GPTConfig):
     rotary_interleaved: ClassVar[bool] = True
 
     positions: PositionKind = "rotary"
-    """The kind of positions."""
+    """How the model represents positions."""
     rotary_dim: Size | None = 64
-    """Number of dimensions of each head that are rotated, an even number. If None, all dimensions
-    are rotated.
+    """Number of rotated dimensions of each head, an even number. If None, all dimensions are
+    rotated.
     """
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
@@ -53,12 +53,12 @@ class GPTJConfig(GPTConfig):
 
     @property
     def rotated_dim(self) -> int:
-        """Number of dimensions of a head that are rotated, R."""
+        """Number of rotated dimensions of each head, R."""
         return self.key_dim if self.rotary_dim is None else self.rotary_dim
 
 
 class GPTJLayer(Layer[GPTJConfig]):
-    """x + attention(norm(x)) + feed-forward(norm(x)), with the same norm."""
+    """A layer that computes x + attention(norm(x)) + feed-forward(norm(x)), with the same norm."""
 
     @nn.compact
     def __call__(
@@ -77,7 +77,7 @@ class GPTJLayer(Layer[GPTJConfig]):
 
 
 class GPTJ(GPT):
-    """A GPT-J with its head."""
+    """The GPT-J model with its head."""
 
     @property
     def layer(self) -> type[Layer]:

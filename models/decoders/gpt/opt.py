@@ -25,11 +25,11 @@ class OPTConfig(GPTConfig):
     position_offset: ClassVar[int] = 2
 
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether normalization is followed by learned scales and biases."""
+    """Whether norms have learned scales and biases."""
     activation: Activation = "relu"
     """Non-linearity of the feed-forward layer."""
     embedding_dropout: Rate | None = 0.0
-    """Dropout rate of the embeddings plus positions. Defaults to `dropout_rate`."""
+    """Dropout rate of the sum of token embeddings and positions. Defaults to `dropout_rate`."""
     attention_dropout: Rate | None = 0.0
     """Dropout rate of attention weights. Defaults to `dropout_rate`."""
     scale_residual_init: bool = True
@@ -37,11 +37,12 @@ class OPTConfig(GPTConfig):
     final_norm: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether pre-norm models also normalize the last layer's output."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Width of the token embeddings. Defaults to D; linear maps project to D and back."""
+    """Width of the token embeddings. Defaults to D; linear maps project other widths to D and
+    back."""
 
 
 class OPT(GPT):
-    """An OPT with its head; it has the layers of GPT-2, or of the first GPT."""
+    """The OPT model with its head, built from layers of GPT-2 or of the first GPT."""
 
 
 _preset = preset_maker(
