@@ -51,7 +51,7 @@ class AlbertConfig(EncoderConfig):
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which distinguish the two segments of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether a model without a head pools its first token."""
+    """Whether a model without a head also returns the pooled first token."""
     head: str = head_field((*ENCODER_HEADS, "pretraining"), default="pretraining")
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class AlbertConfig(EncoderConfig):
 
     @property
     def layer_order(self) -> tuple[int, ...]:
-        """The index of the stored parameters of each (inner) layer that runs, in order."""
+        """For each (inner) layer in order of execution, the index of its stored parameters."""
         size = self.num_layers / self.num_groups
         return tuple(
             int(layer / size) * self.inner_layers + inner
@@ -71,7 +71,7 @@ class AlbertConfig(EncoderConfig):
 
 
 class ALBERT(Encoder):
-    """An ALBERT with its head."""
+    """The ALBERT model with its head."""
 
 
 _preset = preset_maker(

@@ -32,18 +32,18 @@ class BertConfig(EncoderConfig):
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which distinguish the two segments of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether a model without a head pools its first token."""
+    """Whether a model without a head also returns the pooled first token."""
     head: str = head_field(
         (*ENCODER_HEADS, "pretraining", "next_sentence", "causal_lm"), default="pretraining"
     )
 
 
 class BERT(Encoder):
-    """A BERT with its head."""
+    """The BERT model with its head."""
 
 
 def _preset(paper: str, published: str, sizes: tuple[int, int], note: str = "") -> Preset:
-    """Builds a preset from the sizes (layers, width), with heads of size 64."""
+    """Builds a preset from the number of layers and the width; heads have size 64."""
     num_layers, d_model = sizes
     config = BertConfig(
         vocab_size=30522,

@@ -1,7 +1,7 @@
 """CamemBERT: a RoBERTa for French.
 
-Martin et al. 2020, "CamemBERT: a tasty French language model". CamemBERT has the network of RoBERTa
-and a sentencepiece vocabulary.
+Martin et al. 2020, "CamemBERT: a tasty French language model". CamemBERT has the architecture of
+RoBERTa and a SentencePiece vocabulary.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class CamembertConfig(RobertaConfig):
 
 
 class CamemBERT(RoBERTa):
-    """A CamemBERT with its head."""
+    """The CamemBERT model with its head."""
 
 
 def _preset(published: str, note: str, num_layers: int, d_model: int) -> Preset:

@@ -23,7 +23,7 @@ class DistilBertConfig(EncoderConfig):
 
 
 class DistilBERT(Encoder):
-    """A DistilBERT with its head."""
+    """The DistilBERT model with its head."""
 
 
 PRESETS: dict[str, Preset] = {

@@ -36,7 +36,7 @@ class ElectraConfig(EncoderConfig):
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which distinguish the two segments of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Width of the embeddings. Defaults to D; a linear map projects to D."""
+    """Width of the embeddings. Defaults to D; a linear map projects other widths to D."""
     head: str = head_field(
         (*ENCODER_HEADS, "replaced_token_detection", "causal_lm"),
         default="replaced_token_detection",
@@ -44,7 +44,7 @@ class ElectraConfig(EncoderConfig):
 
 
 class ELECTRA(Encoder):
-    """An ELECTRA with its head."""
+    """The ELECTRA model with its head."""
 
 
 _preset = preset_maker(

@@ -79,7 +79,7 @@ class EncoderConfig(TransformerConfig):
     """Number of layers, L. With 0 layers, a model has only the embeddings."""
 
     norm_eps: Positive = 1e-12
-    """Added to the variance in layer normalization."""
+    """Constant added to the variance in layer normalization."""
     dropout_rate: Rate = 0.1
     """Dropout rate of embeddings, attention weights, the outputs of both sublayers, and the inputs
     of classifiers."""
@@ -96,23 +96,23 @@ class EncoderConfig(TransformerConfig):
     """The vector that sequence classification reads. cls: the first token, after the pooler. mean,
     max: the mean or the maximum of the hidden states of all real tokens, without a pooler."""
     head: str = head_field(ENCODER_HEADS)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The output: masked tokens (masked_lm), next sentences (next_sentence) or both (pretraining);
-    replaced tokens (replaced_token_detection); labels (sequence_classification,
+    """The predictions of the head: masked tokens (masked_lm), next sentences (next_sentence) or
+    both (pretraining); replaced tokens (replaced_token_detection); labels (sequence_classification,
     token_classification); an answer (question_answering); one of several choices (multiple_choice);
-    next tokens (causal_lm); or none. The choices depend on the family."""
+    next tokens (causal_lm); or nothing (none). The choices depend on the family."""
     labels: tuple[str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Names of the labels of a classification head, in order of their ids; for question answering,
-    the name of the label "no answer" if questions may have none."""
+    the name of the label "no answer" if some questions have no answer."""
 
     # Properties that differ between families. If a property differs between the models of one
-    # family, this family declares the property as a field.
+    # family, that family declares it as a field.
 
     d_embedding: ClassVar[int | None] = None
-    """Width of the embeddings. Defaults to D; a linear map projects to D (ELECTRA)."""
+    """Width of the embeddings. Defaults to D; a linear map projects other widths to D (ELECTRA)."""
     projects_before_norm: ClassVar[bool] = False
     """Whether the map from `d_embedding` to D precedes the norm, and has no bias (DeBERTa)."""
     body_pooler: ClassVar[bool] = False
-    """Whether a model without a head pools its first token (BERT)."""
+    """Whether a model without a head also returns the pooled first token (BERT)."""
     pooler_activation: ClassVar[str] = "tanh"
     """Non-linearity of the pooler: a name in `POOLERS`."""
     classifier_drops_twice: ClassVar[bool] = False
@@ -175,7 +175,7 @@ class EncoderConfig(TransformerConfig):
         return self.d_embedding or self.d_model
 
     def with_head(self, head: str, labels: tuple[str, ...]) -> "EncoderConfig":
-        """Returns the configuration of the same body with another head."""
+        """Returns the configuration of the same body with a different head."""
         return dataclasses.replace(
             self,
             head=head,
@@ -188,7 +188,7 @@ class EncoderConfig(TransformerConfig):
     def keeps_pooling(cls, head: str) -> bool:
         """Returns whether `pooling` may be set for a model with this head.
 
-        A published ModernBERT sets it with every head, and fine-tuning replaces the head.
+        A published ModernBERT sets `pooling` with every head, and fine-tuning replaces the head.
         """
         return cls.head_transform or head in cls.pooling_heads
 
@@ -200,7 +200,7 @@ class EncoderConfig(TransformerConfig):
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:
-        """Whether each layer attends only to a window. Without a window, this has no effect."""
+        """Whether each layer attends only to a window; unused if `window` is None."""
         return (True,) * self.num_layers
 
 
@@ -228,7 +228,7 @@ class PostNormLayer(Layer[EncoderConfig]):
         x = self.add(x, y, "attention", attn.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
 
-        # Feed-forward, the same map for every token.
+        # The feed-forward block applies the same map to every token.
         y = self.feed_forward(c, e, c.init_std, name="feed_forward")(x, attn.rng)
         x = self.add(x, y, "feed_forward", attn.rng)
         x = LayerNorm(c, e, name="feed_forward_norm")(x)
@@ -236,7 +236,7 @@ class PostNormLayer(Layer[EncoderConfig]):
 
 
 class Encoder(nn.Module):
-    """An encoder with its head. A family may set another class of layers.
+    """An encoder with its head. A family may set a different class of layers.
 
     Attributes:
       config: sizes and options of the model.
@@ -249,7 +249,7 @@ class Encoder(nn.Module):
     layer: ClassVar[type[Layer]] = PostNormLayer
     """The class of the model's layers."""
     make_positions: ClassVar[Callable[..., Positions]] = staticmethod(make_positions)
-    """The function that makes the positions of the tokens."""
+    """The function that computes the positions of the tokens."""
 
     @nn.compact
     def __call__(
@@ -280,12 +280,12 @@ class Encoder(nn.Module):
           segment_ids: for each token of a packed sequence, the id of its document; 0 for padding.
             Documents do not attend to each other.
           masked_positions: the positions whose logits are computed. Defaults to all positions.
-          cache: with head "causal_lm", keys and values of earlier calls, continued
-            by `input_ids`. Beyond the last slot of the cache, all logits are NaN.
+          cache: with head "causal_lm", keys and values of earlier calls; `input_ids` continue these
+            sequences. If the tokens do not fit into the cache, all logits are NaN.
           rng: one random key for each sequence (`models.row_keys`). If None, dropout is off.
           output_attentions: whether to return the attention weights.
-          head_mask: factor of the attention weights of each head, `[N]`, or `[L, N]` with one row
-            per layer. A factor of 0 disables a head.
+          head_mask: factor that multiplies the attention weights of each head, `[N]`, or `[L, N]`
+            with one row per layer. A factor of 0 disables a head.
 
         Raises:
           UserError: T is longer than a table of positions (`max_length`), a token type does not
@@ -351,7 +351,7 @@ class Encoder(nn.Module):
         x = self.finish(x)
         # Store the new keys and values. Logits become NaN if the cache overflowed.
         x, cache = advance_cache(cache, outputs.cache, x, positions=positions.key_positions)
-        # The head. A model without a head returns the body's output.
+        # Apply the head. A model without a head returns the body's output.
         body = EncoderOutput(x, self._pool(x, attention_mask, rng), outputs.attentions)
         inputs = HeadInputs(body, table, masked_positions, rng, num_choices)
         if c.head_spec.module is None:
@@ -372,7 +372,7 @@ class Encoder(nn.Module):
         return context
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns the hidden states that the head reads, from the output of the last layer."""
+        """Returns the hidden states for the head, computed from the output of the last layer."""
         return x
 
     def _check(
@@ -399,7 +399,7 @@ class Encoder(nn.Module):
             num_types = self.config.num_token_types
             require(num_types != 0, "the model has no token types: leave token_type_ids out")
             if isinstance(token_type_ids, Tracer) or token_type_ids.size == 0:
-                # The values are unknown in a compiled call. There, a type out of range gives NaN.
+                # In a compiled call, the values are unknown, and a type out of range gives NaN.
                 return
             # A type out of range gives NaN, so check the values if they are known. Use numpy, which
             # can read a constant even in a compiled call, where jax would trace it.
@@ -444,7 +444,7 @@ class Encoder(nn.Module):
     def _pool(
         self, x: Float[Array, "B T D"], attention_mask: AnyArray | None, rng: RowKeys | None
     ) -> Float[Array, "B D"] | None:
-        """Returns the pooled vector that the head reads, or None if it reads none."""
+        """Returns the pooled vector for the head, or None if the head does not need one."""
         c, e = self.config, self.execution
         # Heads with a transform, and all pooling modes except cls, pool the hidden states without a
         # pooler.

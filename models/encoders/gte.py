@@ -1,7 +1,7 @@
 """GTE: encoders of long texts in one or many languages.
 
 Zhang et al. 2024, "mGTE: generalized long-context text representation and reranking models for
-multilingual text retrieval", section 2. The layer is that of Nomic BERT, with biases in all maps
+multilingual text retrieval", section 2. The layer is a Nomic BERT layer with biases in all maps
 except for the gate and the up projection of the feed-forward layer.
 """
 
@@ -45,7 +45,7 @@ class GteConfig(NomicBertConfig):
 
 
 class GTE(NomicBERT):
-    """A GTE with its head."""
+    """The GTE model with its head."""
 
 
 PRESETS: dict[str, Preset] = {

@@ -51,7 +51,7 @@ class ModernBertConfig(EncoderConfig):
     pooling_heads: ClassVar[tuple[str, ...]] = ("sequence_classification", "multiple_choice")
 
     norm_eps: Positive = 1e-5
-    """Added to the variance in layer normalization."""
+    """Constant added to the variance in layer normalization."""
     dropout_rate: Rate = 0.0
     """Dropout rate of the embeddings."""
     activation_dropout_rate: Rate = 0.0  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -59,7 +59,7 @@ class ModernBertConfig(EncoderConfig):
     attention_dropout: Rate | None = None
     """Dropout rate of attention weights and outputs. Defaults to `dropout_rate`."""
     positions: PositionKind = "rotary"
-    """The kind of positions; rotary in every published model."""
+    """How the model represents positions; every published model uses rotary positions."""
     position_base: Positive = 160_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
     windowed_position_base: Positive = 10_000.0
@@ -67,13 +67,13 @@ class ModernBertConfig(EncoderConfig):
     window: Size = 65  # pyright: ignore[reportIncompatibleVariableOverride]
     """In windowed layers, tokens attend to tokens at a distance below `window`, on either side."""
     full_layers: tuple[int, ...] | None = None
-    """Indices, from 0, of the layers that attend to all tokens. If None, every third layer attends
-    to all tokens, beginning with the first layer.
+    """Zero-based indices of the layers that attend to all tokens. If None, every third layer
+    attends to all tokens, beginning with the first layer.
     """
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Whether the four projections of attention have biases."""
+    """Whether the four attention projections have biases."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Whether the maps of the feed-forward layers have biases."""
+    """Whether the linear maps of the feed-forward layers have biases."""
     transform_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the linear map at the beginning of a head has a bias."""
     head_activation: Activation = "gelu"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -112,7 +112,7 @@ class ModernBertConfig(EncoderConfig):
 
 
 class ModernBertLayer(Layer[ModernBertConfig]):
-    """Self-attention and a gated feed-forward, each on a normalized input, with a residual sum."""
+    """A pre-norm layer of self-attention and a gated feed-forward block."""
 
     @nn.compact
     def __call__(
@@ -129,14 +129,14 @@ class ModernBertLayer(Layer[ModernBertConfig]):
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, attn)
         x = x + dropout(y, c.attention_dropout_rate, attn.rng, "attention")
 
-        # The gated feed-forward layer has dropout only inside the layer.
+        # The gated feed-forward layer applies dropout only inside the layer.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
         x = x + GatedFeedForward(c, e, c.output_init_std, name="feed_forward")(y, attn.rng)
         return x, LayerOutputs(cache, weights)
 
 
 class ModernBERT(Encoder):
-    """A ModernBERT with its head."""
+    """The ModernBERT model with its head."""
 
     config: ModernBertConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -1,8 +1,8 @@
-"""MPNet: a BERT with relative biases of the attention scores, trained on permuted tokens.
+"""MPNet: a BERT with relative position biases in the attention scores, trained on permuted tokens.
 
 Song et al. 2020, "MPNet: masked and permuted pre-training for language understanding". As in the
-authors' code, positions are learned as in RoBERTa, and all layers share one table of biases in T5's
-buckets of distances. Unlike in the paper, pretraining masks tokens, but does not permute tokens.
+authors' code, positions are learned as in RoBERTa, and all layers share one table of biases, with
+T5's distance buckets. Unlike in the paper, pretraining masks tokens, but does not permute tokens.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class MPNetConfig(RobertaConfig):
 
     @property
     def scores_by_distance(self) -> bool:
-        """Whether scores of attention depend on the distance of query and key."""
+        """Whether attention scores depend on the distance between query and key."""
         return True
 
 
@@ -44,7 +44,7 @@ def _positions(
     cache: Cache | None,
     causal: bool,
 ) -> Positions:
-    """Returns the vectors of the positions, and the biases of the scores."""
+    """Returns the position vectors, and the biases of the attention scores."""
     vectors = make_positions(config, execution, position_ids, length, cache=cache, causal=causal)
     queries, keys, _ = query_and_key_positions(position_ids, length, cache)
     bias = bucket_bias(config, execution, bidirectional=True)
@@ -52,7 +52,7 @@ def _positions(
 
 
 class MPNet(Encoder):
-    """An MPNet with its head."""
+    """The MPNet model with its head."""
 
     make_positions = staticmethod(_positions)
 

@@ -43,22 +43,22 @@ class NomicBertConfig(EncoderConfig):
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which distinguish the two segments of an input."""
     positions: PositionKind = "rotary"
-    """The kind of positions; rotary in every published model."""
+    """How the model represents positions; every published model uses rotary positions."""
     position_base: Positive = 1_000.0
     """Base of the rotary wavelengths."""
     rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Scaling of the rotary frequencies."""
+    """How the rotary frequencies are scaled."""
     head: str = head_field(HEADS)
 
 
 class GatedPostNormLayer(PostNormLayer):
-    """Self-attention and a gated feed-forward; each residual sum is normalized."""
+    """A post-norm layer of self-attention and a gated feed-forward block."""
 
     feed_forward = GatedFeedForward
 
 
 class NomicBERT(Encoder):
-    """A Nomic BERT with its head."""
+    """The Nomic BERT model with its head."""
 
     layer = GatedPostNormLayer
 

@@ -28,7 +28,7 @@ class RobertaConfig(BertConfig):
     head_activation: ClassVar[Activation | None] = "gelu"
 
     norm_eps: Positive = 1e-5
-    """Added to the variance in layer normalization."""
+    """Constant added to the variance in layer normalization."""
     num_token_types: Count = 1
     """Number of token types."""
     position_offset: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -45,7 +45,7 @@ class RobertaConfig(BertConfig):
 
 
 class RoBERTa(Encoder):
-    """A RoBERTa with its head."""
+    """The RoBERTa model with its head."""
 
 
 def _preset(published: str, num_layers: int, d_model: int) -> Preset:

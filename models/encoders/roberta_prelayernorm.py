@@ -2,8 +2,8 @@
 
 Ott et al. 2019, "fairseq: a fast, extensible toolkit for sequence modeling" (its option
 `encoder_normalize_before`). Wettig et al. 2023, "Should you mask 15% in masked language modeling?",
-published a RoBERTa-PreLayerNorm for each masking rate. It also normalizes the sum of the embeddings
-and the output of the last layer.
+published a RoBERTa-PreLayerNorm for each masking rate. The model also normalizes the sum of the
+embeddings and the output of the last layer.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class PreNormLayer(Layer[EncoderConfig]):
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(y, attn)
         x = self.add(x, y, "attention", attn.rng)
 
-        # Feed-forward, the same map for every token.
+        # The feed-forward block applies the same map to every token.
         y = LayerNorm(c, e, name="feed_forward_norm")(x)
         y = FeedForward(c, e, c.init_std, name="feed_forward")(y, attn.rng)
         x = self.add(x, y, "feed_forward", attn.rng)
@@ -52,7 +52,7 @@ class PreNormLayer(Layer[EncoderConfig]):
 
 
 class RoBERTaPreLayerNorm(RoBERTa):
-    """A RoBERTa-PreLayerNorm with its head."""
+    """The RoBERTa-PreLayerNorm model with its head."""
 
     layer = PreNormLayer
 

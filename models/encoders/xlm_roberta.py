@@ -1,9 +1,9 @@
 """XLM-R: a RoBERTa for 100 languages.
 
 Conneau et al. 2020, "Unsupervised cross-lingual representation learning at scale". XLM-R has the
-network of RoBERTa and a sentencepiece vocabulary. Many multilingual embedders and rerankers are
-fine-tuned from XLM-R: multilingual E5 (Wang et al. 2024) and, with 8,192 positions, BGE-M3 (Chen et
-al. 2024).
+architecture of RoBERTa and a SentencePiece vocabulary. Many multilingual embedders and rerankers
+are fine-tuned from XLM-R: multilingual E5 (Wang et al. 2024) and, with 8,192 positions, BGE-M3
+(Chen et al. 2024).
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ class XLMRobertaConfig(RobertaConfig):
 
 
 class XLMRoBERTa(RoBERTa):
-    """An XLM-R with its head."""
+    """The XLM-R model with its head."""
 
 
 def _preset(published: str, paper: str, sizes: tuple[int, int], **fields: Any) -> Preset:
-    """Builds a preset from the sizes (layers, width), with heads of size 64."""
+    """Builds a preset from the number of layers and the width; heads have size 64."""
     num_layers, d_model = sizes
     note = fields.pop("note", "")
     config = XLMRobertaConfig(

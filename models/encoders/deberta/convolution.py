@@ -1,4 +1,4 @@
-"""A convolution over tokens that is added to the output of the first layer.
+"""A convolution over tokens, whose result is added to the output of the first layer.
 
 This convolution is part of the authors' code of DeBERTa version 2 (He et al. 2021). With the
 embeddings x and the output y of the first layer, the second layer reads LayerNorm(y + activation(x
@@ -19,7 +19,7 @@ from ..encoder import POOLERS, EncoderConfig
 
 @struct.dataclass
 class FirstLayerTerm:
-    """The term that is added to the first layer's output, and the parameters of the sum's norm."""
+    """The term added to the first layer's output, and the parameters of the norm of the sum."""
 
     added: Float[Array, "B T D"]
     scale: Float[Array, " D"]
@@ -38,7 +38,7 @@ class Convolution(nn.Module):
       execution: precision.
       size: number of tokens that the convolution reads for each token: the token itself, and the
         same number of tokens on each side.
-      activation: non-linearity, a name in `POOLERS`.
+      activation: the name of the non-linearity in `POOLERS`.
     """
 
     config: EncoderConfig
@@ -53,7 +53,8 @@ class Convolution(nn.Module):
         """Returns the term that is added to the first layer's output, from the embeddings x."""
         c, e = self.config, self.execution
         half, (batch, length, _) = self.size // 2, x.shape
-        # Each diagonal of the mask shows whether each token may attend to the token at one offset.
+        # Each diagonal of the mask belongs to one offset, and shows which tokens may attend to the
+        # token at this offset.
         visible = jnp.broadcast_to(mask.materialize()[:, 0], (batch, length, length))
         padded = jnp.pad(x, ((0, 0), (half, half), (0, 0)))
         # Shift the tokens by each offset, and set masked tokens to 0.

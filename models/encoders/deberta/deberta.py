@@ -1,10 +1,10 @@
 """DeBERTa: a BERT with disentangled attention.
 
-He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled attention" (version 1; its code
-contains version 2), and He et al. 2021, "DeBERTaV3: improving DeBERTa using ELECTRA-style
-pre-training with gradient-disentangled embedding sharing". `disentangled.py` implements the
-attention. The large models of version 2 add a convolution over tokens to the output of the first
-layer. As in the authors' code, the body has no pooler.
+He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled attention" (version 1; the
+authors' code also contains version 2), and He et al. 2021, "DeBERTaV3: improving DeBERTa using
+ELECTRA-style pre-training with gradient-disentangled embedding sharing". `disentangled.py`
+implements the attention. The large models of version 2 add a convolution over tokens to the output
+of the first layer. As in the authors' code, the body has no pooler.
 """
 
 import dataclasses
@@ -50,13 +50,14 @@ class DebertaConfig(DisentangledConfig):
     projects_before_norm: ClassVar[bool] = True
 
     norm_eps: Positive = 1e-7
-    """Added to the variance in layer normalization."""
+    """Constant added to the variance in layer normalization."""
     num_token_types: Count = 0  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types, which distinguish the two segments of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Width of the embeddings. Defaults to D; a linear map projects to D."""
+    """Width of the embeddings. Defaults to D; a linear map projects other widths to D."""
     convolution_size: Size | None = None
-    """Number of tokens that the convolution of the embeddings reads. If None, no convolution."""
+    """Number of tokens that the convolution of the embeddings reads. If None, the model has no
+    convolution."""
     convolution_activation: Pooler = "tanh"
     """Non-linearity of the convolution."""
     pooler_activation: Pooler = "gelu"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -83,7 +84,7 @@ class DebertaPositions(DistancePositions):
 
 
 class DebertaLayer(PostNormLayer):
-    """The layer of a BERT with disentangled attention; the first layer may add the convolution."""
+    """A BERT layer with disentangled attention; the first layer may add the convolution."""
 
     attention = DisentangledAttention
 
@@ -100,13 +101,13 @@ class DebertaLayer(PostNormLayer):
 
 
 class DeBERTa(Encoder):
-    """A DeBERTa with its head."""
+    """The DeBERTa model with its head."""
 
     layer = DebertaLayer
     make_positions = staticmethod(make_distance_positions)
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Adds the result of the convolution of the embeddings, if there is one."""
+        """Adds the convolution of the embeddings to the context, if the model has a convolution."""
         c = cast(DebertaConfig, self.config)
         if c.convolution_size is None:
             return context
@@ -133,9 +134,9 @@ def _preset(
     note: str = "",
     **fields: Any,
 ) -> Preset:
-    """Builds a preset from the sizes (layers, width, heads).
+    """Builds a preset from the number of layers, the width, and the number of heads.
 
-    Its published number of parameters excludes the head.
+    The published number of parameters excludes the head.
     """
     names = "num_layers", "d_model", "num_heads"
     fields |= dict(zip(names, sizes, strict=True))

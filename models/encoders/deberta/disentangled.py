@@ -8,7 +8,7 @@ equation 4. The score of query i and key j is
 where k(d) and q(d) are projections of the vector of distance d. All layers share the table of these
 vectors. In version 2, large distances share vectors in logarithmic buckets.
 
-Unlike the authors' code, this implementation applies no dropout to the vectors of distances.
+Unlike the authors' code, this implementation applies no dropout to the distance vectors.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from ...nn.typing import Array, Float, Int
 from ..encoder import EncoderConfig
 
 PROJECTIONS = {"c2p": "key", "p2c": "query"}
-"""For each term of the scores, the linear map that projects the vectors of distances."""
+"""For each term of the scores, the name of the linear map that projects the distance vectors."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class DisentangledConfig(EncoderConfig):
     position_options: ClassVar = {"position_base": (), "position_layout": ()}
 
     positions: Literal["none", "learned"] = "none"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Absolute positions, in addition to distances. learned: vectors of a table, added to the
-    embeddings."""
+    """Absolute positions in addition to distances. learned: learned position vectors are added to
+    the embeddings."""
     distance_terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
     """The terms of the scores that depend on distances. c2p: the product of the query's content and
     the distance. p2c: the product of the distance and the key's content. The scores are divided by
@@ -56,15 +56,15 @@ class DisentangledConfig(EncoderConfig):
     position_distance: Size | None = None
     """M: all distances of at least M share one vector. If None, M is `max_length`."""
     position_buckets: Annotated[int, Range(least=2, most=2**27)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of buckets of distances in each direction, S: one bucket for each distance up to S /
-    2, and wider buckets up to M. If None, each distance up to M has its own vector.
+    """Number of distance buckets in each direction, S: one bucket for each distance up to S / 2,
+    and wider buckets for distances up to M. If None, each distance up to M has its own vector.
     """
     share_projections: bool = False
     """Whether a layer projects distances and tokens with the same matrices (version 3)."""
     norm_distances: bool = False
-    """Whether the vectors of distances are normalized (versions 2 and 3)."""
+    """Whether the distance vectors are normalized (versions 2 and 3)."""
     key_bias: bool = True
-    """Whether the projections to keys have biases. False in version 1."""
+    """Whether the key projections have biases. False in version 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,27 +81,28 @@ class DisentangledConfig(EncoderConfig):
 
     @property
     def scores_by_distance(self) -> bool:
-        """Whether scores of attention depend on the distance of query and key."""
+        """Whether attention scores depend on the distance between query and key."""
         return bool(self.distance_terms)
 
     def with_max_length(self, max_length: int) -> "DisentangledConfig":
-        """Returns the configuration of the same model with another `max_length`."""
+        """Returns the configuration of the same model with a different `max_length`."""
         changed = cast(DisentangledConfig, super().with_max_length(max_length))
         fixed = self.farthest if self.distance_terms else None
         return dataclasses.replace(changed, position_distance=fixed)
 
     def score_scale(self, layer: int | jax.Array) -> float:
-        """Returns 1 / √(H · number of terms), the factor of the scores."""
+        """Returns the attention scale, 1 / √(H · number of terms)."""
         del layer
         return ((1 + len(self.distance_terms)) * self.key_dim) ** -0.5
 
 
 @struct.dataclass
 class DistancePositions(Positions):
-    """The positions of a batch, with the vectors of distances."""
+    """The positions of a batch, with the distance vectors."""
 
     distances: Float[Array, "R D"] | None = None
-    """The vectors of the distances -(T - 1) … T - 1 of query minus key, R = 2T - 1."""
+    """The vectors of the R = 2T - 1 distances -(T - 1) … T - 1, query position minus key
+    position."""
     projected: dict[str, Float[Array, "R N H"]] = struct.field(default_factory=dict)
     """Within a layer, the projections of these vectors for each term."""
 
@@ -128,7 +129,8 @@ def make_distance_positions(
     table = Embedding(2 * rows, c.d_model, execution=e, name="distance_embedding").embedding
     if c.norm_distances:
         table = LayerNorm(c, e, name="distance_norm")(table)
-    # Query minus key, from -(T - 1) to T - 1; each distance selects a row of the table.
+    # Query position minus key position, -(T - 1) to T - 1; each distance selects a row of the
+    # table.
     distance = jnp.arange(1 - length, length)
     if c.position_buckets is not None:
         distance = logarithmic_buckets(distance, c.position_buckets, c.farthest)
@@ -138,7 +140,7 @@ def make_distance_positions(
 
 
 class DisentangledAttention(MultiHeadAttention):
-    """Attention whose scores depend on contents and distances."""
+    """Attention whose scores depend on the content of tokens and on their distances."""
 
     config: DisentangledConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -148,7 +150,7 @@ class DisentangledAttention(MultiHeadAttention):
         c = self.config
         maps = {name: self._map(name) for name in ("query", "key", "value")}
         positions = cast(DistancePositions, context.positions)
-        # Project the vectors of distances as keys (c2p) and queries (p2c): [R, D] to [R, N, H].
+        # Project the distance vectors as keys (c2p) and queries (p2c): [R, D] to [R, N, H].
         projected: dict[str, Array] = {}
         for term in c.distance_terms:
             name, vectors = PROJECTIONS[term], positions.distances
@@ -173,7 +175,7 @@ class DisentangledAttention(MultiHeadAttention):
         vectors = cast(DistancePositions, context.positions).projected
         terms: list[Array] = []
         if "c2p" in vectors:
-            backwards = vectors["c2p"][::-1]  # in the order of distances key minus query
+            backwards = vectors["c2p"][::-1]  # in the order of key minus query
             products = jnp.einsum(
                 "BTNH,RNH->BNTR", query, backwards, preferred_element_type=jnp.float32
             )
