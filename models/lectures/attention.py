@@ -1,11 +1,12 @@
-"""Self-attention with the options of the lectures that no published family uses.
+"""Self-attention with options from the lectures that no published family uses.
 
 - `attention` "simple": no linear maps; the input is divided into N slices, which are used as
   queries, keys and values.
 - `head_convolution`: a causal convolution over tokens after the projections (So et al. 2021).
-- `positions` "relative": a vector for each clipped distance, added to keys and values (Shaw et al.
-  2018, equations 3 and 4).
-- `positions_at` "queries_keys" and "projections": where position vectors are added.
+- `positions` "relative": a vector for each clipped distance is added to keys and values (Shaw et
+  al. 2018, equations 3 and 4).
+- `positions_at` "queries_keys" and "projections": position vectors are added to the inputs of the
+  query and key projections, or to the projected queries, keys and values.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from .positions import LecturePositions
 
 
 class LectureAttention(MultiHeadAttention):
-    """Attention with the options of the lectures.
+    """Attention with the options that the lectures discuss.
 
     In cross-attention, only `attention` "simple" has an effect.
     """
@@ -33,7 +34,7 @@ class LectureAttention(MultiHeadAttention):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
-        """Computes attention of `x` to cached tokens and itself, or to the encoder's output."""
+        """Computes attention from `x` to cached tokens and to `x`, or to the encoder's output."""
         if context.source is not None:
             return super().__call__(x, context)
         c, cache = self.config, context.cache
@@ -120,7 +121,7 @@ def relative_scores(
     distances: Float[Array, "#B #T S R"],
     vectors: Float[Array, "R H"],
 ) -> Float[Array, "B N T S"]:
-    """Returns the product of each query with the vector of its distance to each key, float32."""
+    """Returns the float32 product of each query and the vector of its distance to each key."""
     products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
     # Multiply by all R vectors, then select by key. This avoids an array of vectors per query and
     # key.
@@ -132,7 +133,7 @@ def relative_values(
     distances: Float[Array, "#B #T S R"],
     vectors: Float[Array, "R H"],
 ) -> Float[Array, "B T N H"]:
-    """Returns, for each query, the sum of distance vectors weighted by its attention weights."""
+    """Returns, for each query, the sum of distance vectors weighted by the attention weights."""
     # Sum the weights per distance first. This avoids an array of vectors per query and key.
     by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
     return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)

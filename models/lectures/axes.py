@@ -1,4 +1,4 @@
-"""The families of the lecture variants, and the axes of parameters that only they have."""
+"""The families of the lecture variants, and the axes of the parameters that only they have."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def variant_of(
     Args:
       family: The family whose configuration and module the variant extends.
       config: The configuration of the variant.
-      module: Its Flax module.
+      module: The Flax module of the variant.
     """
     return dataclasses.replace(
         family,

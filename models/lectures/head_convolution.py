@@ -22,7 +22,7 @@ from ..nn.typing import Array, Bool, Float
 
 @struct.dataclass
 class EarlierTokens:
-    """The earlier tokens that a convolution may read, the same for all layers."""
+    """The earlier tokens that a convolution may read. They are the same for all layers."""
 
     real: Bool[Array, "B T"] | None
     """For each token, whether later tokens may read it. If None, they may read all tokens."""
@@ -39,7 +39,7 @@ def earlier_tokens(mask: AttentionMask, width: int, *, cached: bool) -> EarlierT
     """Returns the earlier tokens that a convolution may read.
 
     Args:
-      mask: the keys that each token may attend to, not materialized.
+      mask: the keys that each token may attend to. This mask is not materialized.
       width: the number of taps.
       cached: whether the tokens continue a cache. If True and the mask is per query, the tokens are
         beams.
@@ -94,8 +94,8 @@ class HeadConvolution(nn.Module):
         Args:
           x: projections of T tokens.
           earlier: the earlier tokens that the convolution may read.
-          history: the inputs of the last w = width - 1 tokens of each of M beams (M is 1 unless
-            `earlier.are_beams`), oldest first, zeros before the first token.
+          history: the convolution's inputs for the last w = width - 1 tokens of each of M beams (M
+            is 1 unless `earlier.are_beams`), oldest first; zeros before the first token.
 
         Raises:
           UserError: a mask per query is combined with a cache that has no history of its beams.

@@ -51,8 +51,8 @@ class LectureLayer(Layer[Config]):
     ) -> Float[Array, "B T D"]:
         """Returns x + scalar · y, after dropout of y.
 
-        With `config.residual_scalar` the scalar is learned. The initial value of the scalar is 1,
-        an unscaled sum. A scalar of 0 removes the sublayer. Without `config.add_residual`, returns
+        With `config.residual_scalar`, the scalar is learned. Its initial value is 1, which leaves
+        the sum unscaled. A scalar of 0 removes the sublayer. Without `config.add_residual`, returns
         y after dropout.
         """
         options = cast(LectureOptions, self.config)

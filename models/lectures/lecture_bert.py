@@ -1,4 +1,4 @@
-"""BERTs with the options of the lectures."""
+"""BERTs with the options that the lectures discuss."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from .positions import make_lecture_positions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LectureBertConfig(LectureOptions, bert.BertConfig):
-    """A BERT with the options of the lectures.
+    """A BERT with the options that the lectures discuss.
 
     Raises:
       UserError: a size is out of range, options contradict each other, or the head needs labels
@@ -21,7 +21,7 @@ class LectureBertConfig(LectureOptions, bert.BertConfig):
     """
 
     positions: LecturePositionKind = "learned"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The kind of positions, see `LectureGPTConfig`."""
+    """How the model represents positions; see `LectureGPTConfig`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,11 +30,11 @@ class LectureBertConfig(LectureOptions, bert.BertConfig):
 
 
 class LectureBertLayer(LectureLayer[EncoderConfig], PostNormLayer):
-    """The layer of a BERT with the options of the lectures."""
+    """A BERT layer with the options that the lectures discuss."""
 
 
 class LectureBERT(bert.BERT):
-    """A BERT with the options of the lectures."""
+    """A BERT with the options that the lectures discuss."""
 
     layer = LectureBertLayer
     make_positions = staticmethod(make_lecture_positions)

@@ -1,4 +1,4 @@
-"""GPTs with the options of the lectures, such as Primer's (So et al. 2021)."""
+"""GPTs with the options that the lectures discuss, such as Primer (So et al. 2021)."""
 
 import dataclasses
 
@@ -12,31 +12,32 @@ from .positions import make_lecture_positions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LectureGPTConfig(LectureOptions, gpt.GPTConfig):
-    """A decoder-only transformer with the options of the lectures.
+    """A decoder-only transformer with the options that the lectures discuss.
 
     Raises:
       UserError: a size or a rate is out of range, or options contradict each other.
     """
 
     positions: LecturePositionKind = "learned"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The kind of positions: one of `GPTConfig`, or relative: learned vectors of each clipped
-    distance, added to keys and values (Shaw et al. 2018). counter: 1, 2, 3, … in the last
-    dimension. appended_counter: embeddings of D - 1 dimensions, with 1, 2, 3, … appended to them.
-    binary: binary digits in the last dimensions. table: the vectors in `position_table`."""
+    """How the model represents positions: one of the kinds of `GPTConfig`, or one of the following.
+    relative: a learned vector for each clipped distance, added to keys and values (Shaw et al.
+    2018). counter: 1, 2, 3, … in the last dimension. appended_counter: embeddings of D - 1
+    dimensions, with 1, 2, 3, … appended to them. binary: binary digits in the last dimensions.
+    table: the vectors in `position_table`."""
     output_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the logits have a bias, so that the output layer is affine."""
 
 
 class PreNormLayer(LectureLayer[gpt.GPTConfig], gpt.PreNormLayer):
-    """The layer of GPT-2 with the options of the lectures."""
+    """A GPT-2 layer with the options that the lectures discuss."""
 
 
 class PostNormLayer(LectureLayer[gpt.GPTConfig], gpt.PostNormLayer):
-    """The layer of the first GPT with the options of the lectures."""
+    """A layer of the first GPT with the options that the lectures discuss."""
 
 
 class LectureGPT(gpt.GPT):
-    """A GPT with the options of the lectures."""
+    """A GPT with the options that the lectures discuss."""
 
     make_positions = staticmethod(make_lecture_positions)
 

@@ -1,4 +1,4 @@
-"""The Transformer with the options of the lectures, in the encoder and in the decoder."""
+"""The Transformer with the options that the lectures discuss, in the encoder and in the decoder."""
 
 import dataclasses
 
@@ -11,49 +11,49 @@ from .positions import make_lecture_positions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LectureTransformerConfig(LectureOptions, transformer.EncoderDecoderConfig):
-    """An encoder and a decoder with the options of the lectures.
+    """An encoder and a decoder with the options that the lectures discuss.
 
     Raises:
       UserError: a size is out of range, or options contradict each other.
     """
 
     positions: LecturePositionKind = "sinusoidal"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The kind of positions of the encoder and the decoder, see `LectureGPTConfig`."""
+    """How the encoder and the decoder represent positions; see `LectureGPTConfig`."""
 
     @property
     def encoder(self) -> "LectureTransformerConfig":
-        """The configuration of the encoder. It has no head convolution, because this is causal."""
+        """The configuration of the encoder, without head convolution, which is causal."""
         return dataclasses.replace(self, head_convolution=None)
 
 
 class EncoderLayer(LectureLayer[transformer.EncoderDecoderConfig], transformer.EncoderLayer):
-    """An encoder layer with the options of the lectures."""
+    """An encoder layer with the options that the lectures discuss."""
 
 
 class PreNormEncoderLayer(
     LectureLayer[transformer.EncoderDecoderConfig], transformer.PreNormEncoderLayer
 ):
-    """A pre-norm encoder layer with the options of the lectures."""
+    """A pre-norm encoder layer with the options that the lectures discuss."""
 
 
 class DecoderLayer(LectureLayer[transformer.EncoderDecoderConfig], transformer.DecoderLayer):
-    """A decoder layer with the options of the lectures."""
+    """A decoder layer with the options that the lectures discuss."""
 
 
 class PreNormDecoderLayer(
     LectureLayer[transformer.EncoderDecoderConfig], transformer.PreNormDecoderLayer
 ):
-    """A pre-norm decoder layer with the options of the lectures."""
+    """A pre-norm decoder layer with the options that the lectures discuss."""
 
 
 class LectureStack(transformer.TransformerStack):
-    """The encoder or the decoder of a Transformer with the options of the lectures."""
+    """The encoder or the decoder of a Transformer with the options that the lectures discuss."""
 
     make_positions = staticmethod(make_lecture_positions)
 
 
 class LectureTransformer(transformer.EncoderDecoder):
-    """A Transformer with the options of the lectures."""
+    """A Transformer with the options that the lectures discuss."""
 
     stack = LectureStack
     layers = {  # noqa: RUF012

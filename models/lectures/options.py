@@ -22,7 +22,7 @@ LecturePositionKind: TypeAlias = Literal[
 ]
 """The kinds of positions; see `models.lectures.positions`."""
 PositionPlace: TypeAlias = Literal["input", "every_layer", "queries_keys", "projections"]
-"""The places where a vector of each position can be added."""
+"""The places where position vectors can be added."""
 MOST_BITS = 31
 """Maximum number of binary digits that represent a position."""
 
@@ -40,27 +40,28 @@ class LectureOptions(_Base):
     """
 
     attention: Literal["learned", "simple"] = "learned"
-    """learned: queries, keys, values and outputs are linear maps. simple: attention without
-    parameters: the input is divided into N slices of size D / N. Each slice is query, key and value
-    of one head.
+    """How attention projects its input and output. learned: linear maps compute queries, keys,
+    values and outputs. simple: attention has no parameters. The input is divided into N slices of
+    size D / N, and each slice is the query, key and value of one head.
     """
     norm_affine: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Whether normalization is followed by learned scales and biases."""
+    """Whether norms have learned scales and biases."""
     add_residual: bool = True
-    """Whether a sublayer's output is added to its input. If False, it replaces the input."""
+    """Whether a sublayer's output is added to its input. If False, the output replaces the
+    input."""
     residual_scalar: bool = False
     """Whether each sublayer's output is multiplied by a learned scalar, whose initial value is
     1."""
     head_convolution: Size | None = None
     """Width of the causal convolution over tokens that follows the query, key and value projections
-    of causal self-attention (3 in Primer). If None, no convolution."""
+    of causal self-attention (3 in Primer). If None, attention has no convolution."""
     positions_at: PositionPlace = "input"
-    """Where vectors of positions are added. input: to the embeddings, once. every_layer: to the
-    input of every layer. queries_keys: to the inputs of the query and key projections, in every
-    layer. projections: to the projected queries, keys and values, with D split into heads."""
+    """Where position vectors are added. input: once, to the embeddings. every_layer: to the input
+    of every layer. queries_keys: to the inputs of the query and key projections, in every layer.
+    projections: to the projected queries, keys and values, with D split into heads."""
     position_table: tuple[float, ...] | None = None
-    """The vectors of positions "table": max_length · D values, row by row. To convert an array
-    [max_length, D], use `tuple(array.ravel().tolist())`."""
+    """The position vectors for `positions` "table": max_length · D values, row by row. To convert
+    an array [max_length, D], use `tuple(array.ravel().tolist())`."""
 
     position_options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **TransformerConfig.position_options,
@@ -97,8 +98,8 @@ class LectureOptions(_Base):
             f"positions_at {self.positions_at!r} requires additive positions, got {kind!r}: "
             f"leave positions_at out",
         )
-        # A vector of size D is split into heads, so the keys of all heads must have D dimensions
-        # together, and so must the values.
+        # A vector of size D is split into heads, so the keys of all heads must have D dimensions in
+        # total, and so must the values.
         sizes = {self.key_dim * self.num_heads, self.value_dim * self.num_heads}
         require(
             self.positions_at != "projections" or sizes == {self.d_model},
@@ -132,7 +133,7 @@ class LectureOptions(_Base):
 
     @property
     def scores_by_distance(self) -> bool:
-        """Whether scores of attention depend on the distance of query and key."""
+        """Whether attention scores depend on the distance between query and key."""
         return self.positions == "relative" or super().scores_by_distance
 
     @property

@@ -69,7 +69,7 @@ def similarity_attention(
     score: str | Similarity = "scaled",
     mask: Bool[Array, "*#batch #Q #K"] | None = None,
 ) -> Float[Array, "*batch Q V"]:
-    """Averages values by the similarity of their keys with each query: Σₖ softmaxₖ(sim(q, k)) vₖ.
+    """Averages values by the similarity of their keys to each query: Σₖ softmaxₖ(sim(q, k)) vₖ.
 
     Example::
 
@@ -157,7 +157,7 @@ def simple_attention(
 
     Args:
       x: T vectors of size D, or a batch of such sequences.
-      scale: factor of the dot products, by default 1. Scaled attention uses 1 / √D.
+      scale: factor that multiplies the dot products, by default 1. Scaled attention uses 1 / √D.
       causal: whether a vector attends only to itself and to earlier vectors.
       mask: True where vector i (row) may attend to vector j (column). A row without any True
         attends to all vectors equally.

@@ -46,7 +46,7 @@ def clipped_distances(
     Args:
       query_positions: position of each query.
       key_positions: position of each key.
-      farthest: k, the largest distance before clipping.
+      farthest: k; larger distances are clipped to k.
       causal: whether queries cannot attend to later keys.
     """
     distance = key_positions[:, None, :] - query_positions[:, :, None]
@@ -107,13 +107,13 @@ class LecturePositions(Positions):
     def added(
         self, x: Float[Array, "B T *rest"], *places: PositionPlace
     ) -> Float[Array, "B T *rest"]:
-        """Adds Π, split into heads like `x`, if `self.place` is one of `places`."""
+        """Adds the vectors Π, split into heads like `x`, if `self.place` is one of `places`."""
         if self.vectors is None or self.place not in places:
             return x
         return x + self.vectors.reshape(*self.vectors.shape[:2], *x.shape[2:])
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Adds Π to the embeddings, the input of the first layer."""
+        """Adds the position vectors Π to the embeddings, the input of the first layer."""
         if self.appended:
             x = x.at[..., -1].set(0)
         return self.added(x, "input", "every_layer")
@@ -121,7 +121,7 @@ class LecturePositions(Positions):
     def at_layer(
         self, x: Float[Array, "B T D"], layer: int | Int[Array, ""]
     ) -> Float[Array, "B T D"]:
-        """Adds Π to the input of every layer after the first, if `place` is "every_layer"."""
+        """Adds Π to the inputs of all layers after the first, if `place` is "every_layer"."""
         if self.place != "every_layer":
             return x
         # `at_input` has already added Π for the first layer.
@@ -138,7 +138,7 @@ def make_lecture_positions(
     causal: bool,
     init_std: float = 0.02,
 ) -> LecturePositions:
-    """Returns the positions of tokens, of any kind; see `make_positions` for the arguments."""
+    """Returns the positions of tokens for every kind; see `make_positions` for the arguments."""
     # Relative distances change the scores and the values of every layer.
     if config.positions == "relative":
         queries, keys, written = query_and_key_positions(position_ids, length, cache)

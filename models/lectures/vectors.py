@@ -19,7 +19,7 @@ def apply_to_vectors(
 ) -> Any:
     """Applies a model to vectors in place of the embeddings of tokens.
 
-    The model adds positions to the vectors. For a graph, give a mask `[B, T, T]` that is True where
+    The model adds positions to the vectors. For a graph, pass a mask `[B, T, T]` that is True where
     node (row) may attend to node (column), and a model with positions "none".
 
     Example::
@@ -29,8 +29,8 @@ def apply_to_vectors(
 
     Args:
       model: a GPT, a BERT or another model with token embeddings of width D.
-      params: the parameters of the model. The table of token embeddings is not read.
-      embeddings: the vectors, differentiable.
+      params: the parameters of the model. The token embeddings in them are not used.
+      embeddings: the vectors. The output is differentiable with respect to them.
       **inputs: additional inputs of the model, such as `attention_mask`.
 
     Returns:
