@@ -29,9 +29,9 @@ from .typing import Array, Bool, Float, Int
 HIDDEN = -1e30
 
 FEW_QUERIES = 8
-"""The maximum number of queries for which the query heads that share a key head are folded into the
-rows of one matmul. Without this reshape, XLA's CPU backend would copy all keys to another layout
-for every token.
+"""Up to this number of queries, the query heads that share a key head are folded into the rows of
+one matmul. Without this reshape, XLA's CPU backend would copy all keys to another layout for every
+token.
 """
 
 QUERY_KEY_NORMS: dict[QueryKeyNorm, Callable[..., nn.Module]] = {
@@ -43,7 +43,7 @@ QUERY_KEY_NORMS: dict[QueryKeyNorm, Callable[..., nn.Module]] = {
 """
 
 Scale = Float[Array, ""] | float | None
-"""The factor of attention scores. If None, 1 / √H."""
+"""The attention scale. If None, the scale is 1 / √H."""
 
 
 def attention_weights(
@@ -125,12 +125,12 @@ class AttentionContext:
     cache: LayerCache | None = None
     """The cached keys and values of earlier calls."""
     cache_index: Int[Array, ""] | int = 0
-    """The next slot of the cache to write."""
+    """The next cache slot to write."""
     source: Float[Array, "B S D"] | LayerCache | None = None
     """For cross-attention, the encoder's output, or the keys and values that an earlier call
     projected from it."""
     rng: RowKeys | None = None
-    """Dropout keys. If None, no dropout."""
+    """Dropout keys. If None, dropout is off."""
     head_mask: Float[Array, " N"] | None = None
     """The factor that multiplies each head's attention weights. A factor of 0 disables the head."""
     output_attentions: bool = struct.field(pytree_node=False, default=False)
@@ -155,9 +155,9 @@ class MultiHeadAttention(nn.Module):
     weighted values.
 
     Attributes:
-      config: sizes (N query heads and K key/value heads; queries and keys have `key_dim`, values
-        `value_dim`); `attention_bias` adds biases to the four projections, `score_cap` bounds the
-        scores, `query_key_norm` normalizes queries and keys.
+      config: sizes (N query heads and K key/value heads; `key_dim` is the size of queries and keys,
+        `value_dim` the size of values); `attention_bias` adds biases to the four projections,
+        `score_cap` bounds the scores, `query_key_norm` normalizes queries and keys.
       execution: precision, and the attention kernel, which is used if it supports the call.
       output_init_std: standard deviation of the initial output projection.
     """
@@ -168,7 +168,7 @@ class MultiHeadAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"], context: AttentionContext) -> Attended:
-        """Computes attention of `x` to cached tokens and itself, or to the encoder's output."""
+        """Computes attention from `x` to cached tokens and to `x`, or to the encoder's output."""
         c, positions = self.config, context.positions
         # [B, T, D] to [B, T, N, H].
         query = self.project("query", c.num_heads, c.key_dim, x)
@@ -231,7 +231,7 @@ class MultiHeadAttention(nn.Module):
     def score_terms(
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "#B #N #T S"] | None:
-        """Returns terms to add to the scores, or None. Relative positions override this method.
+        """Returns terms to add to the scores, or None. Classes with relative positions override it.
 
         Args:
           query: scaled queries.
@@ -244,7 +244,7 @@ class MultiHeadAttention(nn.Module):
     def values(
         self, weights: Float[Array, "B N T S"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "B T N V"]:
-        """Returns, for each query, the sum of all values weighted by the query's weights."""
+        """Returns, for each query, the sum of all values weighted by the attention weights."""
         del context
         return weighted_values(weights, keys.value)
 
@@ -329,7 +329,8 @@ class MultiHeadAttention(nn.Module):
     def _masked_output(
         self, attended: Float[Array, "B T N V"], head_mask: Float[Array, " N"] | None
     ) -> Float[Array, "B T D"]:
-        # The sum over keys is linear, so scaling the output of a head equals scaling its weights.
+        # The sum over keys is linear, so scaling the output of a head is equivalent to scaling its
+        # weights.
         if head_mask is not None:
             attended = (attended * head_mask[:, None]).astype(attended.dtype)
         return self.output(attended)

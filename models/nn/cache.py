@@ -1,4 +1,4 @@
-"""The key/value cache. It lets decoding project each token only once.
+"""The key/value cache lets decoding project each token only once.
 
 A layer with an attention window keeps only the tokens of the window, in a ring of R slots. Slot j
 contains the newest token whose index, counted from the first slot of the cache, is j modulo R.
@@ -21,9 +21,9 @@ from .typing import Array, Bool, Float, Int, PyTree
 class LayerCache:
     """Keys `[B, K, H, R]` and values `[B, K, R, H]` of a layer.
 
-    For all layers, the arrays have a leading axis L. K is the number of key/value heads, R the
-    number of slots. The two matrix products of attention read this layout directly, so that
-    decoding a token transposes no earlier tokens.
+    If one record stores all layers, the arrays have a leading axis L. K is the number of key/value
+    heads, R the number of slots. The two matrix products of attention read this layout directly, so
+    decoding a token does not transpose earlier tokens.
     """
 
     key: Array
@@ -47,7 +47,7 @@ LayerCaches = LayerCache | tuple[LayerCache, ...]
 
 @struct.dataclass
 class Cache:
-    """Keys and values in S slots of each sequence. The first `index` slots are written.
+    """Keys and values in S slots of each sequence. The first `index` slots have been written.
 
     To remove the newest tokens, decrease `index`: decoding continues as if they had not been
     written. A full ring has overwritten older tokens. The index can then decrease by at most
@@ -60,7 +60,7 @@ class Cache:
     length: int = struct.field(pytree_node=False)
     """The number of slots, S, which is also the number of columns of an attention mask."""
     spare: int = struct.field(pytree_node=False, default=0)
-    """The number of tokens that a layer with a window keeps in addition to its window."""
+    """The number of additional tokens that a layer with a window keeps before its window."""
     cross: LayerCaches | None = None
     """Keys and values of the encoder's hidden states, for a decoder with cross-attention. The first
     call computes these projections; later calls only read the cache.
@@ -103,7 +103,7 @@ def init_cache(
     tokens.
 
     Args:
-      config: sizes.
+      config: sizes of the model.
       execution: whether layers are stacked, and the precision.
       batch_size: the number of sequences, B.
       length: the number of slots, S.
@@ -133,7 +133,8 @@ def init_cache(
         # Stacked layers share one shape, so a ring needs the same window in every layer.
         same = len(set(windows)) == 1
         layers = layer(windows[0] if same else None, config.num_layers)
-    # Only biases by distance need the position of each slot: a rotated key contains its position.
+    # Only distance biases need the position of each slot: a rotated key already contains its
+    # position.
     positions = jnp.zeros((batch_size, length), jnp.int32) if config.scores_by_distance else None
     index = jnp.zeros((), jnp.int32)
     return Cache(layers, index, length, spare, positions=positions)
@@ -144,14 +145,14 @@ def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, le
 
     Args:
       cache: a cache that `init_cache` returned for the same model.
-      config: sizes.
+      config: sizes of the model.
       execution: as for `init_cache`.
       length: the new number of slots, at least `cache.length`.
     """
     first = cache.layers[0] if isinstance(cache.layers, tuple) else cache.layers
     # A layer axis L may precede the batch axis.
     rows = first.key.shape[-4]
-    # Take the shapes and static fields of a larger cache, and pad every array to its shape.
+    # Take the shapes and static fields of a larger cache, and pad every array to the new shape.
     larger = jax.eval_shape(lambda: init_cache(config, execution, rows, length, spare=cache.spare))
     larger = dataclasses.replace(larger, cross=cache.cross)
     # Only rings that have not wrapped around grow, so tokens keep their slots.
@@ -174,7 +175,7 @@ def advance_cache(
     *,
     positions: Int[Array, "B S"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache | None]:
-    """Returns the hidden states, and the cache after a call wrote T slots (or None).
+    """Returns the hidden states, and the cache after a call that wrote T slots (or None).
 
     Keys and values of the source, `cross`, are computed once and reused by later calls.
     A write beyond the last slot overwrites that slot. After such a write, the hidden states are
@@ -245,8 +246,8 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
     """Returns the index of the token that each slot of a ring contains, negative for an empty slot.
 
     Args:
-      end: the number of tokens so far.
-      num_slots: R.
+      end: the number of tokens that have been written.
+      num_slots: the number of slots, R.
     """
     # Slot r contains the newest token t with t % R = r.
     last = jnp.asarray(end) - 1

@@ -9,8 +9,8 @@ communication. An attention kernel can draw the mask of any block, in any order,
 
 One block of Threefry-2x32 has 64 bits, 16 bits for each of four columns. The four columns of a
 block are 8 apart, because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of
-each 32 columns share the block with the counter (row, g), where g = 8 · (number of groups of 32
-before) + r.
+each group of 32 columns share the block with the counter (row, g), where g = 8 · (number of earlier
+groups) + r.
 """
 
 import functools
@@ -27,15 +27,16 @@ from ...data.common.fields import Rate, check_value, require
 from .typing import Array, Bool, Float, Int, Key, UInt
 
 DROPOUT_MASK = "dropout_mask"
-"""A rematerialization policy may save the masks by this name, one byte per element."""
+"""A rematerialization policy can use this name to save the masks, with one byte per element."""
 
 GROUP = 32
 """The number of columns of a row whose bits come from the same 8 Threefry blocks."""
 ROWS = 8
 """The distance between columns that share a Threefry block."""
 ROUNDS = 13
-"""Salmon et al., table 2: the minimum for Threefry-2x32 to pass BigCrush. (jax uses 20 rounds.
-Fewer rounds save time here, since each of a kernel's two or three passes draws again.)
+"""The minimum number of rounds that Threefry-2x32 needs to pass BigCrush (Salmon et al., table 2).
+(jax uses 20 rounds. Fewer rounds save time here, since each of a kernel's two or three passes draws
+again.)
 """
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
@@ -45,15 +46,15 @@ RowKeys = Key[Array, " B"]
 """One random key for each sequence of a batch."""
 Keys = TypeVar("Keys", bound=RowKeys | None)
 HeadKeys = UInt[Array, "B N 2"]
-"""One key of Threefry-2x32 for each head of each sequence: two words, uint32."""
+"""One Threefry-2x32 key, two uint32 words, for each head of each sequence."""
 Word = UInt[Array, "..."]
-"""Words of 32 bits, uint32."""
+"""32-bit words, as uint32."""
 Places = tuple[Int[Array, "B R"], Int[Array, "B C"]]
 """The index of each row and of each column in the whole sequence."""
 
 
 def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> RowKeys:
-    """Returns one key per sequence, for `num_rows` sequences of a batch from `first_row` on."""
+    """Returns one key for each of `num_rows` sequences of a batch, starting at `first_row`."""
     rows = jnp.arange(num_rows) + first_row
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(rng, rows)
 
@@ -146,12 +147,12 @@ def kept_elements(
     *,
     places: Places | None = None,
 ) -> Bool[Array, "B *lead {num_rows} {num_columns}"]:
-    """Returns whether each element of matrices is kept.
+    """Returns whether each element of each matrix is kept.
 
     Args:
       keys: the random key of each matrix of R rows and C columns, as two words.
-      num_rows: R.
-      num_columns: C.
+      num_rows: the number of rows, R.
+      num_columns: the number of columns, C.
       rate: probability that an element is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
       places: the indices of the rows and columns. Columns form groups: each group has `GROUP`
         consecutive columns and starts at a multiple of `GROUP`. If None, indices count from 0.
@@ -160,7 +161,7 @@ def kept_elements(
     shape = num_rows, -(-num_columns // GROUP) * ROWS
     row, counter = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
     if places is not None:
-        # Indices may differ between sequences, so broadcast them over the axes of heads.
+        # Indices may differ between sequences, so broadcast them over the head axes.
         lead = (-1, *(1,) * (keys.ndim - 2))
         row = places[0].astype(jnp.uint32).reshape(*lead, num_rows, 1)
         firsts = places[1][:, ::GROUP].astype(jnp.uint32)[..., None] // np.uint32(GROUP // ROWS)
@@ -180,7 +181,7 @@ def kept_elements(
 
 
 def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
-    """Returns whether the elements are kept, from words `[…, R, C / 32, 8]`."""
+    """Returns whether the elements are kept, given random words `[…, R, C / 32, 8]`."""
     # Use bytes up to the barrier, and flatten the axes of attention weights. Without bytes and
     # flattening, the TPU compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of
     # layers with 1,024 tokens, if the dropout masks are kept for the backward pass.

@@ -1,15 +1,16 @@
 """Mixtures of experts: each token passes through a few of many feed-forward layers.
 
-- Shazeer et al. 2017, "Outrageously large neural networks": the k experts with the highest router
-  probability, weighted by these probabilities.
+- Shazeer et al. 2017, "Outrageously large neural networks": each token uses the k experts with the
+  highest router probability, weighted by these probabilities.
 - Fedus et al. 2022, "Switch transformers", section 2.2: the loss that balances the experts, the
   capacity of an expert, and jitter of the router's input.
 - Zoph et al. 2022, "ST-MoE", section 3.2: the loss of the router's logits (z-loss).
-- Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities normalized over the k experts.
+- Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities are normalized over the k
+  experts.
 
 The experts can be computed in three ways. `blocked` sorts the tokens by expert and multiplies
-blocks of tokens by the expert's matrices. It works on every platform. `ragged` computes the same
-result with `jax.lax.ragged_dot`. This function is efficient on TPUs; on other platforms it
+blocks of tokens by the expert's matrices. This method works on every platform. `ragged` computes
+the same result with `jax.lax.ragged_dot`. This function is efficient on TPUs; on other platforms it
 multiplies every token by every expert's matrices. `capacity` assigns each expert a limited number
 of tokens of each sequence, and drops the other tokens.
 """
@@ -45,7 +46,7 @@ Carry = TypeVar("Carry")
 
 @struct.dataclass
 class RouterStatistics:
-    """Router sums over the real tokens of each sequence, for one layer or for all L layers."""
+    """Sums over the real tokens of each sequence, for one router or for all L routers."""
 
     assigned: Float[Array, "*L B E"]
     """How many times each expert was chosen; this count has no gradient."""
@@ -60,7 +61,7 @@ class RouterStatistics:
 def stack_statistics(
     router: RouterStatistics | tuple[RouterStatistics, ...] | None,
 ) -> RouterStatistics | None:
-    """Returns the statistics of all layers, stacked or separate, as arrays `[L, …]`."""
+    """Returns the statistics of stacked or separate layers as arrays with a leading axis L."""
     if not isinstance(router, tuple):
         return router
     return jax.tree.map(lambda *each: jnp.stack(each), *router)
@@ -97,10 +98,10 @@ def config_of_call(config: Config, cache: Cache | None) -> Config:
 def balance_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
     """Returns the balance loss of each sequence, the mean over layers of E Σᵢ fᵢ Pᵢ.
 
-    Fedus et al. 2022, equation 4, where fᵢ is the number of times that expert i is chosen per token
-    and Pᵢ its mean probability. The loss is k if fᵢ and Pᵢ are uniform, and 0 for a sequence
-    without tokens. Sequences are balanced separately, so that the mean over them does not depend on
-    devices and micro-batches.
+    Fedus et al. 2022, equation 4, where fᵢ is the average number of times that a token chooses
+    expert i, and Pᵢ is the expert's mean probability. The loss is k if fᵢ and Pᵢ are uniform, and 0
+    for a sequence without tokens. Sequences are balanced separately, so that the mean over the
+    sequences does not depend on devices and micro-batches.
 
     Args:
       statistics: `[L, B, …]`, from `outputs.router`.
@@ -125,7 +126,7 @@ def batch_balance_loss(statistics: RouterStatistics) -> Float[Array, ""]:
 
 
 def router_z_loss(statistics: RouterStatistics) -> Float[Array, " B"]:
-    """Returns the z-loss of each sequence: the mean over its tokens and over the layers."""
+    """Returns the z-loss of each sequence, the mean logsumexp(logits)² over tokens and layers."""
     tokens = jnp.maximum(statistics.tokens, 1)
     return _layer_mean(statistics.squared_log_normalizer / tokens, statistics)
 
@@ -139,7 +140,7 @@ class Kernels(NamedTuple):
     """The kernels of the linear maps of E experts."""
 
     inputs: tuple[Float[Array, "E D F"], ...]
-    """The kernels before the activation: of the gate and the up projection, or only of the up
+    """The kernels of the maps before the activation: the gate and the up projection, or only the up
     projection."""
     down: Float[Array, "E F D"]
 
@@ -154,7 +155,7 @@ class Choice(NamedTuple):
 
 
 Activation = Callable[[Array], Array]
-"""The non-linearity, elementwise."""
+"""The elementwise non-linearity."""
 
 
 class Experts(nn.Module):
@@ -261,7 +262,7 @@ class ExpertMixture(nn.Module):
     def dropless(
         self, x: Float[Array, "B T D"], choice: Choice, kernels: Kernels
     ) -> Float[Array, "B T D"]:
-        """Returns the weighted sums over the chosen experts, if `kernels` contains them."""
+        """Returns the weighted sums over the chosen experts that `kernels` contains."""
         compute = {"blocked": _by_blocks, "ragged": _ragged}.get(
             self.execution.experts, _by_platform
         )
@@ -460,7 +461,7 @@ _Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 def _in_blocks(
     activation: Activation, weighted: _Weighted, kernels: Kernels, blocks: _Blocks
 ) -> Float[Array, "M D"]:
-    """Returns the weighted sums.
+    """Returns the weighted sums of the experts' outputs.
 
     The forward and the backward pass gather rows and never scatter.
     """
@@ -525,8 +526,8 @@ def _blocks_backward(
             d_down = d_expert.down + hidden.T @ d_output
             return _put(d_rows, jnp.asarray(d_row), start), Kernels(d_inputs, d_down)
 
-        # Sum up the gradients of one expert, which may fit into a processor's cache, then store
-        # them.
+        # First add up the gradients of one expert, which may fit into a processor's cache, then
+        # store them.
         d_rows, d_kernels = carry
         sums = d_rows, jax.tree.map(jnp.zeros_like, expert_kernels)
         d_rows, d_expert = _over_blocks(blocks, expert, of_block, sums)

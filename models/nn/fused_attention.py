@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """The static properties of an attention call. They determine the kernels that support it."""
+    """The static properties of an attention call. They determine which kernels support the call."""
 
     num_queries: Size
     num_keys: Size
@@ -68,7 +68,7 @@ class AttentionCall:
 
 
 BLOCK = 128
-"""The kernels for TPUs process tokens in blocks of a multiple of this size."""
+"""The TPU kernels process tokens in blocks whose size is a multiple of this number."""
 LARGEST_BLOCKS = (512, 384, 256, BLOCK)
 MAX_CUDNN_HEAD_DIM = 128
 """The largest head size that cuDNN supports on GPUs before Hopper."""
@@ -110,7 +110,8 @@ def flash_bytes(call: AttentionCall) -> int:
 
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
-"""A condition under which a kernel does not support a call, and the reason for the message."""
+"""A condition under which a kernel does not support a call, and the reason that the message
+gives."""
 
 _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),
@@ -258,8 +259,8 @@ def splash_attention(
 ) -> Float[Array, "B T N V"]:
     """Computes splash attention on TPUs; scores are not scaled.
 
-    Fully masked blocks are skipped. Heads smaller than 128 are not padded here: the compiler stores
-    them in tiles of 128. T and S are multiples of 128.
+    Fully masked blocks are skipped. Heads smaller than 128 are not padded here, because the
+    compiler stores them in tiles of 128. T and S are multiples of 128.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -276,7 +277,7 @@ def splash_attention(
             attn_logits_soft_cap=cap,
             residual_checkpoint_name=KERNEL_RESIDUALS,
         )
-    # The kernel processes one sequence, with heads before tokens, so map it over the batch.
+    # The kernel processes one sequence, with heads before tokens, so vmap it over the batch.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     ids = None if segments is None else splash.SegmentIds(*segments)
     context = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
@@ -333,10 +334,10 @@ KERNELS: dict[str, Callable[..., Array]] = {
 
 
 class FusedAttention(nn.Module):
-    """softmax(Q Kᵀ) V, computed by a kernel.
+    """Computes softmax(Q Kᵀ) V with a kernel.
 
-    The module has no parameters. The kernel is a module, so that distributed training can find and
-    shard it: the compiler cannot partition a kernel.
+    The module has no parameters. Because the kernel is wrapped in a module, distributed training
+    can find and shard it; the compiler cannot partition a kernel.
 
     Attributes:
       kernel: one of `KERNELS`.
@@ -373,7 +374,7 @@ class FusedAttention(nn.Module):
             id. If a query has no such keys, its output is finite, but its gradient must not be
             used.
           use_window: whether the window applies to this layer. If None, it does.
-          keys: dropout keys for each head of each sequence. If None, no dropout.
+          keys: dropout keys for each head of each sequence. If None, dropout is off.
         """
         # cuDNN and splash attention have no argument for dropout.
         kernel = KERNELS[self.kernel]
@@ -392,7 +393,7 @@ class FusedAttention(nn.Module):
 
         Args:
           kernel: a function like the entries of `KERNELS`. Training with a sharded `context` axis
-            passes another function.
+            passes a different function.
           *arrays: queries, keys and values, as in `__call__`.
           segments: as in `__call__`.
           use_window: as in `__call__`.

@@ -15,11 +15,11 @@ from .dropout import RowKeys, dropout
 from .typing import Array, Float, Int
 
 FEW_ROWS = range(2, 9)
-"""The numbers of rows of x for which `affine` swaps the operands of the matmul on CPU."""
+"""If x has one of these numbers of rows, `affine` swaps the operands of the matmul on CPU."""
 
 
 class Linear(nn.Module):
-    """x W + b over the last `num_input_axes` axes of x.
+    """Computes x W + b over the last `num_input_axes` axes of x.
 
     The kernel W has the shape `[*inputs, *features]`; with separate layers it is a matrix
     `[outputs, inputs]`, which is faster on CPU for few rows of x (`affine`).
@@ -103,9 +103,9 @@ def initial_kernel(
     """Returns the initializer of a kernel: normal, or uniform (Glorot and Bengio 2010).
 
     Args:
-      std: standard deviation of the normal distribution. If None, uniform in
+      std: standard deviation of the normal distribution. If None, the distribution is uniform in
         ±√(6 / (inputs + outputs)), which preserves the variance in both passes.
-      inputs: number of inputs of the kernel as a matrix.
+      inputs: number of inputs, if the kernel is viewed as a matrix.
       outputs: number of outputs, over all heads.
     """
     if std is not None:
@@ -144,7 +144,7 @@ def embedding_lookup(
 def standardized(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
     """Returns (x - mean) / √(variance + eps) over the last axis, in float32."""
     x32 = x.astype(jnp.float32)
-    # Center first: E[x²] - E[x]² would lose digits.
+    # Center first, because E[x²] - E[x]² would lose precision.
     centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
     return centered * jax.lax.rsqrt(variance + eps)
@@ -158,7 +158,7 @@ class LayerNorm(nn.Module):
         `norm_bias` also a learned bias.
       execution: precision.
       use_bias: whether an affine norm has a bias.
-      num_scaled_axes: the number of last axes that the scale and the bias have.
+      num_scaled_axes: the number of trailing axes that the scale and the bias have.
     """
 
     config: TransformerConfig
@@ -185,7 +185,7 @@ class RMSNorm(nn.Module):
       config: `norm_eps` is added to the mean square; `norm_offset` is added to the parameter
         `scale`, whose initial value is 1 - offset.
       execution: precision.
-      num_axes: number of last axes that are normalized together.
+      num_axes: number of trailing axes that are normalized together.
     """
 
     config: TransformerConfig
@@ -228,7 +228,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class FeedForward(nn.Module):
-    """activation(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, section 3.3).
+    """Computes activation(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, section 3.3).
 
     Attributes:
       config: sizes, activation, and `use_bias`.
@@ -253,7 +253,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """(activation(x W_gate) · x W_up) W_down, a gated linear unit (Shazeer 2020).
+    """Computes (activation(x W_gate) · x W_up) W_down, a gated linear unit (Shazeer 2020).
 
     Attributes:
       config: sizes, activation, `use_bias`, and `feed_forward_output_bias` for W_down.

@@ -13,7 +13,7 @@ from flax import struct
 from .typing import Array, Bool, Int
 
 AnyArray = Array | np.ndarray
-"""An array that a caller may pass: of JAX or, outside compiled functions, of NumPy."""
+"""An array that a caller may pass: a JAX array or, outside compiled functions, a NumPy array."""
 
 Size = Any
 """An int, or a symbolic dimension in a program that is exported with symbolic sizes."""
@@ -29,7 +29,7 @@ def band_mask(
     *,
     causal: bool = True,
 ) -> Bool[Array, "1 1 T S"]:
-    """Returns the mask of causal attention, or of attention in a two-sided window.
+    """Returns the mask for causal attention, or for attention within a two-sided window.
 
     With `window`, a query attends only to keys at a distance below `window`: the band of Child et
     al. 2019, "Generating long sequences with sparse transformers".
@@ -42,7 +42,7 @@ def band_mask(
 
 
 def last_keys(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T S"]:
-    """Masks all but the last `window` visible keys of each query. They need not be consecutive."""
+    """Masks all but the last `window` visible keys of each query, which need not be consecutive."""
     later = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
     return mask & (later <= window)
 
@@ -69,7 +69,7 @@ def padding_mask(
     if segment_ids is not None:
         queries = segment_ids if query_segment_ids is None else query_segment_ids
         same = queries[:, :, None] == segment_ids[:, None, :]
-        # Padding (0) must not be a key, even of padding queries.
+        # Padding (0) must not be a key, not even for padding queries.
         mask &= (same & (segment_ids != 0)[:, None, :])[:, None]
     return mask
 
@@ -78,8 +78,8 @@ def padding_mask(
 class AttentionMask:
     """The keys that each of T queries may attend to, among S keys.
 
-    A model describes the mask by all fields except `values`. A kernel needs only this description.
-    For XLA, `materialized()` computes the array `values` once for all layers.
+    A model describes the mask with all fields except `values`. A kernel needs only this
+    description. For XLA, `materialized()` computes the array `values` once for all layers.
     """
 
     num_queries: Size = struct.field(pytree_node=False)
@@ -93,9 +93,9 @@ class AttentionMask:
     causal: bool = struct.field(pytree_node=False, default=False)
     """Whether a query attends only to keys up to its own position."""
     window: int | None = struct.field(pytree_node=False, default=None)
-    """If not None, a query attends only to keys at a distance below `window`. A causal window has
-    the last `window` keys, including the query's own key. A window without causal order has up to
-    `window` - 1 keys on either side.
+    """If not None, a query attends only to keys at a distance below `window`. A causal window
+    contains the last `window` keys, including the query's own key. A window without causal order
+    contains up to `window` - 1 keys on either side.
     """
     start: Int[Array, ""] | int = 0
     """The index of the key that has the position of the first query."""

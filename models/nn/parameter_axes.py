@@ -14,7 +14,8 @@ EMBEDDING_AXES = {
     r"((encoder|decoder)/)?position_bias/embedding": (None, "heads"),
     r"output_bias": ("vocabulary",),
 }
-"""Tables of tokens, positions, distance biases and token types, and the bias of the logits."""
+"""The axes of the tables for tokens, positions, distance biases and token types, and of the bias of
+the logits."""
 
 LAYER_AXES = {
     rf"{_ATTENTION}/(query|key|value)/kernel": ("layers", "model", "heads", None),
@@ -34,13 +35,15 @@ LAYER_AXES = {
     rf"{_LAYERS}/((cross_)?attention/output|feed_forward/down)/bias": ("layers", None),
     rf"{_LAYERS}/((cross_)?attention|feed_forward)(_output)?_norm/(scale|bias)": ("layers", None),
 }
-"""Attention, feed-forward and norms of the layers of a stack, stored with a leading axis L."""
+"""The axes of the attention, feed-forward and norm parameters of a stack, which are stored with a
+leading axis L."""
 
 NORM_OF_HEADS_AXES = {rf"{_LAYERS}/attention/(query|key)_norm/scale": ("layers", "heads", None)}
-"""Norms of queries and keys with scales for each head; replaces the rule of `LAYER_AXES`."""
+"""The axes of query and key norms with a separate scale for each head. They replace the rule in
+`LAYER_AXES`."""
 
 FINAL_NORM_AXES = {r"((encoder|decoder)/)?final_norm/(scale|bias)": (None,)}
-"""The norm after the last layer."""
+"""The axes of the norm after the last layer."""
 
 HEAD_AXES = {
     r"head/bias": ("vocabulary",),
@@ -48,4 +51,5 @@ HEAD_AXES = {
     r"head/\w+/kernel": ("model", None),
     r"head/\w+/(scale|bias)": (None,),
 }
-"""Linear maps and norms of any head (`models.heads`), and the bias of its logits."""
+"""The axes of the linear maps and norms of any head (`models.heads`), and of the bias of its
+logits."""

@@ -36,7 +36,7 @@ def pool(
             pool. The vectors of several modes are concatenated.
 
     Returns:
-        The vectors; the vector of a sequence without tokens is 0.
+        The vectors. A sequence without tokens has the vector 0.
     """
     return _pool(last_hidden_state, jnp.asarray(mask)[:, None], modes)[:, 0]
 
@@ -51,12 +51,12 @@ def pool_segments(
 
     Args:
         last_hidden_state: The hidden states.
-        segment_ids: The text of each token, from 1 to `number`; 0 for padding.
+        segment_ids: The number of each token's text, from 1 to `number`; 0 for padding.
         number: The number of vectors of each sequence.
         modes: See `pool`.
 
     Returns:
-        The vectors; the vector of a text without tokens is 0.
+        The vectors. A text without tokens has the vector 0.
     """
     masks = jnp.asarray(segment_ids)[:, None] == jnp.arange(1, number + 1)[:, None]  # [B, K, T]
     return _pool(last_hidden_state, masks, modes)
@@ -98,8 +98,8 @@ def _maximum(x: Array, real: Array) -> Array:
     """Returns the maximum of `[B, T, D]` over the tokens of each mask, `[B, K, D]`.
 
     The gradient goes to the first maximal token, as in PyTorch. With `jnp.max`, the gradient goes
-    to all tokens that equal the maximum. No token gets a gradient if the compiler recomputes the
-    tokens with different rounding.
+    to all tokens that equal the maximum, and no token gets a gradient if the compiler recomputes
+    the tokens with different rounding.
     """
     # The first maximal token of each feature, [B, K, D].
     indices = jnp.argmax(jnp.where(real[..., None] != 0, x[:, None], -jnp.inf), axis=2)

@@ -38,7 +38,8 @@ def default_positions(
     Args:
       start: the first requested slot (above 0 if a cache is continued).
       length: number of requested slots, T.
-      attention_mask: 1 for real tokens, for all slots. Padding may be on either side.
+      attention_mask: 1 for real tokens, with an entry for every slot. Padding may be on either
+        side.
       segment_ids: document of each token of a packed sequence.
     """
     index = jnp.arange(length)
@@ -99,7 +100,7 @@ class Positions:
     them.
     """
     bias: Float[Array, "#B N #T S"] | None = None
-    """The bias that is added to the scores of attention."""
+    """The bias that is added to the attention scores."""
     key_positions: Int[Array, "B S"] | None = None
     """The position of each slot of a cache, if attention uses distances to cached keys."""
 
@@ -122,7 +123,7 @@ class Positions:
         return dataclasses.replace(self, bias=keys.of_columns(self.bias))
 
     def at_input(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Adds Π to the embeddings, the input of the first layer."""
+        """Adds the position vectors Π to the embeddings, the input of the first layer."""
         return x if self.vectors is None else x + self.vectors
 
 
@@ -148,7 +149,7 @@ def make_positions(
     causal: bool,
     init_std: float = 0.02,
 ) -> Positions:
-    """Returns the positions of tokens; call it in the compact method of a module.
+    """Returns the positions of tokens. Call this function in the compact method of a module.
 
     The module stores learned vectors in `position_embedding` and learned biases in `position_bias`.
 
@@ -176,7 +177,7 @@ def make_positions(
         rows = config.max_length + config.position_offset
         table = Embedding(rows, config.position_dim, init_std, execution, name="position_embedding")
         if config.position_offset:
-            # A negative position must not select a row before that of position 0.
+            # A negative position must not select a row before the row of position 0.
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
         return Positions(table(position_ids))
     if kind == "sinusoidal":
@@ -188,7 +189,8 @@ def make_positions(
         )
     if kind == "none":
         return Positions()
-    # The remaining kinds add a bias to the scores, which depends on the distance of query and key.
+    # The remaining kinds add a bias to the scores, which depends on the distance between query and
+    # key.
     queries, keys, written = query_and_key_positions(position_ids, length, cache)
     if kind == "alibi":
         return Positions(bias=alibi(queries, keys, config.num_heads), key_positions=written)
@@ -199,7 +201,7 @@ def make_positions(
 def bucket_bias(
     config: TransformerConfig, execution: Execution, *, bidirectional: bool, init_std: float = 0.02
 ) -> RelativePositionBias:
-    """Returns the module `position_bias`; call it in the compact method of a module.
+    """Returns the module `position_bias`. Call this function in a module's compact method.
 
     Args:
       config: the number of heads and of buckets.

@@ -1,9 +1,9 @@
 """Relative positions: attention that depends on the distance between query and key.
 
-- Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned bias
-  of the scores for each head and bucket of distances, shared by the layers.
+- Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned score
+  bias for each head and distance bucket, shared by all layers.
 - He et al. 2021, "DeBERTa: decoding-enhanced BERT with disentangled attention", section 3.1:
-  vectors of distances; the authors' code for version 2 combines them in logarithmic buckets.
+  distance vectors; the authors' code for version 2 combines them in logarithmic buckets.
 - Press et al. 2022, "Train short, test long" (ALiBi), section 3: a bias that decreases
   linearly with the distance, with one slope per head.
 """
@@ -31,7 +31,7 @@ def relative_buckets(
       distance: key position minus query position.
       num_buckets: number of buckets. If `bidirectional`, half of the buckets are for keys after the
         query.
-      max_distance: larger distances share the last bucket.
+      max_distance: all larger distances share the last bucket.
       bidirectional: whether queries attend to later keys. If False, later keys have bucket 0.
     """
     offset = jnp.zeros_like(distance)
@@ -91,11 +91,11 @@ def logarithmic_buckets(
 def by_distance(products: Float[Array, "... T R"]) -> Float[Array, "... T T"]:
     """Selects, for row i and column j, the product of row i for the distance j - i.
 
-    A padded row is one element longer than R, so that reshaping shifts each row by one element
-    more than the row before: no gather is needed.
+    A padded row has R + 1 elements, so reshaping shifts each row by one element more than the row
+    before, and no gather is needed.
 
     Args:
-      products: for each row, one product per distance -(T - 1) … T - 1, R = 2T - 1.
+      products: for each row, one product for each of the R = 2T - 1 distances -(T - 1) … T - 1.
     """
     *batch, length, _ = products.shape
     # […, T, 2T - 1] to […, T, 2T].
@@ -129,12 +129,12 @@ def alibi(
 
 
 class RelativePositionBias(nn.Module):
-    """A learned bias of attention scores for each head and bucket of distances (T5).
+    """A learned bias of the attention scores for each head and distance bucket (T5).
 
     Attributes:
       num_heads: number of query heads, N.
       num_buckets: number of buckets; see `relative_buckets`.
-      max_distance: larger distances share the last bucket.
+      max_distance: all larger distances share the last bucket.
       bidirectional: whether queries attend to later keys.
       init_std: standard deviation of the initial biases.
       execution: precision of the parameters; the biases are float32.

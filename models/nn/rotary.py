@@ -60,7 +60,8 @@ def rotary_positions(
 
     The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
     (2i, 2i + 1). GPT-NeoX and every published Llama in the Hugging Face format use the planes (i, i
-    + R/2). The two pairings differ only by a permutation of the dimensions of queries and keys.
+    + R/2). The two ways to pair dimensions differ only by a permutation of the dimensions of
+    queries and keys.
 
     Args:
       position_ids: the position of each token.
@@ -69,7 +70,7 @@ def rotary_positions(
       base: the base of the wavelengths.
       scaling: the scaling of the frequencies.
       max_length: the maximum sequence length, for scalings that depend on it.
-      interleaved: whether planes are (2i, 2i + 1), as in the paper (GPT-J).
+      interleaved: whether planes are (2i, 2i + 1), as in the paper and in GPT-J.
     """
     frequency = rotary_frequencies(
         position_ids, size, base, scaling=scaling, max_length=max_length
@@ -95,7 +96,7 @@ def rotary_frequencies(
     scaling: RotaryScaling | None,
     max_length: int,
 ) -> Float[Array, "*rest F"]:
-    """Returns the angle of each plane per position: `[R/2]`, or `[B, 1, R/2]` if it differs by row.
+    """Returns each plane's angle per position: `[R/2]`, or `[B, 1, R/2]` if the rows differ.
 
     Some scalings depend on the length of a text. In LongRoPE, for example, texts within the trained
     length use the "short" factors. The length of a row is its last position plus 1, so that the

@@ -94,15 +94,15 @@ def prepare_inputs(
     """Checks the inputs that all models share; returns the positions and the mask.
 
     Args:
-      config: sizes.
+      config: sizes of the model.
       input_ids: token ids.
       attention_mask: 1 for the tokens (or slots of the cache) that may be attended to.
       position_ids: position of each token. If None, default positions are computed.
       segment_ids: document of each token of a packed sequence.
       cache: keys and values of earlier calls.
-      causal: whether a token attends only to tokens up to itself.
+      causal: whether a token attends only to itself and earlier tokens.
       skip_padding: whether default positions count only real tokens.
-      prefix: prefix of the arguments' names, for messages, such as "decoder_".
+      prefix: prefix of the argument names in error messages, such as "decoder_".
 
     Raises:
       UserError: the table of positions has fewer rows than there are tokens, `attention_mask` does
@@ -156,7 +156,7 @@ def _check_rings(cache: Cache, num_beams: int, prefix: str) -> None:
 
 @struct.dataclass
 class LayerInputs:
-    """Inputs that differ between layers: of one layer, or of all, with a leading axis L."""
+    """Inputs that differ between layers, for one layer or (with a leading axis L) for all."""
 
     index: int | Int[Array, "*L"]
     cache: LayerCache | None
@@ -172,16 +172,16 @@ class LayerContext:
     windowed_mask: AttentionMask | None
     """The mask of the layers with an attention window, if any."""
     cache_index: Int[Array, ""] | int
-    """The next slot of the cache to write."""
+    """The next cache slot to write."""
     rng: RowKeys | None
     output_attentions: bool = struct.field(pytree_node=False)
     encoder_hidden_states: Float[Array, "B S D"] | None = None
     cross_mask: AttentionMask | None = None
     """The encoder positions that each token of a decoder may attend to."""
     head_mask: Float[Array, "L N"] | None = None
-    """The factor that multiplies the weights of each head of self-attention."""
+    """The factor that multiplies the attention weights of each head of self-attention."""
     cross_head_mask: Float[Array, "L N"] | None = None
-    """The factor that multiplies the weights of each head of cross-attention."""
+    """The factor that multiplies the attention weights of each head of cross-attention."""
     positions: Positions = dataclasses.field(default_factory=Positions)
     """The positions of the tokens, for self-attention."""
     real: Float[Array, "B T"] | None = None
@@ -258,10 +258,10 @@ def make_layer_context(
     positions: Positions = Positions(),
     real: Float[Array, "B T"] | None = None,
 ) -> LayerContext:
-    """Builds the inputs that all layers share, with masks as the attention backend needs them.
+    """Builds the inputs that all layers share, with the masks that the attention backend needs.
 
     Args:
-      config: sizes.
+      config: sizes of the model.
       execution: selects the attention kernel.
       mask: the keys that each token may attend to.
       cache: keys and values of earlier calls.
@@ -273,8 +273,9 @@ def make_layer_context(
       cross_mask: the encoder positions that the decoder may attend to.
       positions: the positions of the tokens. A stack may also set them later.
       real: 1 for real tokens. If None, all tokens are real.
-      head_mask: factor of the weights of each head, for all layers or per layer.
-      cross_head_mask: factor of the weights of each head of cross-attention.
+      head_mask: factor that multiplies the attention weights of each head, for all layers or per
+        layer.
+      cross_head_mask: factor that multiplies the weights of each head of cross-attention.
 
     Raises:
       UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
@@ -346,8 +347,8 @@ def _of_all_layers(
 class LayerOutputs:
     """Outputs of a layer in addition to the residual stream.
 
-    The outputs of a stack have a leading axis L in each field, or a tuple of L items (separate
-    layers).
+    In the outputs of a stack, each field has a leading axis L or, with separate layers, is a tuple
+    of L items.
     """
 
     cache: LayerCaches | None
@@ -361,7 +362,7 @@ class LayerOutputs:
 
 
 class Layer(nn.Module, Generic[Config]):
-    """Base class of a layer. Each family's layer follows the order of its paper.
+    """Base class of all layers. Each family's layer follows the order of its paper.
 
     Distributed training finds layers by this class, and keeps the residual stream sharded over the
     sequences of a batch before and after each layer.
@@ -376,7 +377,7 @@ class Layer(nn.Module, Generic[Config]):
 
     attention: ClassVar[type[MultiHeadAttention]] = MultiHeadAttention
     """The class of the layer's attention. A family whose attention has additional score terms sets
-    another class."""
+    a different class."""
 
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
@@ -404,7 +405,7 @@ class Layer(nn.Module, Generic[Config]):
         fed: Float[Array, "B T D"],
         rng: RowKeys | None,
     ) -> Float[Array, "B T D"]:
-        """Returns the sum of the residual stream and of both sublayers, which read the same stream.
+        """Returns the residual stream plus the outputs of both sublayers, which read this stream.
 
         Args:
           x: the residual stream.
@@ -416,7 +417,8 @@ class Layer(nn.Module, Generic[Config]):
 
 
 ReadLayer = Callable[[Params], Params]
-"""A function from the stored variables of a layer, `{"params": …}`, to the variables that it uses.
+"""A function from the stored variables of a layer, `{"params": …}`, to the variables that the layer
+uses.
 """
 _read_layer: ContextVar[ReadLayer | None] = ContextVar("read_layer", default=None)
 
@@ -445,7 +447,7 @@ def run_layers(
     context: LayerContext,
     order: Sequence[int] | None = None,
 ) -> tuple[Float[Array, "B T D"], LayerOutputs]:
-    """Runs the L layers of a stack, in the compact method of a module.
+    """Runs the L layers of a stack. Call this function in the compact method of a module.
 
     The parameters are stored under `layers`, where each array has a leading axis L, or under
     `layers_0`, `layers_1` … if `execution.layers` is "separate". Layers that share their parameters
@@ -454,7 +456,8 @@ def run_layers(
     Args:
       layer: the class of one layer.
       config: sizes; `num_layers` is L.
-      execution: scanned, unrolled or separate layers, and the activations to rematerialize.
+      execution: whether layers are scanned, unrolled or separate, and which activations are
+        rematerialized.
       x: the residual stream.
       cache: keys and values of earlier calls.
       context: the inputs that all layers share.
@@ -468,8 +471,7 @@ def run_layers(
     # A model without layers (a bag of words) returns its embeddings.
     if not order:
         return x, LayerOutputs(None, None)
-    # Wrap rematerialization around the all-gather of the parameters, so that it includes the
-    # all-gather.
+    # Include the all-gather of the parameters in the function that is rematerialized.
     read = _read_layer.get()
     if read is not None:
         layer = nn.map_variables(layer, "params", read)
@@ -514,7 +516,7 @@ def run_layers(
         step = _step_of_shared(order)
         shared = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **options)
         return shared(stack, x, (jnp.asarray(order), inputs), context)
-    # Other layers: the scan slices the stacked parameters, one layer for each step.
+    # Layers with separate parameters: the scan slices the stacked parameters, one layer per step.
     options |= {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
     return nn.scan(_call, **options)(stack, x, inputs, context)
 

@@ -1,4 +1,4 @@
 """Attention kernels of this package, for whole sequences and for the shards of ring attention."""
 
 KERNEL_RESIDUALS = "kernel_residuals"
-"""A rematerialization policy may save a kernel's residuals by this name."""
+"""A rematerialization policy can use this name to save a kernel's residuals."""

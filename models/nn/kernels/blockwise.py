@@ -26,7 +26,7 @@ from . import KERNEL_RESIDUALS
 
 HIDDEN = -1e30
 """The score of a masked key, and the log-sum-exp of a query without visible keys. The value is
-finite, so that `merge` does not give NaN for a query without visible keys in both operands.
+finite, so that `merge` does not give NaN for a query that has no visible keys in either operand.
 """
 LARGEST_BLOCK = 512
 SMALLEST_BLOCK = 64
@@ -43,7 +43,7 @@ Inputs = tuple[Array, Array, Array]
 class Band:
     """A band of distances d = i + offset - j between query i and the keys j that it may attend to.
 
-    0 ≤ d < window, or |d| < window if the band is not causal.
+    The band contains the distances 0 ≤ d < window or, if it is not causal, |d| < window.
     """
 
     offset: int = 0
@@ -158,7 +158,7 @@ def _blocks(length: int, *, dropping: bool = False) -> Int[np.ndarray, "n 2"]:
 
 
 class _Blocks(NamedTuple):
-    """The arrays of a call, with the axis of heads before tokens, and access to their blocks."""
+    """The arrays of a call, with heads before tokens, and methods that read their blocks."""
 
     query: Float[Array, "B K G T H"]
     key: Float[Array, "B K S H"]
@@ -222,14 +222,14 @@ def _put(x: Array, part: Array, start: Array, axis: int) -> Array:
 
 
 def _by_key_head(x: Array, num_key_heads: int) -> Array:
-    """Returns `[B, T, N, …]` as `[B, K, G, T, …]`: query head n uses key head n // G."""
-    # [B, T, K, G, …], then move the axis of tokens after the axes of heads.
+    """Converts `[B, T, N, …]` to `[B, K, G, T, …]`: query head n uses key head n // G."""
+    # [B, T, K, G, …], then move the token axis after the head axes.
     x = x.reshape(*x.shape[:2], num_key_heads, -1, *x.shape[3:])
     return jnp.moveaxis(x, 1, 3)
 
 
 def _by_token(x: Array) -> Array:
-    """Returns `[B, K, G, T, …]` as `[B, T, N, …]`."""
+    """Converts `[B, K, G, T, …]` to `[B, T, N, …]`."""
     x = jnp.moveaxis(x, 3, 1)
     return x.reshape(*x.shape[:2], -1, *x.shape[4:])
 
@@ -280,7 +280,8 @@ def forward(
         # Online softmax: rescale the accumulators to the new maximum, then add this block.
         output, highest, total = (_take(x, i * rows, rows, 3) for x in carry)
         higher = jnp.maximum(highest, scores.max(axis=-1, keepdims=True))
-        # Multiply by the mask: if all keys so far are hidden, exp(HIDDEN - HIDDEN) is 1.
+        # Set the weights of hidden keys to 0: if all keys so far are hidden, exp(HIDDEN - HIDDEN)
+        # is 1.
         weights = jnp.where(visible, jnp.exp(scores - higher), 0)
         rescale = jnp.exp(highest - higher)
         values = _take(blocks.value, j * columns, columns, 2)
@@ -447,7 +448,7 @@ def blockwise_attention(
     With `keys`, weights are dropped with probability `rate`. Attention with XLA drops the same
     weights.
     """
-    # Without causal order and window, every key is visible.
+    # With neither causal order nor a window, every key is visible.
     band = Band(window=window, causal=causal) if causal or window is not None else None
     dropped = None
     if keys is not None:

@@ -4,10 +4,10 @@ Dao et al. 2022, "FlashAttention", algorithms 1 and 4, with the log-sum-exp of t
 residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the dropout mask of a block
 from its counters (`dropout.py`). The mask is never stored in main memory.
 
-In the kernels, the 128 columns of a register are tokens, and its rows are features or keys. Arrays
-are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of scores has
-the shape `[keys, queries]`, so that the maximum and the sum over a query's keys are reductions over
-rows.
+In the kernels, the 128 columns of a register correspond to tokens, and the rows to features or
+keys. Arrays are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of
+scores has the shape `[keys, queries]`, so that the maximum and the sum over a query's keys are
+reductions over rows.
 
 The backward pass is one kernel, which computes the scores and the mask of a block once for all
 gradients. The query gradients of a whole head stay in on-chip memory.
@@ -128,7 +128,8 @@ def _kept(spec: _Spec, key: tuple[Array, Array], i: Array, first_key: Array) -> 
 def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
     if spec.rate == 0:
         return None
-    # The keys are one flat array of words in scalar memory: two for each head of each sequence.
+    # The dropout keys form one flat array in scalar memory, with two words for each head of each
+    # sequence.
     at = 2 * (pl.program_id(0) * pl.num_programs(1) + pl.program_id(1))
     return keys[at].astype(jnp.uint32), keys[at + 1].astype(jnp.uint32)
 
@@ -224,8 +225,8 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
     @pl.when(spec.computes(i, j))
     def _block() -> None:
         q, k, d = query[0, 0], key[0, 0], out_gradient[0, 0]
-        # Recompute the scores, and multiply the gradients by the values: both results are [keys,
-        # queries].
+        # Recompute the scores, and multiply the gradients by the values: both results have the
+        # shape [keys, queries].
         scores[...] = _masked(spec, _product(k, q, (0, 0)), ids, (i, j))
         products[...] = _product(value[0, 0], d, (0, 0))
         # Σ weight · gradient over the keys of a query equals the product of output and gradient.
@@ -262,13 +263,13 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
 
 
 def _block_specs(spec: _Spec, ij: Callable[..., tuple[Array, Array]]) -> tuple[Callable, Callable]:
-    """Returns two functions: one makes the block specs of arrays of queries, the other of keys.
+    """Returns a function that makes block specs for query arrays, and one for key arrays.
 
     The arrays have the shape [B, heads, size, tokens].
 
     Args:
       spec: the static properties of the call.
-      ij: maps a step of the grid to the blocks of queries and keys.
+      ij: maps a step of the grid to the indices of its query block and its key block.
     """
 
     def of_queries(size: int) -> pl.BlockSpec:
@@ -348,7 +349,7 @@ def _backward(
     rest: tuple[Array, Ids | None],
     outputs: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """Returns the gradients of queries, keys and values, the last two for each query head."""
+    """Returns the gradients of queries and, for each query head, of keys and values."""
     (query, key, value), (keys, ids) = inputs, rest
     (batch, heads, size, num_queries), (value_size, num_keys) = query.shape, value.shape[2:]
 

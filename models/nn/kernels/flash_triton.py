@@ -7,9 +7,9 @@ gradients of keys and values. Programs therefore never add to the same memory, a
 fixed order. All three kernels draw the dropout mask of a block from its counters (`dropout.py`).
 The mask is never stored in main memory.
 
-One Threefry block has the random bits of four keys that are 8 apart. The keys of a block are loaded
-in an order (`key_order`) that assigns the scores of these four keys to one thread of a GPU's matrix
-unit. The thread draws once for all four keys, without communication.
+One Threefry block contains the random bits for four keys that are 8 apart. The keys of a block are
+loaded in an order (`key_order`) that assigns the scores of these four keys to one thread of a GPU's
+matrix unit. The thread draws once for all four keys, without communication.
 
 The kernels are written in Pallas and compiled by Triton, which jax deprecates from 0.11 on. The
 successor, Mosaic GPU, needs a Hopper or Blackwell GPU, and its interface differs between the
@@ -32,9 +32,9 @@ from ..typing import Array, Bool, Float, Int
 from . import KERNEL_RESIDUALS
 
 QUERIES = 64
-"""The number of queries of a block in the forward pass and for the gradients of queries."""
+"""The number of queries per block in the forward pass and in the kernel for query gradients."""
 INNER_QUERIES = 32
-"""The number of queries of a step for the gradients of keys and values, whose sums occupy most
+"""The number of queries per step in the kernel for key and value gradients, whose sums occupy most
 registers."""
 KEYS = (128, 64)
 """The block sizes for keys. `block_keys` selects one of them."""
@@ -53,7 +53,7 @@ Range = tuple[Int[Array, ""] | int, Int[Array, ""] | int]
 
 
 def block_keys(num_keys: int, size: int) -> int:
-    """Returns the number of keys of a block, chosen so that a kernel's sums fit into registers.
+    """Returns the number of keys per block, chosen so that a kernel's sums fit into registers.
 
     Args:
       num_keys: the number of keys, a multiple of 64.
@@ -84,7 +84,7 @@ class _Spec:
         return 1 / (1 - self.rate)
 
     def kernel_name(self, phase: str) -> str:
-        """Returns a name for a kernel that shows its options in profiles and memory plans."""
+        """Returns a kernel's name, which shows the options in profiles and memory plans."""
         order = "_causal" if self.causal else ""
         window = "" if self.window is None else f"_window_{self.window}"
         return f"flash_triton_{phase}{order}{window}"
@@ -115,8 +115,8 @@ class _Spec:
 def key_order(block_k: int) -> Int[Array, " {block_k}"]:
     """Returns the order in which the keys of a block are loaded, as offsets in the block.
 
-    A thread of the matrix unit has the scores of indices that differ only in bit 3 (value 8) or, in
-    a block of more than 64 keys, in the highest bit. These two bits of an index therefore select
+    A thread of the matrix unit holds the scores for indices that differ only in bit 3 (value 8) or,
+    in a block of more than 64 keys, in the highest bit. These two bits of an index therefore select
     one of the four keys that share a draw. The remaining bits of an index are the index of the
     draw.
     """
@@ -141,7 +141,7 @@ class _Tile:
     """1 if the matrix has the shape [queries, keys], 0 if it has the shape [keys, queries]."""
 
     def outer(self, of_queries: Array, of_keys: Array) -> tuple[Array, Array]:
-        """Reshapes values of queries and values of keys so that they broadcast over the matrix."""
+        """Reshapes per-query and per-key values so that they broadcast over the matrix."""
         query_axis = 1 - self.key_axis
         return jnp.expand_dims(of_queries, self.key_axis), jnp.expand_dims(of_keys, query_axis)
 
@@ -176,7 +176,7 @@ class _Tile:
         words = threefry(key, (query.astype(jnp.uint32), counter.astype(jnp.uint32)))
 
         def split(upper: int, lower: int) -> tuple[int, ...]:
-            """Returns the shape of a matrix whose axis of keys is split by the bits of indices."""
+            """Returns the shape of a matrix whose key axis is split by the bits of the indices."""
             keys, queries = (upper, count // ROWS, lower, ROWS), self.queries.shape
             return queries + keys if self.key_axis == 1 else keys + queries
 
@@ -304,21 +304,21 @@ def _key_kernel(spec: _Spec, *refs: jax.Ref) -> None:
 
 
 def _blocked(size: int, block: int, group: int = 1) -> pl.BlockSpec:
-    """Returns the spec of a program's block of an array [B, T, heads, size]."""
+    """Returns the block spec for a block of an array [B, T, heads, size]."""
     return pl.BlockSpec((None, block, None, size), lambda i, n, b: (b, i, jax.lax.div(n, group), 0))
 
 
 def _whole(size: int, length: int, group: int = 1) -> pl.BlockSpec:
-    """Returns the spec of all tokens of a program's head in an array [B, T, heads, size]."""
+    """Returns the block spec for all tokens of one head in an array [B, T, heads, size]."""
     return pl.BlockSpec(
         (None, length, None, size), lambda i, n, b: (b, 0, jax.lax.div(n, group), 0)
     )
 
 
 def _per_head(block: int | None, length: int) -> pl.BlockSpec:
-    """Returns the spec of a block of an array [B, N, T], or of a whole row.
+    """Returns the block spec for a block of an array [B, N, T], or for a whole row.
 
-    A whole row of a head is used if `block` is None.
+    If `block` is None, the spec covers the whole row of a head.
     """
     if block is None:
         return pl.BlockSpec((None, None, length), lambda i, n, b: (b, n, 0))
@@ -326,7 +326,7 @@ def _per_head(block: int | None, length: int) -> pl.BlockSpec:
 
 
 def _ids(block: int | None, length: int) -> pl.BlockSpec:
-    """Returns the spec of a block of an array [B, T], or of a whole row if `block` is None."""
+    """Returns the block spec for an array [B, T]: a block, or a whole row if `block` is None."""
     if block is None:
         return pl.BlockSpec((None, length), lambda i, n, b: (b, 0))
     return pl.BlockSpec((None, block), lambda i, n, b: (b, i))
@@ -376,7 +376,7 @@ def _backward(
     outputs: tuple[Array, Array],
     gradient: Float[Array, "B T N V"],
 ) -> Inputs:
-    """Returns the gradients of queries, keys and values, the last two for each query head."""
+    """Returns the gradients of queries and, for each query head, of keys and values."""
     query, key, value = inputs
     (batch, length, heads, size), num_keys, value_size = query.shape, key.shape[1], value.shape[3]
     out, log_sum = outputs

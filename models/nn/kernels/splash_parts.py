@@ -40,7 +40,7 @@ def forward(
     assert dropped is None
     kernel = _kernel(query, key, band, cap)
     ids = None if segments is None else splash.SegmentIds(*segments)
-    # The kernel processes one sequence, with heads before tokens, so map it over the batch.
+    # The kernel processes one sequence, with heads before tokens, so vmap it over the batch.
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     output, (log_sum,) = jax.vmap(lambda *row: kernel(*row))(query, key, value, ids)
     output, log_sum = jnp.swapaxes(output, 1, 2), jnp.swapaxes(log_sum, 1, 2)
@@ -105,7 +105,7 @@ _OPTIONS = (
     "attn_logits_soft_cap",
     "interpret",
 )
-"""The options of the kernel's backward pass, without its arrays."""
+"""The names of the options of the kernel's backward pass; its arrays are not listed."""
 
 
 def _kernel(
