@@ -50,7 +50,7 @@ class CausalLMOutput:
     values: Float[Array, "B T"] | None = None
     """The expected reward after each token, for the head `causal_lm_with_value`."""
     router: RouterStatistics | None = None
-    """Router statistics of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
+    """Router statistics of a mixture of experts, `[L, B, …]`, for losses in `models.nn.experts`."""
 
     @property
     def logits(self) -> Float[Array, "B T V"]:
@@ -87,7 +87,7 @@ class EncoderOutput:
     pooler_output: Float[Array, "B D"] | None = None
     attentions: AttentionWeights = None
     router: RouterStatistics | None = None
-    """Router statistics of a mixture of experts, `[L, B, …]`, for the losses of `models.nn.experts`."""
+    """Router statistics of a mixture of experts, `[L, B, …]`, for losses in `models.nn.experts`."""
 
 
 class _WithBody:

@@ -275,13 +275,13 @@ def _check_supported(name: str, value: object, values: Iterable[object], source:
 
 
 def none_for_defaults(settings: Settings, defaults: Settings) -> None:
-    """Sets a setting to None if it equals the value that None stands for.
+    """Sets a setting to None if it equals the value that None represents.
 
     As a result, configurations with the same meaning compare equal.
 
     Args:
       settings: The settings of a configuration; this function changes them.
-      defaults: For some settings, the value that None stands for.
+      defaults: For some settings, the value that None represents.
     """
     for name in settings.keys() & defaults.keys():
         if settings[name] == defaults[name]:
