@@ -40,7 +40,7 @@ class Positional(Rule):
     """Marks a field as a positional argument: `Annotated[str, Positional(…)]`.
 
     Attributes:
-        name: the name in the help.
+        name: the name of the argument in the help.
     """
 
     name: str
@@ -314,7 +314,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Switch(argparse.Action):
-    """Stores True for the first of its two option strings, and False for the second."""
+    """Stores True if the first of its two option strings is given, and False for the second."""
 
     def __call__(
         self,
@@ -327,7 +327,7 @@ class _Switch(argparse.Action):
 
 
 class _Tuple(argparse.Action):
-    """Stores the values of an option that takes several as a tuple."""
+    """Stores the values of an option that takes several values as a tuple."""
 
     def __call__(
         self,

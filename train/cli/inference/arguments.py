@@ -32,8 +32,8 @@ class ContextArguments(ModelArguments):
     """The options that choose a model and allow longer texts than in training."""
 
     max_length: PositiveInt | None = None
-    """The longest context, in tokens, which may exceed the length in training. Defaults to the
-    length in training. A model with learned positions cannot exceed the length in training."""
+    """Maximum length of the context, in tokens. It may exceed the length in training. Defaults to
+    the length in training. A model with learned positions cannot exceed the length in training."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

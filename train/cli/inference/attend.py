@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class AttendArguments(ModelArguments):
     """Prints what each word of a text attends to: the words with the largest attention weights.
 
-    A word of several tokens uses the mean of its tokens' weights as a query, and the sum of its
-    tokens' weights as a key.
+    If a word has several tokens, its weights as a query are the mean over the tokens, and its
+    weights as a key are the sum over the tokens.
     """
 
     text: Annotated[str, Positional("TEXT")]

@@ -28,8 +28,8 @@ class EvaluateArguments(ModelArguments):
     """
 
     data: str | None = None
-    """A source with the kind of data that the model was trained on. Defaults to the validation data
-    of the run. With --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv,
+    """A source with the same kind of data as in training. Defaults to the validation data of the
+    run. With --shots: examples and questions in the formats of flaxzoo prompt (.jsonl, .csv,
     builtin:reviews, builtin:patterns …). For any model that embeds texts: beir:FOLDER, a folder
     with corpus.jsonl, queries.jsonl and qrels/test.tsv (beir:FOLDER#dev reads qrels/dev.tsv)."""
     yes_no: bool = False

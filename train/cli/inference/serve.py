@@ -35,7 +35,7 @@ class ServeArguments(RowSettings):
     """Maximum number of tokens of the requests that wait or run, including the new tokens that
     these requests may generate; a request that exceeds the limit gets status 429."""
     time_limit: Positive = 600.0
-    """Seconds after which a request is canceled."""
+    """The number of seconds after which a request is canceled."""
 
 
 def serve_command(arguments: list[str]) -> None:
@@ -43,12 +43,12 @@ def serve_command(arguments: list[str]) -> None:
     parsed = parse(ServeArguments, arguments, "flaxzoo serve")
     problem = "serve needs the packages of the extra serve: pip install 'flaxzoo[serve]'"
     require(importlib.util.find_spec("uvicorn") is not None, problem)
-    # Cache quick compilations too: a server compiles many programs at its start.
+    # Also cache quick compilations, because a server compiles many programs when it starts.
     enable_compilation_cache(least_seconds=0.0)
     from ...serve.engine import Limits
     from ...serve.server import Address, serve
 
-    # Each dataclass of the server's settings takes its fields from the options.
+    # Copy the options to the dataclasses of the server's settings.
     limits = Limits(parsed.max_requests, parsed.max_tokens, parsed.time_limit)
     address = Address(parsed.host, parsed.port, parsed.api_key_file)
     rows = RowSettings(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(RowSettings)})
