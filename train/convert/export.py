@@ -111,8 +111,8 @@ def export_model(
         dtype: The precision of the written parameters.
         file_bytes: The maximum number of bytes of a safetensors file in the Hugging Face format. A
             tensor is never split, so a file with a single large tensor may exceed this size.
-        ema: Whether to write the moving average of the parameters, which a run with
-            `optimizer.ema_decay` keeps.
+        ema: Whether to write the moving average of the parameters. The run must have set
+            `optimizer.ema_decay`.
         base: For the form "peft": the name or the folder of the base model that peft must load, in
             the Hugging Face format. Defaults to the folder that the base model was read or
             imported from.
