@@ -76,7 +76,7 @@ class Way:
 def compute_dtype(
     name: str, own: DTypeLike, dtype: DTypeLike | None, cast: re.Pattern[str] = LINEAR
 ) -> DTypeLike:
-    """Returns the dtype of a gathered parameter; its gradient is computed in the same dtype."""
+    """Returns the dtype in which a parameter is gathered and its gradient is computed."""
     return own if dtype is None or not cast.fullmatch(name) else dtype
 
 
@@ -101,7 +101,7 @@ def exchanged(function: GradientFn, *, way: Way, mesh: Mesh, shardings: TrainSta
     on_tpu = mesh.devices.flat[0].platform == "tpu"
     wire = Wire(way.dtype, scatter_stages(mesh.shape["fsdp"]) if on_tpu else ())
     gathering = _gathering_per_layer if way.per_layer else _gathering_first
-    # A sum over several micro-batches is sent in its own dtype, which has a higher precision.
+    # Send a sum over several micro-batches in the dtype of the sum, which has a higher precision.
     sent_dtype = way.dtype if way.micro_batches == 1 else None
 
     def scattered(name: str, x: Array, spec: PartitionSpec, param: Array) -> Array:

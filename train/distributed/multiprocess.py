@@ -189,7 +189,7 @@ def primary_first(work: Callable[[], T]) -> T:
 
 
 def from_primary(work: Callable[[], T]) -> T:
-    """Runs `work` on process 0, and returns its result, which must be JSON, in all processes."""
+    """Runs `work` on process 0, and returns the result (JSON) in all processes."""
     if jax.process_count() == 1:
         return work()
     key = f"flaxzoo/result/{next(_barriers)}"
@@ -202,7 +202,7 @@ def from_primary(work: Callable[[], T]) -> T:
 
 
 def on_primary(params: Params) -> Params:
-    """Copies whole parameters to the first device of process 0; a collective call.
+    """Copies whole parameters to the first device of process 0. This is a collective call.
 
     Returns:
         On process 0, the parameters on one device. On the other processes, which take part only to
@@ -223,7 +223,7 @@ def on_primary(params: Params) -> Params:
 
 
 def greatest_everywhere(number: int) -> int:
-    """Returns the maximum of a number over all processes; a collective call."""
+    """Returns the maximum of a number over all processes. This is a collective call."""
     return int(process_allgather(np.full(1, number, np.int32)).max())
 
 

@@ -58,7 +58,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 Half = Array | int
 Halves = tuple[Half, Half] | None
-"""Which two halves of a device's tokens are stacked along the batch axis; None for all tokens."""
+"""The two halves of a device's tokens that are stacked along the batch axis; None if all tokens are
+used."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,8 +151,9 @@ def parameter_shardings(
     Args:
         params: the parameters, or their shapes; None if there are none.
         mesh: from `make_mesh`.
-        model: the configuration of the model; the rules of its family name the axes of each
-          parameter. If None, exactly one of the rules of all families must match each parameter.
+        model: the configuration of the model, whose family defines the rules that name the axes of
+          each parameter. If None, exactly one of the rules of all families must match each
+          parameter.
 
     Raises:
         UserError: a parameter cannot be divided over the mesh.
