@@ -1,4 +1,4 @@
-"""An ensemble of whole models, which predicts the mean of their probabilities."""
+"""An ensemble of models, which predicts the mean of the models' probabilities."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from ..evaluation.predict import Predictor, token_length
 
 
 class Ensemble:
-    """Several models whose joint prediction is the mean of their probabilities.
+    """Several models. Their joint prediction is the mean of their probabilities.
 
     Unlike in a mixture of experts, every model of an ensemble computes every prediction.
 
@@ -149,7 +149,7 @@ def mean_probabilities(
 def _tokens(
     members: Sequence[tuple[Any, Params]], ids: list[int], temperature: float, seed: int
 ) -> Iterator[int]:
-    """Yields the next token of `ids`; the caller appends it."""
+    """Yields the next token after `ids`; the caller appends the token to `ids`."""
     models, params = zip(*members, strict=True)
     longest = min(model.config.max_length for model in models)
 

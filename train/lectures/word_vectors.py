@@ -61,7 +61,7 @@ def read_word_vectors(
 
 
 class WithVectors(NamedTuple):
-    """Parameters whose token embeddings were set to word vectors."""
+    """Parameters with token embeddings that were set to word vectors."""
 
     params: Params
     num_found: int
