@@ -65,7 +65,8 @@ def memory_stats(devices: Sequence[Device]) -> list[dict[str, int]]:
 def device_memory(devices: Sequence[Device]) -> int:
     """Returns the smallest memory limit of the devices, in bytes.
 
-    Returns 0 if the limit is unknown, and for CPU devices, which share one memory.
+    Returns 0 if the limit is unknown. Also returns 0 for CPU devices, because they share the memory
+    of the machine.
     """
     if devices[0].platform == "cpu":
         return 0

@@ -37,7 +37,8 @@ class Candidate:
     """One of several equivalent ways to run a step."""
 
     step: jax.stages.Wrapped
-    """`step(state, batch, rng) -> (state, metrics)`, which donates the memory of `state`."""
+    """The function `step(state, batch, rng) -> (state, metrics)`, which donates the memory of
+    `state`."""
     exchange: str
     """A description for the user of how devices exchange gradients; empty if they exchange none."""
 
@@ -174,8 +175,8 @@ def make_sharded_step(
           memory.
         adapter: the adapters to train on a frozen model, from `models.make_lora`.
         gather: when parameters that are sharded over `fsdp` are gathered; see `TrainConfig`.
-        parallel: "pmap" computes gradients by `pmap` over the devices of the mesh, which has only
-            the axis `data`.
+        parallel: if "pmap", gradients are computed by `pmap` over the devices of the mesh, which
+            then has only the axis `data`.
         device_memory: the memory of a device in bytes, for `gather="auto"`; None if unknown.
 
     Raises:

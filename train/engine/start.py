@@ -58,7 +58,7 @@ class OpenRun:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The state that a run starts or resumes from."""
+    """The state from which a run starts or resumes."""
 
     state: TrainState
     step: int = 0

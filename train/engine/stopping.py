@@ -46,7 +46,7 @@ class Stopper:
         return self._what or (signal.Signals(self.signal).name if self.signal else "an error")
 
     def check(self) -> None:
-        """Raises StopNow if any process has a reason to stop; a collective call."""
+        """Raises StopNow if any process has a reason to stop. This is a collective call."""
         # Take the maximum over processes, so that all processes stop if one has a reason to stop.
         failed, self._signal = self._greatest((self.failure is not None, self._request.signum))
         if failed or self._signal:

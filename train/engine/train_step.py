@@ -27,7 +27,7 @@ def make_train_step(
     adapter: LoRA | None = None,
     exchange: Callable[[GradientFn], GradientFn] | None = None,
 ) -> StepFn:
-    """Makes `step(state, batch, rng) -> (state, metrics)`, which the caller compiles.
+    """Makes the function `step(state, batch, rng) -> (state, metrics)`, which the caller compiles.
 
     Args:
         apply_fn: `apply_fn({"params": params}, rng=…, **inputs)`.
