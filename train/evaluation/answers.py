@@ -40,8 +40,8 @@ def answers_before_and_after(
     rows: Rows = []
     for step, folder in folders:
         model, params = load_finite(folder)
-        # The initial model may be a reward model, which cannot generate text, or may lack tokens of
-        # the chat template.
+        # Skip an initial model that cannot generate text (a reward model) or lacks tokens of the
+        # chat template.
         if model.config.head not in CAUSAL_HEADS or greatest >= model.config.vocab_size:
             continue
         ends = {"eos_token_id": tokenizer.special_ids.eos}

@@ -57,8 +57,8 @@ def score_run(
         max_length: the maximum number of tokens of a row; longer rows are truncated. It may exceed
           the length in training, unless the model has learned position embeddings. Defaults to the
           length in training.
-        ema: whether to evaluate the moving average of the parameters, which a run with
-          `optimizer.ema_decay` keeps.
+        ema: whether to evaluate the moving average of the parameters. The run must have set
+          `optimizer.ema_decay`.
         log: called with a line that describes the data.
 
     Returns:
@@ -94,7 +94,7 @@ def score_run(
         texts = _translations(translator, split, request.num_beams, log)
         scores = generation.scores(split.content.targets, texts)
         translation_scores = {**scores, "num_beams": request.num_beams, "sentences": len(texts)}
-    # If the loss compares the examples of a batch, it needs the same batch size as in training.
+    # A loss that compares the examples of a batch needs the same batch size as in training.
     loss, num_rows = objective_of(config), split.examples.num_examples
     parts = config.micro_batches
     size = config.batch_size if loss.whole_batch else _rows_at_once(config, num_rows)

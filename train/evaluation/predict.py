@@ -141,8 +141,8 @@ def predict(
         path: a file in the format of this kind of data, "-" for standard input, or a list of
           examples.
         step: the checkpoint. Defaults to the newest checkpoint.
-        ema: whether to use the moving average of the parameters, which a run with
-            `optimizer.ema_decay` keeps.
+        ema: whether to use the moving average of the parameters. The run must have set
+            `optimizer.ema_decay`.
         log: called with a line that describes the file.
 
     Returns:
@@ -208,8 +208,8 @@ def predict_yes_no(
         instruction: the instruction of the prompt. Defaults to the instruction of
           `models.YesNoPrompt`.
         step: the checkpoint. Defaults to the newest checkpoint.
-        ema: whether to use the moving average of the parameters, which a run with
-            `optimizer.ema_decay` keeps.
+        ema: whether to use the moving average of the parameters. The run must have set
+            `optimizer.ema_decay`.
         log: called with a line that describes the file.
 
     Returns:

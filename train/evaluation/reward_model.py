@@ -38,7 +38,7 @@ class RewardModel:
     tokenizer and chat template. A text that is longer than `length` raises an error.
 
     Args:
-        model: the model, whose head has a single label.
+        model: the reward model. Its head must have a single label.
         params: the parameters of the model.
         tokenizer: the tokenizer of the reward model, which may differ from the policy's tokenizer.
         length: the maximum number of tokens of a text, as in the training of the reward model.

@@ -104,7 +104,7 @@ def model_scores(
 
 
 def is_cross_encoder(model: TransformerConfig) -> bool:
-    """Returns whether a model is a classifier with one label, which may score pairs of texts."""
+    """Returns whether a model is a classifier with one label, so that it may score text pairs."""
     return model.head in PairScorer.heads and len(model.labels) == 1
 
 
