@@ -314,7 +314,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Switch(argparse.Action):
-    """Stores True if the first of its two option strings is given, and False for the second."""
+    """Stores True if the first of its two option strings is used, and otherwise False."""
 
     def __call__(
         self,
