@@ -1,4 +1,4 @@
-"""The attention weights between the words of a text, for each layer and head."""
+"""Computes the attention weights between the words of a text for each layer and head."""
 
 import dataclasses
 import io
@@ -19,27 +19,27 @@ from .text_model import TextModel
 from .translate import TextTranslator
 
 Part = Literal["cross", "encoder", "decoder"]
-"""The attention of an encoder-decoder: from target to source, within the source, or within the
-target."""
+"""The type of attention in an encoder-decoder: from the target to the source, within the source, or
+within the target."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The attention weights of a text, by words."""
+    """The attention weights between the words of a text."""
 
     queries: list[str]
     """The Q words that attend."""
     keys: list[str]
     """The K words that are attended to."""
     weights: Float[np.ndarray, "L N Q K"]
-    """The weights of each layer and head; each row sums to 1."""
+    """The weights for L layers and N heads. The weights of each query sum to 1."""
 
     def mean(self, layer: int | None = None, head: int | None = None) -> Float[np.ndarray, "Q K"]:
         """Returns the mean weights over layers and heads, or the weights of one layer or head.
 
         Args:
-            layer: a layer, from 1. If None, the mean over all layers.
-            head: a head, from 1. If None, the mean over all heads.
+            layer: the number of a layer, from 1. If None, the mean is over all layers.
+            head: the number of a head, from 1. If None, the mean is over all heads.
 
         Raises:
             UserError: the layer or head does not exist.
@@ -49,7 +49,7 @@ class Attention:
     def chosen(
         self, layer: int | None = None, head: int | None = None
     ) -> Float[np.ndarray, "layers heads Q K"]:
-        """Returns the weights of one layer, one head or both; None selects all.
+        """Returns the weights of the given layer and the given head; None selects all of them.
 
         Raises:
             UserError: the layer or head does not exist.
@@ -63,12 +63,12 @@ class Attention:
         return weights
 
     def places(self, word: str) -> list[int]:
-        """Returns the indices of the queries equal to a word, ignoring case.
+        """Returns the indices of the queries that equal a word, ignoring case.
 
         Raises:
             UserError: no query equals the word.
         """
-        # Prefer queries that equal the word including its case.
+        # Prefer queries that equal the word in the same case.
         indices = [i for i, query in enumerate(self.queries) if query == word]
         indices = indices or [
             i for i, query in enumerate(self.queries) if query.lower() == word.lower()
@@ -108,16 +108,17 @@ class TextAttention(TextModel):
     ) -> Attention:
         """Returns the attention weights of a text.
 
-        The weights from a word of several tokens are the mean over its tokens, and the weights to
-        the word are the sum (Clark et al. 2019, "What Does BERT Look At?", section 4.1).
-        Punctuation marks and the special tokens that the tokenizer adds are treated as words.
+        If a word has several tokens, the weights from the word are the mean over its tokens, and
+        the weights to the word are the sum over its tokens (Clark et al. 2019, "What Does BERT Look
+        At?", section 4.1). Punctuation marks and the special tokens that the tokenizer adds are
+        treated as words.
 
         Args:
-            text: the text; for an encoder-decoder the source.
+            text: the text, or the source of an encoder-decoder.
             target: for an encoder-decoder, the translation. Defaults to the model's translation.
               The query at each position is the token that the decoder reads there.
             part: for an encoder-decoder, the attention to return. Defaults to cross-attention.
-            by_token: whether the weights are between tokens instead of words.
+            by_token: whether to return the weights between tokens instead of words.
 
         Raises:
             UserError: the text is too long or empty, an argument for encoder-decoders is given
@@ -129,8 +130,8 @@ class TextAttention(TextModel):
             require(
                 target is part is None, "target and part require an encoder-decoder: leave them out"
             )
-            # A model that is not an encoder-decoder reads one sequence, whose tokens attend to each
-            # other.
+            # A model that is not an encoder-decoder reads one sequence, so queries and keys are the
+            # same tokens.
             ids, offsets = tokenizer.encode_with_offsets(text)
             outputs = self._run({"input_ids": ids})
             weights = outputs.attentions
@@ -146,7 +147,7 @@ class TextAttention(TextModel):
             if target is None:
                 translate = TextTranslator(self._model, self._params, tokenizer)
                 target = translate([text])[0][0].text
-                # The model may have generated the same text with fewer tokens.
+                # The tokenizer may encode the model's text with more tokens than were generated.
                 room = config.max_length - len(start)
             ids, offsets = tokenizer.target.encode_with_offsets(target, add_special_tokens=False)
             ids, offsets = ids[:room], offsets[:room]
@@ -165,7 +166,7 @@ class TextAttention(TextModel):
         (names, of_query), (others, of_key) = (
             _units(*side, by_token=by_token) for side in (queries, keys)
         )
-        # Join the tokens of each word: mean over queries, sum over keys.
+        # Join the tokens of each word: take the mean over queries and the sum over keys.
         averaging = of_query / of_query.sum(axis=1, keepdims=True)
         joined = np.einsum("QT,LNTS,KS->LNQK", averaging, stacked, of_key)
         return Attention(names, others, joined)
@@ -194,17 +195,17 @@ def _units(
     *,
     by_token: bool,
 ) -> tuple[list[str], np.ndarray]:
-    """Returns the words of a text, and a 0/1 matrix of each word's tokens, `[words, tokens]`."""
+    """Returns the words of a text, and a matrix `[words, tokens]` with 1 for each word's tokens."""
     if by_token:
         return list(map(tokenizer.token, ids)), np.eye(len(ids), dtype=np.float32)
-    # Assign each token to the word that it ends in; special tokens are words.
+    # Assign each token to the word that contains its end. Special tokens are words.
     words = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
     names: list[str] = []
     owners: list[int] = []
     last: int | None = None  # the word of the previous token
     for id, (start, end) in zip(ids, offsets, strict=True):
-        # A token of only white space belongs to the next word, like a space at the beginning of a
-        # token.
+        # A token that contains only white space belongs to the next word, like a space at the
+        # beginning of a token.
         word = next((i for i, (_, stop) in enumerate(words) if stop > start), None)
         if start == end or word is None:
             names.append(tokenizer.token(id))
@@ -219,16 +220,16 @@ def _units(
 def draw_attention(
     attention: Attention, layer: int | None = None, head: int | None = None
 ) -> bytes:
-    """Draws attention weights as a PNG: a row for each query, a column for each key.
+    """Draws attention weights as a PNG, with a row for each query and a column for each key.
 
-    By default, there is one panel per layer with the mean over heads, or with the given head. If
-    only a layer is given, there is one panel per head. If a layer and a head are given, there is
-    one panel.
+    By default, there is one panel per layer, which shows the mean over heads or the given head. If
+    only a layer is given, there is one panel per head. If a layer and a head are given, there is a
+    single panel.
 
     Raises:
         UserError: the layer or head does not exist.
     """
-    # pyplot would choose a window system and is not thread-safe.
+    # Do not use pyplot, which would choose a window system and is not thread-safe.
     from matplotlib.figure import Figure
 
     weights = attention.chosen(layer, head)
@@ -244,7 +245,7 @@ def draw_attention(
     ]
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
-    # In inches: 0.22 for each word, and 1.2 for the labels of the axes.
+    # The size in inches: 0.22 for each word, and 1.2 for the labels of the axes.
     width = 1.2 + 0.22 * max(8, len(attention.keys))
     height = 1.2 + 0.22 * max(8, len(attention.queries))
     figure = Figure(figsize=(width * columns, height * rows), dpi=100, layout="constrained")

@@ -41,15 +41,15 @@ def sample_texts(
 
     Args:
         generator: the model.
-        texts: for each prompt, the texts that continue it. The sampled tokens are appended to them.
+        texts: the texts that continue each prompt. The sampled tokens are appended to these texts.
         request: the settings.
         batch_size: the number of texts that are generated at a time.
-        callbacks: called with pieces of the first text, and when texts are finished.
+        callbacks: called with each new piece of the first text, and when texts are finished.
     """
     seeds = [samples[0].prompt.seed or 0 for samples in texts]
     keys = jnp.concatenate([sampling_keys(s, request.num_return_sequences) for s in seeds])
     rows = [*itertools.chain(*texts)]
-    # The batch starts the next text when a row becomes idle.
+    # When a row becomes free, the batch starts the next text in it.
     num_rows = min(batch_size, len(rows))
     batch = generator.continuous_batch(
         [row.prompt_ids for row in rows],
@@ -94,7 +94,7 @@ def search_texts(
             number <= longest, f"prompt {i} has {number} tokens: the model takes 1 to {longest}"
         )
     read, num_batches = Positions(), 0
-    # All prompts of a beam search share one length limit, so group the prompts by their limits.
+    # A beam search has one length limit for all its prompts, so group the prompts by their limits.
     for limit in dict.fromkeys(samples[0].limit for samples in texts):
         limited = dataclasses.replace(request, max_new_tokens=limit)
         same = [samples for samples in texts if samples[0].limit == limit]

@@ -1,8 +1,9 @@
-"""Pads texts to batches of few shapes, so that few programs are compiled.
+"""Pads texts to batches of few different shapes, so that few programs are compiled.
 
-Lengths are 16, 32, 48 … 256, and above that multiples of a sixteenth of the next power of two.
-Numbers of rows are powers of two up to `MOST_ROWS`. A model with a maximum length of 512 tokens is
-compiled for at most 24 lengths, each with 6 numbers of rows.
+The possible lengths are 16, 32, 48 … 256. Greater lengths are multiples of a sixteenth of the next
+power of two. The possible numbers of rows are powers of two up to `MOST_ROWS`. A model with a
+maximum length of 512 tokens is therefore compiled for at most 24 lengths with 6 numbers of rows
+each.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +16,8 @@ from ..decoding.padding import pad_rows, power_of_two, round_up
 SHORTEST = 16
 MOST_ROWS = 32
 TOKENS_AT_ONCE = 1 << 15
-"""Maximum number of tokens in a batch. A batch of this size fits on any device that holds the
-model."""
+"""Maximum number of tokens in a batch. A batch of this size fits into the memory of any device that
+has space for the model."""
 TOKENS_IN_CACHE = 1024
 """Maximum number of tokens in a batch on a CPU. The activations of a larger batch would not fit
 into the CPU's caches (MiniLM takes 0.25 ms per token with 8 rows of 128, and 0.29 ms with 32
@@ -24,7 +25,7 @@ rows)."""
 
 
 def padded_length(number: int, longest: int) -> int:
-    """Returns the padded length of rows of at most `number` tokens, at most `longest`."""
+    """Returns the padded length of rows with at most `number` tokens; it is at most `longest`."""
     step = max(SHORTEST, power_of_two(number) // 16)
     return min(round_up(max(number, 1), step), longest)
 
@@ -32,12 +33,12 @@ def padded_length(number: int, longest: int) -> int:
 def padded_rows(number: int, length: int) -> int:
     """Returns the number of rows of the next batch, given the number of remaining rows.
 
-    The number is a power of two, and at most a quarter of the rows are padding: 5 rows become a
-    batch of four and a batch of one.
+    The number is a power of two, and at most a quarter of the rows are padding. For example, 5 rows
+    are divided into a batch of four and a batch of one.
     """
     tokens = TOKENS_IN_CACHE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE
-    # Find the largest power of two such that this many rows do not exceed the maximum number of
-    # tokens.
+    # Find the largest power of two such that a batch with this many rows does not exceed the
+    # maximum number of tokens.
     most = min(MOST_ROWS, power_of_two(max(1, tokens // length) + 1) // 2)
     rows = min(power_of_two(number), most)
     # Halve the batch if more than a quarter of its rows would be padding.
@@ -47,15 +48,15 @@ def padded_rows(number: int, length: int) -> int:
 def padded_batches(lengths: Sequence[int], longest: int) -> Iterator[tuple[list[int], int]]:
     """Divides all nonempty rows into batches, and chooses the padded number of rows of each batch.
 
-    The longest rows come first, and rows of similar length share a batch, to reduce padding.
+    To reduce padding, each batch contains rows of similar length. The longest rows come first.
 
     Args:
         lengths: the number of tokens of each row.
         longest: the largest padded length.
 
     Yields:
-        The indices of the rows of a batch, longest first, and the number of rows that the batch is
-        padded to.
+        The indices of the rows of a batch, longest first, and the padded number of rows of the
+        batch.
     """
     order = _longest_first(lengths)
     start = 0
@@ -70,11 +71,11 @@ def padded_batches(lengths: Sequence[int], longest: int) -> Iterator[tuple[list[
 def pad_batch(
     rows: Sequence[Sequence[int]], num_rows: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pads token ids on the right to `[num_rows, T]`, with T of `padded_length`.
+    """Pads token ids on the right to `[num_rows, T]`, where T is given by `padded_length`.
 
     Args:
-        rows: token ids, at most `num_rows` rows of at most `longest` tokens.
-        num_rows: number of rows of the array; extra rows are padding.
+        rows: the token ids of at most `num_rows` rows with at most `longest` tokens each.
+        num_rows: the number of rows of the array. Additional rows contain padding.
         longest: the maximum of T.
 
     Returns:
@@ -89,7 +90,7 @@ def by_length(
     example: Callable[[int], Mapping[str, np.ndarray]],
     lengths: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """Applies a function to many examples, in batches of examples of similar length.
+    """Applies a function to many examples. Each batch contains examples of similar length.
 
     Args:
         outputs: a compiled function that maps a batch to its outputs. Each array of the batch
@@ -99,8 +100,8 @@ def by_length(
         lengths: the number of tokens of each example before padding, at least 1.
 
     Returns:
-        The outputs for all examples. Outputs at trailing padding positions are not computed, and
-        are 0.
+        The outputs for all examples. Outputs at trailing padding positions are not computed but set
+        to 0.
     """
     first = example(0)
     shape = first["input_ids"].shape
@@ -117,11 +118,11 @@ def by_length(
         rows = list(map(example, batch))
         for name, array in given.items():
             array[: len(batch)] = [row[name] for row in rows]
-            # Truncate only arrays with one value per token.
+            # Truncate only arrays that have one value per token.
             if array.shape[1:] == shape:
                 given[name] = array[..., :length]
         for name, part in outputs(given).items():
-            # Outputs per token are shorter than the full length.
+            # Outputs with one value per token are shorter than the full length.
             positions = tuple(map(slice, part.shape[1:]))
             results[name][(batch, *positions)] = np.asarray(part)[: len(batch)]
     return results

@@ -1,4 +1,4 @@
-"""Prompts and their completions: reads prompts from files and formats completions as JSON."""
+"""Prompts and their completions. Prompts are read from files, and completions written as JSON."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ from ...data.common.json_lines import parse_line
 from ...data.common.json_text import JsonObject, JsonValue, to_json
 
 FinishReason = Literal["stop", "end", "length"]
-"""Why a text ends: a stop string, the model's end token, or the maximum length."""
+"""The reason why a text ended: a stop string, the model's end token, or the maximum length."""
 
 _OWN = ("prompt", "seed", "stop_strings", "max_new_tokens")
 _FOR_ALL = (
@@ -20,8 +20,7 @@ _FOR_ALL = (
     *("num_beams", "length_penalty", "num_return_sequences"),
 )
 _TOO_SIMILAR = 0.75
-"""An unknown field is treated as a typo if its similarity to a known field is above this threshold.
-"""
+"""An unknown field is treated as a typo if it is at least this similar to a known field."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +35,10 @@ class Prompt(Checked):
     seed: Seed | None = None
     """The seed for sampling. If None, the index of the prompt determines the seed."""
     stop_strings: tuple[str, ...] | None = None
-    """Strings that end a completion and are not part of it. If None, the stop strings of the call
+    """Strings that end a completion and are not part of it. If None, the call's `stop_strings`
     apply."""
     max_new_tokens: PositiveInt | None = None
-    """The maximum length of a completion, in tokens. If None, the maximum of the call applies."""
+    """The maximum length of a completion, in tokens. If None, the call's maximum applies."""
     ids: tuple[int, ...] | None = None
     """The tokens of the prompt. If given, `text` is not read, and the completion is decoded
     without the prompt. If None, `text` is encoded."""
@@ -52,7 +51,7 @@ class Prompt(Checked):
         require("" not in (self.stop_strings or ()), problem)
 
     def with_defaults(self, seed: int, stop_strings: Sequence[str]) -> "Prompt":
-        """Returns the prompt with its settings that are None replaced by the given defaults."""
+        """Returns a copy of the prompt where the given defaults replace settings that are None."""
         return dataclasses.replace(
             self,
             seed=seed if self.seed is None else self.seed,
@@ -68,12 +67,12 @@ class Completion:
     """The text after the prompt, without the stop string."""
     finish_reason: FinishReason
     log_probability: float
-    """The log-probability of all chosen tokens under the model itself, in nats, including the end
-    token and the tokens of a stop string."""
+    """The log-probability of all chosen tokens, in nats, under the model's unmodified logits. It
+    includes the end token and the tokens of a stop string."""
     tokens: tuple[int, ...]
     """The new tokens, including a stop string but not the end token."""
     pieces: tuple[str, ...]
-    """The tokens as text, as the vocabulary spells them; "" for an id outside the vocabulary."""
+    """Each new token as the vocabulary spells it, or "" for an id outside the vocabulary."""
     log_probabilities: tuple[float, ...] | None
     """The log-probability of each token, in nats; None for a beam search."""
 
@@ -89,7 +88,10 @@ class Completed:
 
 @dataclasses.dataclass
 class Positions:
-    """The number of positions with a token, and of all computed positions, summed over batches."""
+    """The number of positions with a token and the number of all computed positions.
+
+    Both numbers are summed over batches.
+    """
 
     used: int = 0
     computed: int = 0
@@ -100,7 +102,7 @@ class Positions:
 
     @property
     def padding(self) -> float:
-        """The fraction of the positions that was padding."""
+        """The fraction of the computed positions that contain padding."""
         return 1 - self.used / max(self.computed, 1)
 
 
@@ -129,7 +131,7 @@ def read_prompts(path: str) -> list[Prompt]:
 
 
 def _prompt(row: JsonObject, location: str) -> Prompt:
-    """Returns the prompt of a line of JSON."""
+    """Converts a parsed line of JSON to a prompt."""
     own = {name: row[name] for name in _OWN if name in row}
     others = {name: value for name, value in row.items() if name not in _OWN}
     require(

@@ -1,4 +1,4 @@
-"""Sentence embeddings: pools the hidden states of each text, as the model's folder specifies."""
+"""Computes sentence embeddings: pools the hidden states of each text as its model specifies."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from .text_model import TextModel, require_texts
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Scales vectors to length 1, in float32; vectors of length 0 are unchanged."""
+    """Scales vectors to length 1, in float32. Vectors of length 0 are unchanged."""
     vectors = np.asarray(vectors, np.float32)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
@@ -38,7 +38,9 @@ class TextRow(NamedTuple):
 
 
 class TextEmbedder(TextModel):
-    """A model and its tokenizer; compiled once for each padded shape.
+    """Computes vectors of texts with a model and its tokenizer.
+
+    The model is compiled once for each padded shape.
 
     Example::
 
@@ -46,13 +48,14 @@ class TextEmbedder(TextModel):
         vectors = embedder(["A cat sat.", "A dog ran."])  # float32 [2, 384]
 
     Args:
-        model: the model of a BERT or GPT, with any head; the head and the pooler are not used.
+        model: a BERT or GPT with any head. The head and the pooler are not used.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: how a text's vector is computed. Defaults to the mean of its hidden states.
+        settings: the settings for computing vectors. By default, a text's vector is the mean of its
+          hidden states.
 
     Raises:
-        UserError: the model cannot embed texts, or the settings do not fit its size.
+        UserError: the model cannot embed texts, or the settings do not match the model's width.
     """
 
     heads = frozenset(encoder_heads())
@@ -77,10 +80,10 @@ class TextEmbedder(TextModel):
             params: Params, ids: jax.Array, attention_mask: jax.Array, pooled: jax.Array
         ) -> jax.Array:
             given = {"input_ids": ids, "attention_mask": attention_mask}
-            if HEADS[model.config.head].takes_choices:  # one choice per row
+            if HEADS[model.config.head].takes_choices:  # give one choice per row
                 given = {name: x[:, None] for name, x in given.items()}
             hidden = model.apply({"params": params}, **given).last_hidden_state  # [B, T, D]
-            # [B, T, D] to [B, E], followed by the layers that the folder of the model names.
+            # [B, T, D] to [B, E], followed by the layers that the model's settings specify.
             x = pool(hidden, pooled, settings.pooling)
             for layer in settings.layers:
                 x = layer(x)
@@ -117,7 +120,7 @@ class TextEmbedder(TextModel):
         return self._width
 
     def with_settings(self, settings: EmbeddingSettings) -> "TextEmbedder":
-        """Returns an embedder of the same model with other settings."""
+        """Returns an embedder of the same model with different settings."""
         return TextEmbedder(self._model, self._params, self._tokenizer, settings)
 
     def __call__(
@@ -126,19 +129,19 @@ class TextEmbedder(TextModel):
         """Computes a vector for each text. Special tokens such as `[CLS]` are added to the texts.
 
         Args:
-            texts: the texts; a text that is longer than the model's maximum length is truncated.
-            log: called with the number of texts that were truncated, and of texts without any
-                token.
-            prompt_name: the name of one of the model's prompts, which is prepended to each text;
-              "" for no prompt. Defaults to the default prompt of the settings, if any.
+            texts: the texts. A text that is longer than the model's maximum length is truncated.
+            log: called with the number of texts that were truncated and the number of texts without
+                any token.
+            prompt_name: the name of one of the model's prompts, which is prepended to each text.
+              "" means no prompt. Defaults to the default prompt of the settings, if any.
 
         Returns:
-            float32 `[num_texts, E]`, in the order of the texts. A text without tokens has the
-            vector 0.
+            The vectors in the order of the texts, float32 `[num_texts, E]`. The vector of a text
+            without tokens is 0.
 
         Raises:
-            UserError: `texts` is empty or one string, no prompt has this name, or a vector is NaN
-              or infinite.
+            UserError: `texts` is empty or a single string, no prompt has this name, or a vector is
+              NaN or infinite.
         """
         rows, num_truncated = self.encode(texts, prompt_name)
         self._report(rows, num_truncated, log)
@@ -147,7 +150,7 @@ class TextEmbedder(TextModel):
     def encode(
         self, texts: Sequence[str], prompt_name: str | None = None
     ) -> tuple[list[TextRow], int]:
-        """Encodes texts with their prompt and special tokens, and truncates them.
+        """Encodes texts with a prompt and special tokens, and truncates texts that are too long.
 
         Args:
             texts: the texts.
@@ -157,7 +160,7 @@ class TextEmbedder(TextModel):
             A row for each text, and the number of truncated texts.
 
         Raises:
-            UserError: `texts` is empty or one string, or no prompt has this name.
+            UserError: `texts` is empty or a single string, or no prompt has this name.
         """
         require_texts(texts, "texts")
         require(texts, "texts must not be empty: give at least one text")
@@ -167,8 +170,8 @@ class TextEmbedder(TextModel):
         room = self._max_length - frame.single.num_added
         ids = [self._encode(prompt + text) for text in texts]
         num_truncated = sum(len(row) > room for row in ids)
-        # The number of leading tokens that pooling skips: the special tokens before the text, and
-        # the tokens of the prompt.
+        # Pooling skips the leading tokens of a text with a prompt: the special tokens before the
+        # prompt, and the tokens of the prompt.
         not_pooled = 0
         if prompt and not self.settings.pool_prompt:
             not_pooled = len(frame.before) + len(self._encode(prompt))
@@ -176,7 +179,7 @@ class TextEmbedder(TextModel):
         return [TextRow(row, not_pooled) for row in rows], num_truncated
 
     def _report(self, rows: Sequence[TextRow], num_truncated: int, log: LogFn) -> None:
-        """Logs how many texts were truncated, and how many have no token."""
+        """Logs how many texts were truncated and how many texts have no token."""
         if num_truncated:
             number = f"{num_truncated:,} of {len(rows):,}"
             log(f"{number} texts truncated: longer than {self._max_length} tokens")
@@ -187,10 +190,11 @@ class TextEmbedder(TextModel):
         """Computes the vectors of encoded texts.
 
         Args:
-            rows: the texts, of at most `max_length` tokens.
+            rows: the texts, each with at most `max_length` tokens.
 
         Returns:
-            float32 `[num_rows, E]`, in the order of the rows; 0 for a row without tokens.
+            The vectors in the order of the rows, float32 `[num_rows, E]`. The vector of a row
+            without tokens is 0.
 
         Raises:
             UserError: a vector is NaN or infinite.
@@ -201,7 +205,7 @@ class TextEmbedder(TextModel):
         return vectors
 
     def _batches(self, rows: Sequence[TextRow]) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Yields the indices of some rows and their vectors, in batches of similar length."""
+        """Yields the indices and the vectors of the rows of each batch, grouped by length."""
         longest = self._max_length
         for batch, num_rows in padded_batches([len(row.ids) for row in rows], longest):
             ids, mask = pad_batch([rows[i].ids for i in batch], num_rows, longest)
@@ -214,17 +218,17 @@ class TextEmbedder(TextModel):
             yield batch, vectors
 
     def comparable(self, vectors: np.ndarray) -> np.ndarray:
-        """Converts vectors so that their dot products rank texts like the model's own similarity.
+        """Converts vectors so that their dot products rank texts like the model's similarity.
 
         Args:
-            vectors: float32 `[N, D]`.
+            vectors: the vectors, float32 `[N, D]`.
 
         Returns:
-            float32 `[N, D]`: scaled to length 1 if the model compares vectors by cosine, else
-            unchanged.
+            The vectors, float32 `[N, D]`. They are scaled to length 1 if the model compares vectors
+            by cosine, and otherwise unchanged.
 
         Raises:
-            UserError: the model compares vectors by a distance, and does not normalize them.
+            UserError: the model compares vectors by a distance and does not normalize them.
         """
         settings = self.settings
         if settings.compares_by_cosine:

@@ -29,11 +29,11 @@ class Candidate:
 
 
 class MaskFiller(TextModel):
-    """A masked language model and its tokenizer.
+    """Fills masks with a masked language model and its tokenizer.
 
     Raises:
-        UserError: the model has another head than "pretraining" or "masked_lm", or the tokenizer
-          has no mask token.
+        UserError: the model's head is not "pretraining" or "masked_lm", or the tokenizer has no
+          mask token.
     """
 
     heads = tuple(name for name, head in HEADS.items() if head.predicts_masked)
@@ -64,7 +64,7 @@ class MaskFiller(TextModel):
         probabilities = self._of_ids(ids, jax.nn.softmax)
         candidates = []
         for gap in gaps:
-            # A model's embedding table may have rows without a token.
+            # Ignore rows of the model's embedding table that have no token.
             best = np.argsort(-probabilities[gap, : tokenizer.vocab_size])[:top_k]
             candidates.append(
                 [
@@ -83,14 +83,14 @@ class MaskFiller(TextModel):
         """Returns the probability of each given word for the mask of a text, best first.
 
         A word of n tokens is predicted with n masks. The masks are filled from left to right: each
-        piece is predicted from the text and the pieces before it, while the pieces after it are
-        masked. The probability of the word is the product of the pieces' probabilities (Kauf and
-        Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", within a word). The number
-        of masks tells the model how many tokens the word has, so words with different numbers of
-        tokens can be compared only approximately.
+        piece of the word is predicted from the text and the pieces before it, while the pieces
+        after it are masked. The probability of the word is the product of the pieces' probabilities
+        (as Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", score the
+        tokens within a word). The number of masks reveals the number of tokens of the word, so
+        words with different numbers of tokens can be compared only approximately.
 
         Args:
-            text: a text with one `[MASK]`; spaces before it belong to the word.
+            text: a text with one `[MASK]`. Spaces before the mask belong to the word.
             words: the words to compare.
 
         Raises:
@@ -116,7 +116,7 @@ class MaskFiller(TextModel):
             check_known(word, pieces, tokenizer)
             tokens, total = [], 0.0
             for i, piece in enumerate(pieces):
-                # Fill in the pieces of the word before this one, and mask the others.
+                # Fill in the pieces of the word that precede this piece, and mask the others.
                 filled = [*pieces[:i], *[mask] * (len(pieces) - i)]
                 row = [*ids[:gap], *filled, *ids[gap + 1 :]]
                 log_probability = float(self._of_ids(row, jax.nn.log_softmax)[gap + i, piece])
@@ -126,7 +126,7 @@ class MaskFiller(TextModel):
         return sorted(compared, key=lambda candidate: -candidate.log_probability)
 
     def _of_ids(self, ids: list[int], normalize: Callable[[jax.Array], jax.Array]) -> np.ndarray:
-        """Returns softmax or log-softmax over the vocabulary at each position, `[T, V]`."""
+        """Returns the softmax or log-softmax over the vocabulary at each position, `[T, V]`."""
         longest = self._model.config.max_length
         problem = f"the text has {len(ids)} tokens, but the model reads {longest}: shorten it"
         require(len(ids) <= longest, problem)

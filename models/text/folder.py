@@ -1,4 +1,4 @@
-"""Opens a folder with a model for text: a run folder or a folder in the Hugging Face format."""
+"""Opens a folder with a text model: a run folder or a folder in the Hugging Face format."""
 
 from pathlib import Path
 
@@ -19,11 +19,12 @@ from ..loading import model_config
 from ..run_files import TOKENIZER, is_foreign, read_fields
 
 PADDING_ROWS = 1024
-"""Published embedding tables have at most about this many rows without a token (phi-2: 943)."""
+"""The approximate maximum number of rows without a token in published embedding tables. For
+example, phi-2 has 943 such rows."""
 
 
 def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
-    """Returns the configuration of the model in a folder, and its tokenizer.
+    """Returns the configuration and the tokenizer of the model in a folder.
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
@@ -44,10 +45,10 @@ def open_folder(folder: str | Path) -> tuple[TransformerConfig, Tokenizer]:
 
 
 def _check_vocabulary(folder: Path, model: TransformerConfig, tokenizer: Tokenizer) -> None:
-    """Raises RunError if the tokenizer has an id without a row in the model's embedding table.
+    """Raises RunError if the model's embedding table lacks a row for an id of the tokenizer.
 
-    An embedding table may have more rows than there are ids: the number of rows of published models
-    is often rounded up to a multiple of a power of two.
+    An embedding table may have more rows than there are ids, because the number of rows in
+    published models is often rounded up to a multiple of a power of two.
     """
     try:
         check_vocabulary(tokenizer, model, f"the tokenizer of {folder}")
@@ -72,9 +73,9 @@ def _check_padding(
 def vocabulary_note(
     folder: str | Path, model: TransformerConfig, tokenizer: Tokenizer
 ) -> str | None:
-    """Returns a note if many rows of a published embedding table have no token, else None.
+    """Returns a note if many rows of a published embedding table have no token, otherwise None.
 
-    A tokenizer without tokens for many rows may belong to another model, but this is not certain.
+    In this case, the tokenizer may belong to another model, but this is not certain.
     """
     tokens, rows = tokenizer.vocab_size, model.input_vocab_size
     if rows - tokens <= PADDING_ROWS or not is_foreign(read_fields(local_folder(folder))):
@@ -92,8 +93,8 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
 
     Returns:
-        The arguments, under Hugging Face's names; None if none are stored (as in a run trained with
-        flaxzoo) or if the model does not generate.
+        The arguments with their names in Hugging Face's format. None if no arguments are stored (as
+        in a run trained with flaxzoo) or if the model does not generate text.
 
     Raises:
         UserError: A setting is not supported.
@@ -108,10 +109,10 @@ def generation_defaults(folder: str | Path) -> JsonObject | None:
 def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens that a decoder reads before the text of a target.
 
-    If a search is stored with the model, the first of these tokens is the search's start token. The
-    search's forced first token (such as the target language of mBART-50) follows. If no token is
-    forced, the special tokens that the tokenizer adds before a text follow instead. If no search is
-    stored, the only token is the start token that flaxzoo trains models with.
+    If search settings are stored with the model, the first token is their start token. It is
+    followed by their forced first token (such as the target language of mBART-50). If they force no
+    token, the special tokens that the tokenizer adds before a text follow instead. If no search
+    settings are stored, the only token is the start token that flaxzoo uses in training.
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
@@ -131,25 +132,25 @@ def target_start(folder: str | Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def beam_search_defaults(folder: str | Path, tokenizer: Tokenizer) -> GenerationRequest | None:
-    """Returns the search that is stored with a translation model, or None.
+    """Returns the search settings that are stored with a translation model, or None.
 
     Args:
         folder: A run folder, a folder in the Hugging Face format, or a name on the hub.
         tokenizer: The tokenizer of the folder.
 
     Raises:
-        UserError: A setting is not supported, or the start and end tokens are not tokens of the
-          tokenizer.
+        UserError: A setting is not supported, or the start and end tokens differ from the
+          tokenizer's start and end tokens.
     """
     folder = local_folder(folder)
     model = model_config(folder)
     if model.head != "seq2seq_lm" or generation_defaults(folder) is None:
         return None
-    # The tokenizer must begin and end targets with the start and end tokens of the stored search.
+    # The tokenizer and the stored search must begin and end targets with the same tokens.
     request = stored_request(folder, model.max_length)
     ids = [request.decoder_start_token_id, *request.eos_token_id]
     start, end = start_and_end(tokenizer)
-    # The targets of a BART model begin with the same token that ends them.
+    # The targets of a BART model begin and end with the same token.
     require(
         ids in ([start, end], [end, end]),
         f"{folder}: targets begin and end with tokens {ids}, but the tokenizer uses "

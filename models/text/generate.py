@@ -1,4 +1,4 @@
-"""Generates text from text: a generator with its tokenizer."""
+"""Generates texts that continue prompts, with a causal language model and its tokenizer."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 class TextGenerator(TextModel):
-    """A causal language model and its tokenizer.
+    """Generates texts with a causal language model and its tokenizer.
 
     The model is compiled on first use, once for each padded shape.
 
@@ -74,12 +74,12 @@ class TextGenerator(TextModel):
         return cls(model, params, tokenizer, generation_defaults(folder))
 
     def cached_context(self) -> CachedContext:
-        """Returns an empty cached context. With it, a conversation reads only new tokens."""
+        """Returns an empty cached context, so that a conversation reads only new tokens."""
         return self._generator.cached_context()
 
     @property
     def vocab_size(self) -> int:
-        """The maximum number of tokens that the model reads and writes."""
+        """The number of different tokens that the model reads and writes."""
         return self._model.config.vocab_size
 
     @property
@@ -89,7 +89,7 @@ class TextGenerator(TextModel):
 
     def open_batch(self, max_rows: int) -> OpenBatch:
         """Returns a batch that texts may enter at any time; see `Generator.open_batch`."""
-        # Only the stored settings ban sequences, so the ban applies to all texts of the batch.
+        # Banned sequences come only from the stored settings, so they apply to all texts.
         banned = merged_request(self._stored, {"num_beams": 1}).bad_words_ids
         return self._generator.open_batch(max_rows, banned=banned)
 
@@ -98,7 +98,7 @@ class TextGenerator(TextModel):
         return self._generator.token_scores(ids, number)
 
     def context_request(self, **options: JsonValue) -> GenerationRequest:
-        """Merges options with the stored settings, for a `cached_context`.
+        """Merges options with the stored settings, for use with a `cached_context`.
 
         Args:
             **options: arguments of `models.generate`.
@@ -113,15 +113,15 @@ class TextGenerator(TextModel):
     ) -> "TextGenerator":
         """Returns a generator with a draft model (speculative decoding).
 
-        Greedy decoding generates the same texts as without the draft model, and the distribution of
-        sampled texts is the same.
+        The draft model changes neither the texts of greedy decoding nor the distribution of sampled
+        texts.
 
         Args:
             other: the draft model, with the same tokenizer.
             num_tokens: the number of tokens that the draft model proposes at a time.
 
         Raises:
-            UserError: the tokenizers or the vocabularies differ, the number is out of range, or
+            UserError: the tokenizers or the vocabularies differ, `num_tokens` is out of range, or
               one of the models cannot discard rejected tokens.
         """
         difference = _difference(self._tokenizer, other.tokenizer)
@@ -153,7 +153,7 @@ class TextGenerator(TextModel):
         """Continues each prompt, by default all in one batch.
 
         Args:
-            prompts: texts; an empty text begins a new document.
+            prompts: the texts to continue. An empty text begins a new document.
             batch_size: as in `complete`.
             **options: as in `complete`.
 
@@ -167,14 +167,14 @@ class TextGenerator(TextModel):
         return [*itertools.chain(*(each.completions for each in completed))]
 
     def request(self, prompts: Sequence[str], **options: JsonValue) -> GenerationRequest:
-        """Merges options with the stored settings; by default samples 200 tokens.
+        """Merges options with the stored settings. By default, 200 tokens are sampled.
 
         Args:
             prompts: texts.
             **options: arguments of `models.generate`.
 
         Raises:
-            UserError: an option is not supported or out of range, or beams are combined with a
+            UserError: an option is not supported or out of range, or beam search is combined with a
               draft model.
         """
         require_texts(prompts, "prompts")
@@ -200,10 +200,10 @@ class TextGenerator(TextModel):
         log: LogFn = print,
         **options: JsonValue,
     ) -> list[Completed]:
-        r"""Completes prompts with continuous batching: a new prompt replaces each finished text.
+        r"""Completes prompts with continuous batching: a new text replaces each finished text.
 
         The completions of a prompt depend only on its text, its seed and the options, not on other
-        prompts. Prompts and texts that exceed the context limit lose their first tokens; a beam
+        prompts. Prompts and texts that exceed the context limit lose their first tokens. A beam
         search instead rejects such prompts and ends such texts.
 
         Example::
@@ -213,20 +213,20 @@ class TextGenerator(TextModel):
             print([answer.completions[0].text for answer in answers])
 
         Args:
-            prompts: texts, or prompts with their own settings.
+            prompts: texts, or prompts with individual settings.
             stop_strings: strings that end a completion and are not part of it.
             seed: the seed of the first prompt. It is incremented for each later prompt. A prompt's
                 own `seed` overrides it.
-            batch_size: number of completions generated at a time. If None, all completions are
+            batch_size: the number of completions generated at a time. If None, all completions are
                 generated in one batch.
-            on_text: called with the first completion piece by piece, as it grows.
+            on_text: called with each new piece of the first completion.
             on_batch: called when a completion, or a batch of a beam search, is finished. The
                 arguments are the number of finished completions and the number of their tokens.
             log: called with lines about padding and about prompts and texts that are too long.
             **options: arguments of `models.generate`, as in `request`.
 
         Returns:
-            The prompts, with the settings that were used, and their completions, in order.
+            The prompts with the settings that were used, and their completions.
 
         Raises:
             UserError: `prompts` is empty, a prompt is empty and the tokenizer has no token that
@@ -237,7 +237,7 @@ class TextGenerator(TextModel):
         require(prompts, "prompts must not be empty: give at least one text")
         check_value("batch_size", batch_size, PositiveInt | None)
         check_seed(seed)
-        # Each returned sequence of a prompt is a row of the batch.
+        # Each completion of a prompt is a row of the batch.
         rows, request = [], GenerationRequest()
         for i, given in enumerate(prompts):
             prompt = given if isinstance(given, Prompt) else Prompt(given)
@@ -264,7 +264,7 @@ class TextGenerator(TextModel):
     def _begin(
         self, prompt: Prompt, options: Mapping[str, JsonValue]
     ) -> tuple[GenerationRequest, list[GrowingText]]:
-        """Returns the request of a prompt, and an empty text for each returned sequence."""
+        """Returns the request for a prompt, and an empty text for each of its completions."""
         ids = self.encode(prompt.text) if prompt.ids is None else prompt.ids
         of_prompt = without_none({"max_new_tokens": prompt.max_new_tokens})
         request = self._request(len(ids), {**options, **of_prompt})
@@ -297,10 +297,10 @@ class TextGenerator(TextModel):
     ) -> None:
         """Logs how many texts reached the context limit while they were generated."""
         longest = self.max_length
-        # Skip texts with too long prompts, which `_note_truncation` has reported.
+        # Skip texts whose prompts are too long, which `_note_truncation` has already reported.
         began = [row for row in rows if len(row.prompt_ids) <= longest]
         sizes = [len(row.prompt_ids) + len(row.tokens) for row in began]
-        # At the model's limit a beam search ends the text, and sampling drops its oldest tokens.
+        # At the model's limit, beam search ends a text, while sampling drops its oldest tokens.
         if request.num_beams > 1:
             most = request.max_new_tokens or longest
             number = sum(
@@ -324,8 +324,8 @@ class TextGenerator(TextModel):
             UserError: the prompt is empty, and no token begins a document.
         """
         ids = self._tokenizer.encode(prompt, add_special_tokens=False)
-        # Add only the special tokens that precede the text: special tokens after it would end the
-        # prompt.
+        # Add only the special tokens that precede a text, because special tokens after the text
+        # would end it.
         before = self._tokenizer.frame.before if ids else self._tokenizer.begins_document
         require(
             before or ids,
@@ -336,14 +336,14 @@ class TextGenerator(TextModel):
 
 
 def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
-    """Describes how two tokenizers differ; returns None if each id is the same token in both."""
+    """Describes how two tokenizers differ; returns None if all ids have the same tokens."""
     if one.fingerprint == other.fingerprint:
         return None
     if one.vocab_size != other.vocab_size:
         return (
             f"it has {other.vocab_size:,} tokens, and the model's tokenizer has {one.vocab_size:,}"
         )
-    # The sizes are equal, so find the first id that is a different token in each.
+    # The sizes are equal, so find the first id whose tokens differ.
     notes = (
         f"its token {i} is {other.token(i)!r}, but the model's token is {one.token(i)!r}"
         for i in range(one.vocab_size)
@@ -355,13 +355,13 @@ def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
 def merged_request(
     stored: Mapping[str, JsonValue], options: Mapping[str, JsonValue], prompt_length: int = 1
 ) -> GenerationRequest:
-    """Merges options with stored settings; both use the names of `models.generate`.
+    """Merges options with stored settings. Both use the argument names of `models.generate`.
 
-    A sampling option (`temperature`, `top_k`, `top_p`) replaces stored beams. If nothing is
+    A sampling option (`temperature`, `top_k`, `top_p`) disables a stored beam search. If nothing is
     specified, tokens are sampled from the whole vocabulary.
 
     Args:
-        stored: settings of the model's folder.
+        stored: the settings in the model's folder.
         options: settings that override the stored settings.
         prompt_length: the number of tokens of the longest prompt.
 
@@ -369,12 +369,12 @@ def merged_request(
         UserError: an option is not supported, or out of range.
     """
     fields = without_none(stored)
-    # Choose between beams and sampling.
+    # Choose between beam search and sampling.
     stored_beams = fields.get("num_beams", 1)
     samples = any(options.get(name) is not None for name in ("do_sample", *SAMPLING))
     num_beams = options.get("num_beams", 1 if samples else stored_beams)
     if num_beams == 1 and stored_beams != 1:
-        fields.pop("num_return_sequences", None)  # the number of beams to return
+        fields.pop("num_return_sequences", None)  # this is the number of beams to return
     if not fields.get("do_sample"):
         fields.setdefault("top_k", 0)  # the default, 50, requires stored sampling
     if "max_length" not in fields:

@@ -14,8 +14,8 @@ class GrowingText:
         tokenizer: The tokenizer of the model.
         prompt: The prompt, with its stop strings and maximum length.
         prompt_ids: The tokens of the prompt.
-        end_ids: Tokens that end the text.
-        forced_end: Whether the last token within the maximum length is a forced end token.
+        end_ids: The tokens that end the text.
+        forced_end: Whether the token at the maximum length is a forced end token.
     """
 
     def __init__(
@@ -31,13 +31,14 @@ class GrowingText:
         self._forced_end = forced_end
         self.prompt, self.prompt_ids = prompt, list(prompt_ids)
         # Decoding a token may depend on the word before it, so decode the new tokens together with
-        # the prompt. `_open` contains the tokens that must be decoded again, and `_closed` the text
-        # of the tokens before them. The first `_skipped` characters of the text of `_open` belong
-        # to the prompt.
+        # the prompt. `_open` contains the tokens that must be decoded again, and `_closed` contains
+        # the text of the tokens before them. When `_open` is decoded, the first `_skipped`
+        # characters belong to the prompt.
         self._open = list(self.prompt_ids) if prompt.ids is None else []
         self._closed, self._skipped = "", len(tokenizer.decode(self._open))
         self.limit = prompt.max_new_tokens
-        """The maximum length, in tokens. If None, only the model's maximum length limits the text.
+        """The maximum length, in tokens. If None, the text is limited only by the model's maximum
+        length.
         """
         self.text = ""
         self.tokens: list[int] = []
@@ -45,22 +46,22 @@ class GrowingText:
         self.log_probabilities: list[float] = []
         """The log-probabilities of the tokens, if known."""
         self.log_probability = 0.0
-        """The log-probability of all tokens and the end token."""
+        """The log-probability of all tokens, including the end token."""
         self.reason: FinishReason | None = None
-        """Why the text ended, or None while it grows."""
-        self._shown = 0  # characters that `take_settled` has returned
+        """The reason why the text ended, or None while it grows."""
+        self._shown = 0  # the number of characters that `take_settled` has returned
 
     def grow(self, tokens: Sequence[int], log_probabilities: Sequence[float] = ()) -> None:
         """Appends tokens until the text ends.
 
         Args:
-            tokens: New tokens; tokens after the end are ignored.
+            tokens: New tokens. Tokens after the end of the text are ignored.
             log_probabilities: The log-probability of each token, or empty if unknown.
         """
         for i, token in enumerate(tokens):
             if self.reason is not None:
                 return
-            # Decide why the text ends with this token, if it does.
+            # Check whether the text ends with this token, and why.
             last = self.limit is not None and len(self.tokens) + 1 == self.limit
             if last and self._forced_end:  # the model did not choose this token
                 self.reason = "length"
@@ -72,7 +73,7 @@ class GrowingText:
                 return
             self.tokens.append(token)
             self.log_probabilities.extend(own)
-            # Decode earlier tokens again, because a token may be only a part of a character.
+            # Decode earlier tokens again, because a token may contain only a part of a character.
             self._open.append(token)
             decoded = self._tokenizer.decode(self._open)
             self.text = self._closed + decoded[self._skipped :]
@@ -102,17 +103,20 @@ class GrowingText:
 
     @property
     def num_settled(self) -> int:
-        """The number of characters that no later token can change."""
+        """The number of characters of the text that later tokens cannot change."""
         if self.reason is not None:
             return len(self.text)
-        # An incomplete character decodes to U+FFFD, and the end of the text may be
-        # the beginning of a stop string.
+        # The end of the text may change if it is an incomplete character, which decodes to U+FFFD,
+        # or the beginning of a stop string.
         text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
         overlaps = [n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])]
         return len(text) - max(overlaps, default=0)
 
     def take_settled(self) -> str:
-        """Returns the text that no later token can change, without what earlier calls returned."""
+        """Returns the final text that earlier calls have not returned.
+
+        Text is final if later tokens cannot change it.
+        """
         begin, self._shown = self._shown, max(self._shown, self.num_settled)
         return self.text[begin : self._shown]
 
@@ -120,7 +124,7 @@ class GrowingText:
         """Returns the finished completion."""
         known = len(self.log_probabilities) == len(self.tokens)
         tokenizer = self._tokenizer
-        # A model's embedding table may have rows without a token.
+        # The model may have chosen a row of its embedding table that has no token.
         pieces = [tokenizer.token(id) if id < tokenizer.vocab_size else "" for id in self.tokens]
         return Completion(
             text=self.text,

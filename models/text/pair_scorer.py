@@ -33,11 +33,10 @@ class RankedDocument:
 
 
 class PairScorer(TextModel):
-    """A sequence classifier that reads two texts as one sequence.
+    """Scores pairs of texts with a sequence classifier that reads two texts as one sequence.
 
-    It is compiled once for each padded shape.
-
-    The class CrossEncoder of sentence-transformers gives the same scores.
+    The model is compiled once for each padded shape. The class CrossEncoder of
+    sentence-transformers gives the same scores.
 
     Example::
 
@@ -49,11 +48,11 @@ class PairScorer(TextModel):
         model: a model with the head `sequence_classification`.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: how a score is computed from the logits. Defaults to the sigmoid of a single
-          label, or to the logits of several labels.
+        settings: the settings for computing scores from the logits. By default, the score of a
+          single label is the sigmoid of its logit, and the scores of several labels are the logits.
 
     Raises:
-        UserError: the model has another head.
+        UserError: the model has a different head.
     """
 
     heads = frozenset(("sequence_classification",))
@@ -91,7 +90,7 @@ class PairScorer(TextModel):
         return cls(model, params, tokenizer, read_pair_scoring(local_folder(folder)))
 
     def _classifier(self, model: Model, params: Params) -> tuple[Model, Params]:
-        """Returns the classifier of pairs; a subclass may build it from a model of another kind."""
+        """Returns the text-pair classifier. A subclass may build it from another type of model."""
         return model, params
 
     def _template(self, length: int) -> Template:
@@ -117,12 +116,12 @@ class PairScorer(TextModel):
         """Scores pairs of texts, such as a query and a document.
 
         Args:
-            pairs: the pairs; in a pair that is too long, the longer text is truncated first.
+            pairs: the pairs. If a pair is too long, its longer text is truncated first.
             log: called with the number of pairs that were truncated.
 
         Returns:
-            float32 `[num_pairs]`, in the order of the pairs; `[num_pairs, L]` if the model has
-            several labels, L.
+            The scores in the order of the pairs, float32 `[num_pairs]`, or `[num_pairs, L]` if the
+            model has several labels, L.
 
         Raises:
             UserError: `pairs` is empty or not a list of pairs of texts, or a score is NaN or
@@ -163,7 +162,8 @@ class PairScorer(TextModel):
             lengths: the number of tokens of each pair.
 
         Returns:
-            `scores` and the `logits` that they are computed from, float32 `[num_pairs, L]`.
+            The arrays `scores` and `logits`, float32 `[num_pairs, L]`. The scores are computed from
+            the logits.
 
         Raises:
             UserError: a score is NaN or infinite.

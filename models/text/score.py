@@ -1,6 +1,6 @@
-"""Scores texts: the probability of each token, and of possible next tokens or words.
+"""Computes the probabilities of texts, and of possible next tokens or words.
 
-Pr(t₁ … t_n) = Π Pr(t_i | t₁ … t_{i−1}), the chain rule.
+By the chain rule, Pr(t₁ … t_n) = Π Pr(t_i | t₁ … t_{i−1}).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class TokenScore:
     token: str
     id: int
     log_probability: float | None
-    """In nats. None for the first token if no token begins a document."""
+    """In nats; None for the first token if the vocabulary has no token that begins a document."""
     total: float
     """The sum of the log-probabilities up to this token, in nats."""
 
@@ -63,17 +63,17 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """exp(− mean log-probability of a token)."""
+        """The perplexity per token: exp(− mean log-probability of a token)."""
         return math.exp(min(-self.log_probability / max(self.num_scored, 1), 700.0))
 
     @property
     def word_perplexity(self) -> float:
-        """exp(− log-probability / number of words between spaces)."""
+        """The perplexity per word: exp(− log-probability / number of words between spaces)."""
         return math.exp(min(-self.log_probability / max(len(self.text.split()), 1), 700.0))
 
     @property
     def bits_per_byte(self) -> float:
-        """− log₂ of the probability, divided by the number of UTF-8 bytes of the text."""
+        """− log₂ of the text's probability, divided by its number of UTF-8 bytes."""
         return -self.log_probability / math.log(2) / max(len(self.text.encode()), 1)
 
 
@@ -101,10 +101,11 @@ class NextWord:
 
 
 class TextScorer(TextModel):
-    """A generative model and its tokenizer; compiled once for each padded shape.
+    """Computes the probabilities of texts with a generative model and its tokenizer.
 
-    Each text is treated as the beginning of a document: if the vocabulary has a token that begins a
-    document, that token comes first, as in training.
+    The model is compiled once for each padded shape. Each text is treated as the beginning of a
+    document: if the vocabulary has a token that begins a document, that token comes first, as in
+    training.
 
     Example::
 
@@ -142,14 +143,14 @@ class TextScorer(TextModel):
         """Returns the probability of each text, token by token.
 
         Args:
-            texts: the texts. A causal language model scores a text longer than its maximum length
-              in windows: each token after the first window has at least length - `stride` tokens
-              of context.
-            sources: for an encoder-decoder, the source of each text; the end token is then also
-              scored.
+            texts: the texts. If a text is longer than the maximum length of a causal language
+              model, it is scored in windows: each token after the first window has at least
+              length - `stride` tokens of context.
+            sources: for an encoder-decoder, the source of each text. In this case, the end token is
+              also scored.
             stride: the number of tokens between the starts of successive windows. Defaults to half
-              of the model's length. With 1, each token has the longest context, and scoring is
-              slowest.
+              of the model's maximum length. With 1, each token has the longest possible context,
+              but scoring is slowest.
             log: called with a line if texts are scored in windows.
 
         Raises:
@@ -160,7 +161,7 @@ class TextScorer(TextModel):
         require_texts(texts, "texts")
         require_texts(sources, "sources")
         require(texts, "texts must not be empty: give at least one text")
-        # By default each token after the first window has half of the model's context.
+        # By default, each token after the first window sees at least half of the model's context.
         length = self._model.config.max_length
         stride = max(length // 2, 1) if stride is None else stride
         require(
@@ -173,7 +174,7 @@ class TextScorer(TextModel):
             f"there are {len(sources)} sources for {len(texts)} texts: give an encoder-decoder one "
             "source per text, and give a causal language model no sources",
         )
-        # Encode the texts; a text without tokens has no score.
+        # Encode the texts, and reject texts without tokens, which have no score.
         ids = [tokenizer.target.encode(text, add_special_tokens=False) for text in texts]
         for number, (text, tokens) in enumerate(zip(texts, ids, strict=True), start=1):
             require(
@@ -195,7 +196,7 @@ class TextScorer(TextModel):
             longest = max(map(len, itertools.chain(*requests)))
             problem = f"a text has {longest} tokens, but the model reads {length}: shorten it"
             require(longest <= length, problem)
-        # The scores of a text follow each other, window by window.
+        # Join the scores of each text, which are computed window by window.
         of_texts: list[list[float]] = [[] for _ in ids]
         for owner, score in zip(owners, self._scorer.score(requests, log=log), strict=True):
             of_texts[owner] += score.log_probabilities
@@ -213,9 +214,10 @@ class TextScorer(TextModel):
     def _windows(
         self, ids: Sequence[list[int]], stride: int, log: LogFn
     ) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
-        """Divides texts into windows that the model reads.
+        """Divides texts into windows that fit the model.
 
-        Each window after the first scores `stride` new tokens; the last window may score fewer.
+        In each window after the first, `stride` new tokens are scored. The last window may have
+        fewer new tokens.
 
         Returns:
             The context and the scored tokens of each window, and the index of its text.
@@ -224,7 +226,7 @@ class TextScorer(TextModel):
         requests, owners = [], []
         for number, tokens in enumerate(ids):
             row = [*self._tokenizer.begins_document, *tokens]
-            # The tokens before a document have no score.
+            # Tokens that mark the beginning of a document have no score.
             scored = max(len(row) - len(tokens), 1)
             first = 0
             while scored < len(row):
@@ -245,8 +247,8 @@ class TextScorer(TextModel):
         """Returns the most probable tokens after a text, best first.
 
         Args:
-            text: the beginning of a document. Only the end of a text longer than the model's
-              maximum is read.
+            text: the beginning of a document. If it is longer than the model's maximum length, only
+              its end is read.
             top_k: the number of tokens.
 
         Raises:
@@ -263,7 +265,7 @@ class TextScorer(TextModel):
         )
         ids = self._prefix(text)[-self._model.config.max_length :]
         rows, _ = pad_batch([ids], 1, self._model.config.max_length)
-        # Leave out rows of the embedding table without a token.
+        # Leave out rows of the embedding table that have no token.
         p = np.asarray(self._next(self._params, rows, len(ids) - 1))[:size]  # [V]
         check_outputs({"a probability": p})
         best = np.argsort(-p, kind="stable")[:top_k].tolist()
@@ -272,9 +274,10 @@ class TextScorer(TextModel):
     def next_words(self, text: str, words: Sequence[str]) -> list[NextWord]:
         """Returns the probability of each word after a text, best first.
 
-        Exactly one space separates text and word, however many spaces the text ends with; the space
-        belongs to the word. After a line feed, no space is added. The probability is that the text
-        continues with exactly the word's tokens, which may also begin a longer word.
+        Exactly one space separates the text and the word, however many spaces the text ends with.
+        This space belongs to the word. After a line feed, no space is added. The result is the
+        probability that the text continues with the word's tokens, which may also begin a longer
+        word.
 
         Raises:
             UserError: a word is empty or has a character that the vocabulary lacks; or as in
@@ -301,7 +304,8 @@ class TextScorer(TextModel):
                 token.log_probability for token in of_word if token.log_probability is not None
             ]
             if len(known) < len(of_word):
-                # The first token has no probability if no token begins a document: raise the error.
+                # The first token has no probability if no token begins a document. In this case,
+                # `_prefix` raises the error.
                 self._prefix("")
             candidates.append(NextWord(word, of_word, sum(known)))
         return sorted(candidates, key=lambda candidate: -candidate.log_probability)

@@ -1,4 +1,4 @@
-"""Sparse vectors of texts: a weight for each token of the vocabulary (SPLADE)."""
+"""Computes sparse vectors of texts: a weight for each token of the vocabulary (SPLADE)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,10 +22,11 @@ from .text_model import Loaded
 
 
 class SparseEmbedder(TextEmbedder):
-    """Computes sparse vectors with a masked language model; compiled once for each padded shape.
+    """Computes sparse vectors with a masked language model.
 
-    The class SparseEncoder of sentence-transformers gives the same weights. Tokens that do not
-    occur in a text may have a weight above 0 as well.
+    The model is compiled once for each padded shape. The class SparseEncoder of
+    sentence-transformers gives the same weights. Tokens that do not occur in a text may also have a
+    weight above 0.
 
     Example::
 
@@ -36,10 +37,10 @@ class SparseEmbedder(TextEmbedder):
         model: a model that predicts masked tokens.
         params: its parameters.
         tokenizer: its tokenizer.
-        sparse: how weights are computed from logits.
+        sparse: the settings for computing weights from logits.
 
     Raises:
-        UserError: the model has another head.
+        UserError: the model has a different head.
     """
 
     heads = frozenset(name for name, head in HEADS.items() if head.predicts_masked)
@@ -75,12 +76,12 @@ class SparseEmbedder(TextEmbedder):
         return cls(model, params, tokenizer, stored or SparseSettings())
 
     def with_settings(self, settings: EmbeddingSettings) -> "SparseEmbedder":
-        """Returns an embedder of the same model with other settings for texts."""
+        """Returns an embedder of the same model with different settings for texts."""
         sparse = dataclasses.replace(self.sparse, texts=settings)
         return SparseEmbedder(self._model, self._params, self._tokenizer, sparse)
 
     def comparable(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns the vectors, which are compared by dot product."""
+        """Returns the vectors unchanged, because they are compared by dot product."""
         return vectors
 
     def weights(
@@ -91,12 +92,12 @@ class SparseEmbedder(TextEmbedder):
         top_k: int | None = None,
         prompt_name: str | None = None,
     ) -> list[dict[str, float]]:
-        """Returns the tokens of each text with a weight above 0, the largest weights first.
+        """Returns the tokens with a weight above 0 for each text, the largest weights first.
 
         Args:
             texts: the texts.
             log: see `__call__`.
-            top_k: the maximum number of tokens of a text. Defaults to all tokens with a weight
+            top_k: the maximum number of tokens for each text. Defaults to all tokens with a weight
               above 0.
             prompt_name: see `__call__`.
         """

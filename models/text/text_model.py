@@ -1,4 +1,4 @@
-"""The base class of all text front ends: a model, its parameters and its tokenizer."""
+"""The base class of all classes that apply a model with its tokenizer to texts."""
 
 from collections.abc import Collection, Container
 from pathlib import Path
@@ -21,14 +21,16 @@ COMMANDS = {
     "text-generation": "generate",
     "translation": "translate",
 }
-"""The command that runs models of each task on the hub; `predict` for all other tasks."""
+"""Maps a task on the hub to the command that runs its models. All other tasks have `predict`."""
 Opened = TypeVar("Opened", bound="TextModel")
 Loaded: TypeAlias = tuple[Model, Params]
 """A model and its parameters."""
 
 
 def require_texts(texts: object, name: str, other: type = str) -> None:
-    """Checks that an argument is a list of texts. One string would be read as a list of characters.
+    """Checks that an argument is a list of texts.
+
+    A single string is rejected, because it would be read as a list of characters.
 
     Args:
         texts: the argument.
@@ -46,7 +48,7 @@ def require_texts(texts: object, name: str, other: type = str) -> None:
 
 
 class TextModel:
-    """A model with its tokenizer; a subclass declares the supported heads and the task.
+    """A model with its tokenizer. A subclass declares the supported heads and adds its task.
 
     Args:
         model: the model.
@@ -60,11 +62,11 @@ class TextModel:
     heads: ClassVar[Container[str | None]]
     """The supported heads."""
     refusal: ClassVar[str]
-    """The part of the error message that says what a model with another head cannot do, such as
-    "cannot fill masks"."""
+    """The part of the error message that says what a model with an unsupported head cannot do, such
+    as "cannot fill masks"."""
     remedy: ClassVar[str]
-    """The part of the error message that says what to do instead with a model with another head, as
-    an imperative."""
+    """The part of the error message that says, as an imperative, what to do if the head is not
+    supported."""
     _stored_start: tuple[int, ...] | None = None
 
     def __init__(self, model: Model, params: Params, tokenizer: Tokenizer) -> None:
@@ -108,12 +110,12 @@ class TextModel:
             folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
             step: the checkpoint. Defaults to the newest checkpoint.
             log: called with a line if the tokenizer may belong to another model.
-            max_length: overrides the model's maximum input length, in tokens; for models without a
-              position table.
+            max_length: overrides the model's maximum input length, in tokens. Only models without a
+              position table support a different length.
             loaded: the model in the folder and its parameters, if they have been loaded before. If
               None, the folder is loaded.
-            ema: whether to use the moving average of the parameters, which a run with
-              `optimizer.ema_decay` keeps.
+            ema: whether to use the moving average of the parameters. A run has this average if
+              `optimizer.ema_decay` is set.
 
         Raises:
             FileNotFoundError: `folder` is not a run folder, or has no such checkpoint.
@@ -137,7 +139,7 @@ class TextModel:
     def _open(
         cls: type[Opened], model: Model, params: Params, tokenizer: Tokenizer, folder: str | Path
     ) -> Opened:
-        """Constructs the object; a subclass may override this to read more files of the folder."""
+        """Constructs the object. A subclass may override this method to read additional files."""
         del folder
         return cls(model, params, tokenizer)
 

@@ -1,4 +1,4 @@
-"""Translates texts: beam search with a tokenizer."""
+"""Translates texts by beam search."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class Translation:
 
     text: str
     score: float
-    """The ranking score: the log-probability divided by the length penalty."""
+    """The score that ranks translations: the log-probability divided by the length penalty."""
     log_probability: float
     """The log-probability of all tokens, including the end token, in nats."""
     num_tokens: int
@@ -35,14 +35,16 @@ class Translation:
 
 
 class TextTranslator(TextModel):
-    """An encoder-decoder and its tokenizer; compiled once for each padded shape.
+    """Translates texts with an encoder-decoder and its tokenizer.
+
+    The model is compiled once for each padded shape.
 
     Args:
         model: an encoder-decoder.
         params: its parameters.
         tokenizer: its tokenizer.
-        request: the search settings that are stored with the model, including the ids of special
-          tokens. Defaults to `published_request`.
+        request: the search settings, including the ids of special tokens. Defaults to
+          `published_request`.
     """
 
     heads = ("seq2seq_lm",)
@@ -60,7 +62,7 @@ class TextTranslator(TextModel):
         self._generator = Generator(model, params)
         self._target, self._max_length = tokenizer.target, model.config.max_length
         self.request = request or published_request(tokenizer, model.config.vocab_size)
-        """The default request; the options of a call override its fields."""
+        """The default settings of the search. The options of a call override its fields."""
 
     @classmethod
     def _open(
@@ -78,12 +80,12 @@ class TextTranslator(TextModel):
         log: LogFn = print,
         **options: Any,
     ) -> list[list[Translation]]:
-        """Translates each text; the translation of a blank text is empty.
+        """Translates each text. The translation of a blank text is empty.
 
         Args:
-            texts: sentences, each translated separately.
-            locations: the location of each text, for messages.
-            truncate: whether too long texts are truncated.
+            texts: sentences, which are translated separately.
+            locations: the location of each text, for error messages.
+            truncate: whether to truncate texts that are too long.
             on_batch: called after each batch with the number of its texts and the number of their
                 tokens.
             log: called with the number of truncated texts.
@@ -91,16 +93,16 @@ class TextTranslator(TextModel):
               and `num_return_sequences`.
 
         Returns:
-            For each text, in order, its `num_return_sequences` best translations, best first.
+            The `num_return_sequences` best translations of each text, best first.
 
         Raises:
-            UserError: `texts` is one string, a text is longer than the model's maximum length and
-                `truncate` is False, or an option is out of range.
+            UserError: `texts` is a single string, a text is longer than the model's maximum length
+                and `truncate` is False, or an option is out of range.
         """
         request = self.request_with(options)
         ids = self.encode(texts, locations=locations, truncate=truncate, log=log)
         translated: list[list[Translation]] = [[_NOTHING] for _ in texts]
-        # Blank texts have no tokens, and are not translated.
+        # Blank texts have no tokens and are not translated.
         on_batch(ids.count([]), 0)
         for batch in batches_by_length(ids, BATCH_SIZE):
             batch_translations = self.search([ids[i] for i in batch], request)
@@ -110,7 +112,7 @@ class TextTranslator(TextModel):
         return translated
 
     def request_with(self, options: Mapping[str, object]) -> GenerationRequest:
-        """Returns the default request with other fields; see `__call__`.
+        """Returns the default request with the given fields replaced; see `__call__`.
 
         Raises:
             UserError: an option is out of range.
@@ -140,7 +142,7 @@ class TextTranslator(TextModel):
             request: the settings of the search.
 
         Returns:
-            For each text its `num_return_sequences` best translations, best first.
+            The `num_return_sequences` best translations of each text, best first.
         """
         result: Any
         *_, result = self.search_in_parts(sources, request, MANY_TOKENS)
@@ -158,8 +160,8 @@ class TextTranslator(TextModel):
     ) -> list[list[Translation]]:
         """Converts the hypotheses of each source to translations."""
         return [
-            # If a source has gaps (T5 sentinels), its target contains sentinels as well: include
-            # them in the text.
+            # If a source contains gaps (T5 sentinels), its target contains sentinels as well, so
+            # keep them in the text.
             [
                 self._translation(h, not set(ids).isdisjoint(self._tokenizer.sentinels))
                 for h in hypotheses
@@ -170,7 +172,7 @@ class TextTranslator(TextModel):
     def _fitting(
         self, ids: list[list[int]], locations: Sequence[str] | None, truncate: bool, log: LogFn
     ) -> list[list[int]]:
-        """Truncates or rejects sources above the model's maximum length; returns all sources."""
+        """Truncates or rejects sources that are longer than the model's maximum length."""
         longest = self._max_length
         too_long = [i for i, row in enumerate(ids) if len(row) > longest]
         if not too_long:
@@ -196,9 +198,11 @@ class TextTranslator(TextModel):
 
 
 def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list[str]:
-    """Formats the best translation of each text, or several with the text's index and the score.
+    """Formats one translation per line.
 
-    Line feeds in a translation become spaces, so that line n belongs to the n-th text.
+    If `num_best` is 1, line n contains the best translation of the n-th text. Otherwise, each line
+    contains the number of a text, a score and a translation. Line feeds in a translation become
+    spaces.
     """
     if num_best == 1:
         return [translations[0].text.replace("\n", " ") for translations in translated]
@@ -210,7 +214,7 @@ def to_lines(translated: Sequence[Sequence[Translation]], num_best: int) -> list
 
 
 def note_of_empty(texts: Sequence[str], translated: Sequence[Sequence[Translation]]) -> str | None:
-    """Returns a note if more than a tenth of the texts have an empty translation, else None."""
+    """Returns a note if more than a tenth of the translations are empty, otherwise None."""
     best = [
         candidates[0].text
         for text, candidates in zip(texts, translated, strict=True)

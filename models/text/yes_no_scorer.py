@@ -1,10 +1,10 @@
 """Scores pairs of texts with a language model that answers "yes" or "no" (Qwen3-Reranker).
 
-Zhang et al. 2025, "Qwen3 Embedding", section 2: the prompt states an instruction, a query and a
-document. The score is the probability of "yes" as the next token, if the only alternative is "no":
-the sigmoid of the difference of their two logits. This difference is a linear function of the last
-hidden state. So the model is run as a classifier with one label, and the logits of other tokens are
-not computed.
+See Zhang et al. 2025, "Qwen3 Embedding", section 2. The prompt states an instruction, a query and a
+document. The score is the probability that the next token is "yes" if the only alternative is "no".
+It is the sigmoid of the difference of their two logits. This difference is a linear function of the
+last hidden state, so the model is run as a classifier with one label, and the logits of other
+tokens are not computed.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ SYSTEM = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class YesNoPrompt:
-    """The prompt that states a pair. Defaults to the prompt of Qwen3-Reranker."""
+    """The prompt that presents a pair to the model. Defaults to the prompt of Qwen3-Reranker."""
 
     instruction: str = "Given a web search query, retrieve relevant passages that answer the query"
     """The instruction, which explains when a document matches a query."""
@@ -51,12 +51,12 @@ class YesNoPrompt:
     after: str = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     """The text after the pair, which is never truncated."""
     yes: str = "yes"
-    """The answer for a relevant document, one token."""
+    """The answer for a relevant document. It must be a single token."""
     no: str = "no"
-    """The answer for an irrelevant document, one token."""
+    """The answer for an irrelevant document. It must be a single token."""
 
     def join(self, query: str, document: str) -> str:
-        """Returns the text of a pair."""
+        """Returns the text that contains the instruction and a pair."""
         return f"<Instruct>: {self.instruction}\n<Query>: {query}\n<Document>: {document}"
 
 
@@ -72,13 +72,14 @@ class YesNoScorer(PairScorer):
         model: a model with the head `causal_lm`.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: how a score is computed from the difference of the logits. Defaults to the sigmoid
-          of the difference, the probability of "yes" against "no".
+        settings: the settings for computing a score from the difference of the logits. By default,
+          the score is the sigmoid of the difference, which is the probability of "yes" against
+          "no".
         prompt: the text that the model reads. Defaults to the prompt of Qwen3-Reranker.
 
     Raises:
-        UserError: the model has another head or is not a decoder, its logits are capped or have a
-          bias, or an answer is not one token.
+        UserError: the model has a different head or is not a decoder, its logits are capped or have
+          a bias, or an answer is not a single token.
     """
 
     heads = frozenset(("causal_lm",))
@@ -104,7 +105,7 @@ class YesNoScorer(PairScorer):
         return cls(model, params, tokenizer)
 
     def with_prompt(self, prompt: YesNoPrompt) -> "YesNoScorer":
-        """Returns a scorer of the same model with another prompt, such as another instruction."""
+        """Returns a scorer of the same model with a different prompt or instruction."""
         model, params = self._language_model
         return YesNoScorer(model, params, self._tokenizer, self.settings, prompt=prompt)
 
@@ -112,8 +113,8 @@ class YesNoScorer(PairScorer):
         """Returns a classifier whose only logit is the difference of the answers' logits."""
         self._language_model = model, params
         config = model.config
-        # The model must be a decoder, whose classifier reads the last token. A cap on logits would
-        # make their difference nonlinear.
+        # The model must be a decoder, because the classifier of a decoder reads the last token. If
+        # the logits were capped, their difference would not be linear.
         if not isinstance(config, CausalLMConfig) or config.logit_cap or config.output_bias:
             raise UserError(
                 f"{type(config).__name__} is not a decoder, or its logits are capped or have a "
@@ -123,7 +124,7 @@ class YesNoScorer(PairScorer):
         yes, no = (matrix["embedding"][self._id(word)] for word in self._answers)
         # [D, 1]: the logit of "yes" minus the logit of "no" is linear in the hidden state.
         kernel = (jnp.asarray(yes, jnp.float32) - jnp.asarray(no, jnp.float32))[:, None]
-        # The difference replaces the projection to the vocabulary.
+        # The difference of the two rows replaces the projection to the vocabulary.
         body = {name: x for name, x in params.items() if name != "output_embedding"}
         classifier = create(
             config.with_head("sequence_classification", self._answers[:1]), model.execution
@@ -140,7 +141,7 @@ class YesNoScorer(PairScorer):
         return ids[0]
 
     def _template(self, length: int) -> Template:
-        """Returns the special tokens around the prompt, which contains the pair as one text."""
+        """Returns the tokens that surround a pair, which is encoded as one text."""
         encode = self._tokenizer.encode_with_controls
         marks = tuple(tuple(encode(text)[0]) for text in (self._prompt.before, self._prompt.after))
         single = Layout(marks, tuple((0,) * len(ids) for ids in marks), (0,))
@@ -153,9 +154,9 @@ class YesNoScorer(PairScorer):
 
 
 def answers_yes_or_no(folder: str | Path, prompt: YesNoPrompt = YesNoPrompt()) -> bool:
-    """Returns whether a folder's tokenizer has the special tokens of a prompt and its answers."""
+    """Returns whether a folder's tokenizer has the special tokens and the answers of a prompt."""
     _, tokenizer = open_folder(folder)
-    # Without these tokens the model would read their names as text.
+    # Without these special tokens, the model would read their names as text.
     names = set(re.findall(r"<\|\w+\|>", prompt.before + prompt.after))
     answers = (tokenizer.encode(word, add_special_tokens=False) for word in (prompt.yes, prompt.no))
     return names <= tokenizer.control_tokens().keys() and all(len(ids) == 1 for ids in answers)

@@ -1,4 +1,4 @@
-"""A conversation with a language model. The turns stay in the key/value cache."""
+"""A conversation with a language model. Earlier turns stay in the key/value cache."""
 
 import dataclasses
 import functools
@@ -54,11 +54,11 @@ class Turn:
 
 
 class Conversation:
-    """Alternating turns of a user and a model.
+    """A conversation between a user and a model, who take turns.
 
-    The chat template writes the whole conversation as one text. Keys and values are cached, so that
-    a turn computes only new tokens. When the context window is full, the oldest exchanges are
-    dropped, but never the instructions.
+    The chat template formats the whole conversation as one text. Keys and values are cached, so
+    that each turn processes only its new tokens. When the context window is full, the oldest
+    exchanges are dropped, but the instructions are kept.
 
     Example::
 
@@ -68,15 +68,16 @@ class Conversation:
 
     Args:
         generator: the model and its tokenizer.
-        instructions: how the model should behave; the first message, of the role `system`.
+        instructions: a description of how the model should behave. It is the first message, with
+          the role `system`.
         name: the name of the model in transcripts.
         template: replaces the chat template of the tokenizer.
         max_new_tokens: the maximum length of an answer, in tokens. Defaults to a quarter of the
-          window, at most 256.
+          window, but at most 256.
         seed: the seed of the first answer. It is incremented for each later answer.
         stop_strings: additional strings that end an answer and are not part of it.
-        tools: tools that the model may call. The model generates a call in the format of its
-          template, reads the output as a turn of the role `tool`, and continues.
+        tools: tools that the model may call. The model generates a call in the format of its chat
+          template, reads the output as a turn with the role `tool`, and continues.
         max_calls: the maximum number of calls after each user turn. Any later call returns an
             error.
         **options: arguments of `models.generate` such as `temperature`.
@@ -107,7 +108,8 @@ class Conversation:
         self._generator, self._name, self._seed = generator, name, seed
         self._template = generator.tokenizer.chat_template if template is None else template
         self._stop_strings = tuple(stop_strings)
-        # A quarter of the window for the answer leaves most of it for the earlier turns.
+        # By default, reserve a quarter of the window for the answer, which leaves most of the
+        # window for the earlier turns.
         self._wanted = min(256, generator.max_length // 4)
         if max_new_tokens is not None:
             self._wanted = max_new_tokens
@@ -127,13 +129,14 @@ class Conversation:
         max_length: int | None = None,
         **options: Any,
     ) -> "Conversation":
-        """Opens the model of a run folder; options are passed to the class.
+        """Opens the model of a run folder and starts a conversation with it.
 
         Args:
             folder: a run folder, a folder in the Hugging Face format, or a name on the hub.
             step: the checkpoint. Defaults to the newest checkpoint.
             ema: whether to use the moving average of the parameters.
-            max_length: the window, in tokens. Defaults to the maximum length of the model.
+            max_length: the size of the window, in tokens. Defaults to the maximum length of the
+              model.
             **options: arguments of `Conversation`.
 
         Raises:
@@ -159,18 +162,18 @@ class Conversation:
         on_text: OnText = ignore,
         on_turn: Callable[[Turn], None] = ignore,
     ) -> Turn:
-        """Sends a message to the model and returns its answer; both become turns.
+        """Sends a message to the model and returns its answer. Both are added to the turns.
 
-        Tool calls and their outputs become turns before the answer.
+        Tool calls and their outputs are added as turns before the answer.
 
         Args:
             text: the user's message.
-            on_text: called with the model's text piece by piece, as it grows.
+            on_text: called with each new piece of the model's text.
             on_turn: called with the output of each tool, as a turn.
 
         Raises:
-            UserError: the text is empty, or does not fit the window with the instructions. In this
-                case the conversation is unchanged.
+            UserError: the text is empty, or the text and the instructions do not fit into the
+                window. In this case, the conversation is unchanged.
         """
         require(text.strip(), "the message is empty: write a text")
         turns = [*self.turns, Turn(USER, text, USER)]
@@ -198,9 +201,9 @@ class Conversation:
         """Returns the model's answer to the given turns, and its parsed content.
 
         Raises:
-            UserError: the instructions and the last exchange do not fit the window.
+            UserError: the instructions and the last exchange do not fit into the window.
         """
-        # Prepare the prompt, the settings and the key of this answer.
+        # Prepare the prompt, the settings and the random key for this answer.
         encoded, room = self._prompt(turns)
         growing = GrowingText(
             self._generator.tokenizer,
@@ -236,7 +239,7 @@ class Conversation:
         return answer, written
 
     def _fitting(self, turns: Sequence[Turn], outputs: Sequence[Turn]) -> Sequence[Turn]:
-        """Shortens tool outputs until at least `max_new_tokens / 2` tokens fit after the prompt."""
+        """Shortens tool outputs until half of `max_new_tokens` or more fit after the prompt."""
         # Halve the longest tool output until the prompt is short enough.
         short, longest = outputs, max(len(turn.content) for turn in outputs)
         while longest > 100:
@@ -256,7 +259,7 @@ class Conversation:
         return short
 
     def _call(self, call: ToolCall, left: int) -> str:
-        """Returns a tool's output for a call, or an error."""
+        """Returns the output of the called tool, or an error."""
         if left <= 0:
             return as_error(f"no more than {self._max_calls} calls: answer without a tool")
         tool = self._tools.get(call.name)
@@ -274,7 +277,7 @@ class Conversation:
         """Writes a transcript: a JSON object for each message, with its author.
 
         Args:
-            path: the file, which may exist if it is a transcript.
+            path: the file. An existing file is overwritten only if it is a transcript.
 
         Raises:
             DataError: the file cannot be written, or is not a transcript.
@@ -320,8 +323,8 @@ class Conversation:
             check_role(role := str(role), location)
             writer = str(row.get("writer", role))
             turn = Turn(role, str(content), writer, calls=_calls(row, location))
-            # A system message in the first line is the instructions. A later system message is a
-            # turn.
+            # A system message in the first line contains the instructions. A later system message
+            # is a turn.
             if turn.role == SYSTEM and number == 1:
                 instructions = turn.content
             else:
@@ -329,10 +332,10 @@ class Conversation:
         self.instructions, self.turns = instructions, turns
 
     def _prompt(self, turns: Sequence[Turn]) -> tuple[EncodedChat, int]:
-        """Returns the model's input, and the maximum number of tokens of the answer after it."""
+        """Returns the model's input, and the maximum number of tokens of the answer."""
         window, wanted = self._generator.max_length, self._wanted
-        # The first message has the instructions, and lists the tools unless the template does so
-        # itself.
+        # The first message contains the instructions. It also lists the tools, unless the chat
+        # template does so itself.
         tools = tuple(self._tools.values())
         listed = self._form.instructions(tools)
         system = "\n".join(filter(None, [self.instructions, listed]))
@@ -370,7 +373,7 @@ def answer_options(generator: TextGenerator, stop_strings: Sequence[str] = ()) -
     """Returns options of `TextGenerator.complete` that end an answer at the end of its turn.
 
     Args:
-        generator: the model; its tokenizer has the chat template.
+        generator: the model, whose tokenizer contains the chat template.
         stop_strings: additional strings that end an answer.
     """
     ends = turn_ends(generator.tokenizer, generator.tokenizer.chat_template)
@@ -382,7 +385,7 @@ def answer_options(generator: TextGenerator, stop_strings: Sequence[str] = ()) -
 
 
 def _is_transcript(path: Path) -> bool:
-    """Returns whether each line of a file is a message with an author."""
+    """Returns whether every line of a file is a message with an author."""
     try:
         with path.open(encoding="utf-8") as lines:
             return all({"role", "content", "writer"} <= set(json.loads(line)) for line in lines)
@@ -391,7 +394,7 @@ def _is_transcript(path: Path) -> bool:
 
 
 def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
-    """Returns the calls of a message of a transcript."""
+    """Returns the tool calls in a message of a transcript."""
     calls = row.get("calls", [])
     problem = f"{location}: calls must be a list of objects with name and arguments"
     require(isinstance(calls, list), problem)
@@ -402,7 +405,7 @@ def _calls(row: Mapping[str, JsonValue], location: str) -> tuple[ToolCall, ...]:
 
 
 def _show(growing: GrowingText, shown: int, on_text: OnText, *, until: int) -> int:
-    """Passes new final text to `on_text`; returns the total number of characters shown."""
+    """Passes new final text to `on_text`; returns the number of characters passed so far."""
     text = growing.text
     if shown == 0:  # the template adds the white space before an answer
         shown = min(len(text) - len(text.lstrip()), until)

@@ -1,6 +1,7 @@
-"""Adapts a model to lm-evaluation-harness: log-likelihoods and greedy texts.
+"""Adapts a model to lm-evaluation-harness, which requests log-likelihoods and generated texts.
 
-The harness is the package `lm_eval` (the extra `eval`); nothing else imports this file.
+The harness is the package `lm_eval` (the extra `eval`). Only `harness_model` imports this file,
+because it requires the package.
 """
 
 import dataclasses
@@ -34,12 +35,12 @@ from ..generate import TextGenerator
 from .continuations import ContinuationScorer
 
 NEW_TOKENS = 256
-"""Default maximum of new tokens, as in the harness."""
+"""Default maximum number of new tokens, as in the harness."""
 BATCH_SIZE = 16
 """Number of texts per batch."""
 
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
-"""Context and continuation as texts (or None), and the token ids of both."""
+"""A context and a continuation as texts (or None), and the token ids of both."""
 
 
 class HarnessModel(ContinuationScorer, TemplateLM):
@@ -47,17 +48,18 @@ class HarnessModel(ContinuationScorer, TemplateLM):
 
     The results equal the results of the harness's model `hf`: requests are encoded in the same way,
     and a context that is too long loses its first tokens. Common prefixes of requests are computed
-    once.
+    only once.
 
-    Encoder-decoders differ from `hf` in three ways: continuations are encoded as targets and not as
-    sources, a target has at most `max_gen_toks` tokens (`hf` adds the length of the source), and
-    the position of a source's token does not depend on the batch.
+    For encoder-decoders, there are three differences from `hf`: continuations are encoded as
+    targets and not as sources, a target has at most `max_gen_toks` tokens (`hf` adds the length of
+    the source), and the position of a source token does not depend on the batch.
 
     Args:
         model: a causal language model or an encoder-decoder.
         params: its parameters.
         tokenizer: its tokenizer.
-        settings: arguments of `models.generate` that apply to all texts, such as stored settings.
+        settings: arguments of `models.generate` that apply to all texts, such as the settings that
+            are stored with the model.
         search: for an encoder-decoder, the beam search that generates its targets. Defaults to
             `published_request`.
     """
@@ -78,7 +80,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         self.backend = "seq2seq" if self.is_encoder_decoder else "causal"
         self._settings, self._search = settings or {}, search
         self.progress = Progress()
-        """Shows how many requests are finished."""
+        """Shows the number of finished requests."""
         self.in_chats = False
         """Whether the texts were formatted by a chat template. In such texts, the names of control
         tokens are encoded as control tokens and not as text.
@@ -125,10 +127,10 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Returns the tokens of a text; in a chat, names of control tokens become these tokens."""
         if not self.in_chats:
             return super().encode_text(text)
-        # The context is not a text that the chat template has formatted.
+        # If the chat template did not format this text, the origins of its parts are unknown.
         if not isinstance(text, Traced):
             return self._tokenizer.encode_with_controls(text)[0]
-        by = origins(text).replace(UNKNOWN, USER)  # the text that the harness appended
+        by = origins(text).replace(UNKNOWN, USER)  # UNKNOWN is text that the harness appended
         return encode_guarded(self._tokenizer, text, by, self._tokenizer.chat_template.source)[0]
 
     def apply_chat_template(
@@ -150,7 +152,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         return self._tokenizer.chat_template.source if chat_template else ""
 
     def _shown(self, disable_tqdm: bool) -> Progress:
-        """Returns the progress to report to."""
+        """Returns the progress display to use, which is quiet if `disable_tqdm` is set."""
         return Progress(quiet=True) if disable_tqdm else self.progress
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -176,9 +178,10 @@ class HarnessModel(ContinuationScorer, TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Returns the log-probability of each text; each token is scored once.
+        """Returns the log-probability of each text. Each token of a text is scored exactly once.
 
-        A text above the model's maximum length is divided into windows, as in the harness.
+        A text that is longer than the model's maximum length is divided into windows, as in the
+        harness.
         """
         windows: list[TokenRequest] = []
         ends: list[int] = []
@@ -202,13 +205,13 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         """Generates a text after each context, up to a stop string.
 
         Raises:
-            UserError: a setting of a task is not supported, or its texts may fill the whole context
-                of the model.
+            UserError: a setting of a task is not supported, or the task's maximum number of new
+                tokens leaves no space for a context.
         """
-        # Group the requests by their settings, the longest contexts first.
+        # Group the requests by their settings, with the longest contexts first.
         texts: list[str] = [""] * len(requests)
         rows = [self.tok_encode(request.args[0]) or [self.first_id] for request in requests]
-        same_settings: dict[str, list[int]] = {}  # all texts of a batch have the same settings
+        same_settings: dict[str, list[int]] = {}  # all texts of a batch must have equal settings
         for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
             key = json.dumps(requests[i].arguments[1], sort_keys=True)
             same_settings.setdefault(key, []).append(i)
@@ -246,7 +249,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             options["temperature"] = 0.0
         if self.is_encoder_decoder:
             return self._write_targets(rows, until, number, options)
-        # A context loses its first tokens, as in the harness.
+        # Drop the first tokens of a context that is too long, as in the harness.
         room = self.max_length - number
         require(
             room >= 1,
@@ -284,6 +287,6 @@ class HarnessModel(ContinuationScorer, TemplateLM):
         sources = [row[-self.max_length :] for row in rows]
         best = [hypotheses[0].tokens for hypotheses in self._searcher.search(sources, request)]
         texts = map(self._tokenizer.target.decode, best)
-        # Each text ends before its first stop string.
+        # End each text before its first stop string.
         ends = re.compile("|".join(map(re.escape, until)) or "$^")
         return [(ends.split(text)[0], len(ids)) for text, ids in zip(texts, best, strict=True)]

@@ -13,7 +13,7 @@ from ..generate import BATCH_SIZE, TextGenerator
 from ..text_model import require_texts
 
 LONGEST_ANSWER = 64
-"""The default of `max_new_tokens`, limited to a quarter of the model's maximum length."""
+"""The default of `max_new_tokens`, but at most a quarter of the model's maximum length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Answer:
     finished: bool
     """Whether the model ended the answer. If False, the answer reached the maximum length."""
     completions: tuple[Completion, ...] = dataclasses.field(compare=False)
-    """All answers, including the first, with their log-probabilities and the reasons why they
-    ended.
+    """All answers to the query, including the first, with their log-probabilities and the reasons
+    why they ended.
     """
 
 
@@ -48,22 +48,22 @@ def answer_queries(
 ) -> list[Answer]:
     """Answers queries. An answer ends before a line feed or the label of the next example.
 
-    Answers are independent of the other queries.
+    The answer to a query does not depend on the other queries.
 
     Args:
         generator: the model.
-        few_shot: makes the prompt of each query.
-        queries: fields of the queries.
+        few_shot: creates the prompt of each query.
+        queries: the fields of each query.
         stop_strings: additional strings that end an answer.
-        drop: whether a prompt that is too long loses its first examples. If False, such a prompt is
-          an error.
+        drop: whether to drop the first examples of a prompt that is too long. If False, such a
+          prompt raises an error.
         seed: the seed of the first query. It is incremented for each later query. Used only if
           `options` make the model sample.
         batch_size: the number of answers generated at a time.
         on_batch: called after each batch with the number of its answers and the number of their
             tokens.
-        log: called with a line if examples are dropped, and with a line that states the padding of
-            the batches.
+        log: called with a line if examples are dropped, and with a line that states the fraction of
+            padding in the batches.
         **options: arguments of `models.generate`. By default decoding is greedy, with at most 64
           new tokens.
 
@@ -80,7 +80,7 @@ def answer_queries(
     if chosen & options.keys():
         del defaults["temperature"]
     options = {**defaults, **options}
-    # Drop the first examples of prompts that leave too little room for the answer.
+    # Drop the first examples of each prompt that leaves too little room for the answer.
     full = list(map(few_shot.prompt, queries))
     request = generator.request(full, **options)
     room = length - (request.max_new_tokens or 0)

@@ -1,8 +1,8 @@
-"""Computes the log-probabilities of many continuations; prefixes that they share are computed once.
+"""Computes the log-probabilities of many continuations. Common prefixes are computed only once.
 
-Requests are packed, several in one row of tokens, and each token attends only to earlier tokens of
-its request (`prefix_tree.py`). Only the positions before the tokens of a continuation are
-projected to the vocabulary.
+Several requests are packed into one row of tokens, and each token attends only to earlier tokens of
+its request (`prefix_tree.py`). Only the positions before the tokens of a continuation are projected
+to the vocabulary.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from .prefix_tree import Item, Layout, Plan, PrefixGroup, Request, pack, plan
 
 CAPACITY = {"cpu": 512}
 DEFAULT_CAPACITY = 1024
-"""Maximum number of tokens in a row that continues a prefix. Attention computes the scores of all
-pairs of these tokens, even of masked pairs: with 512 tokens, this is a tenth of the total
+"""Maximum number of tokens in a row that continues a prefix. Attention scores are computed for all
+pairs of these tokens, including masked pairs. With 512 tokens, this takes a tenth of the total
 computation of GPT-2.
 """
 TOKENS_AT_ONCE = {"cpu": 2048}
@@ -48,9 +48,10 @@ class ContinuationScore:
     """The probability of a continuation, given its context."""
 
     log_probabilities: tuple[float, ...]
-    """log Pr of each token given the context and all tokens before it, in nats."""
+    """The log-probability of each token given the context and all tokens before it, in nats."""
     is_greedy: bool
-    """Whether each token is the most probable one: greedy decoding generates this continuation."""
+    """Whether each token is the most probable token, so that greedy decoding would generate this
+    continuation."""
 
     @property
     def log_probability(self) -> float:
@@ -68,11 +69,11 @@ class _Rows(NamedTuple):
     at: AnyArray
     """The index of the token before each label, int32[B, M]."""
     labels: AnyArray
-    """int32[B, M]."""
+    """The tokens that are scored, int32[B, M]."""
 
 
 class _ScoredBatch(NamedTuple):
-    """The layouts of a batch, one per row, and the scores [B, M] of their labels."""
+    """The layout of each row of a batch, and the scores [B, M] of the labels."""
 
     layouts: list[Layout]
     log_probs: Array
@@ -80,7 +81,9 @@ class _ScoredBatch(NamedTuple):
 
 
 class ContinuationScorer(TextModel):
-    """A generative model and its tokenizer; compiled once for each shape of a batch.
+    """Scores continuations of contexts with a generative model and its tokenizer.
+
+    The model is compiled once for each batch shape.
 
     Example::
 
@@ -104,7 +107,7 @@ class ContinuationScorer(TextModel):
 
     @property
     def is_encoder_decoder(self) -> bool:
-        """Whether contexts are the encoder's input and continuations the decoder's."""
+        """Whether the encoder reads the contexts and the decoder reads the continuations."""
         return self._model.config.head == "seq2seq_lm"
 
     def __call__(
@@ -113,8 +116,8 @@ class ContinuationScorer(TextModel):
         """Returns the probability of each continuation, given its context.
 
         Args:
-            pairs: contexts and continuations. Whitespace at the end of a context is encoded as part
-                of the first token of the continuation.
+            pairs: contexts and continuations. Whitespace at the end of a context is moved to the
+                beginning of the continuation.
             log: called with a line if contexts are truncated.
 
         Raises:
@@ -133,8 +136,8 @@ class ContinuationScorer(TextModel):
             UserError: the context is empty, and the vocabulary has no token that begins or ends a
               text.
         """
-        # Whitespace at the context's end is a part of the token after it, so move it to the
-        # continuation.
+        # Tokenizers encode whitespace as a part of the token after it, so move whitespace from the
+        # end of the context to the continuation.
         before = context.rstrip()
         continuation = context[len(before) :] + continuation
         tokenizer = self._tokenizer
@@ -159,7 +162,9 @@ class ContinuationScorer(TextModel):
 
     @property
     def first_id(self) -> int:
-        """The token of an empty context: the token that begins a text, or else ends a text.
+        """The token that represents an empty context.
+
+        It is the token that begins a text or, if there is none, the token that ends a text.
 
         Raises:
             UserError: the vocabulary has neither of these tokens.
@@ -186,13 +191,13 @@ class ContinuationScorer(TextModel):
         Args:
             requests: the token ids of each context and continuation, at least one each. A context
               and its continuation together may have one token more than the model's maximum length.
-              A longer context loses its first tokens.
+              If they are longer, the first tokens of the context are dropped.
             on_batch: called after each batch with the numbers of finished requests and tokens.
             log: called with a line if contexts are truncated.
 
         Raises:
             UserError: a context or continuation is empty, a continuation is longer than the
-              model reads, an id is not in the vocabulary, the model sees later tokens, or a
+              model's maximum length, an id is not in the vocabulary, the model is not causal, or a
               log-probability is NaN.
         """
         # Check all requests before the first batch is computed.
@@ -209,7 +214,7 @@ class ContinuationScorer(TextModel):
                 f"{over:,} of {len(requests):,} contexts are longer than the {longest:,} "
                 "tokens that the model reads: their first tokens are left out"
             )
-        # Assign the scores of each batch to the requests of its labels.
+        # Copy the scores of each batch to the requests that its labels belong to.
         log_probs = [np.zeros(len(ids), np.float32) for _, ids in requests]
         greedy = [np.zeros(len(ids), bool) for _, ids in requests]
         for layouts, *arrays in self._batches(requests):
@@ -247,7 +252,7 @@ class ContinuationScorer(TextModel):
 
     @property
     def _sharding(self) -> NamedSharding | None:
-        """The sharding of rows if the parameters are sharded over a mesh; else None."""
+        """The sharding of the rows if the parameters are sharded over a mesh, otherwise None."""
         sharding = getattr(jax.tree.leaves(self._params)[0], "sharding", None)
         if not isinstance(sharding, NamedSharding):
             return None
@@ -261,11 +266,10 @@ class ContinuationScorer(TextModel):
     def _plans(
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]], share: bool
     ) -> list[tuple[tuple[int, ...], Plan]]:
-        """Returns each encoder input with the plan of its requests.
+        """Returns pairs of an encoder input and the plan for its requests.
 
-        For a causal model, there is a single encoder input, which is empty.
-
-        An encoder-decoder has no `PrefixGroup`, because its decoder reads no common prefix.
+        For a causal model, there is a single pair, whose encoder input is empty. The plans of an
+        encoder-decoder have no `PrefixGroup`, because nearly all tokens of its targets are scored.
         """
         config, both = self._model.config, self.is_encoder_decoder
         require(
@@ -279,7 +283,7 @@ class ContinuationScorer(TextModel):
             else:
                 source, inputs = (), (*context, *ids)[-config.max_length - 1 :]
             by_source.setdefault(source, []).append(Request(inputs[:-1], tuple(ids), number))
-        # A head convolution reads neighboring tokens of the row, which must therefore belong to the
+        # A head convolution reads neighboring tokens of a row, so these tokens must belong to the
         # same request.
         share = share and not config.recent_shapes
         return [
@@ -291,12 +295,12 @@ class ContinuationScorer(TextModel):
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]
     ) -> Iterator[_ScoredBatch]:
         """Yields the scores of all requests."""
-        # The longest request of a row decides the rotary frequencies of some models (LongRoPE) for
-        # the whole row, so give each request a separate row.
+        # In some models (LongRoPE), the longest request of a row determines the rotary frequencies
+        # of the whole row, so give each request a separate row.
         config = self._model.config
         longest = max((len(context) + len(ids) - 1 for context, ids in requests), default=0)
         separate_rows = rotates_by_length(config, min(longest, config.max_length))
-        # First score the requests that continue a separately computed prefix, then all other
+        # First score the requests that continue a separately computed prefix, and then all other
         # requests.
         plans = self._plans(requests, share=not separate_rows)
         for _, division in plans:
@@ -306,16 +310,16 @@ class ContinuationScorer(TextModel):
         waiting.sort(key=lambda pair: (-len(pair[0]), -pair[1].size))
         budget = TOKENS_AT_ONCE.get(jax.default_backend(), DEFAULT_TOKENS_AT_ONCE)
         while waiting:
-            # The first item, the largest, determines the length of the rows. The token budget then
-            # determines the number of rows.
+            # The first item is the largest, so it determines the length of the rows. The token
+            # budget then determines the number of rows.
             source, item = waiting[0]
             longest_input = config.longest_input or len(source) + bucket(len(source))
             length = min(bucket(len(source)), longest_input) if source else 0
             width = bucket(max(item.size, length))
             most = round_up(max(budget // (length + width), 1), self._num_shards)
             sizes = [(len(source), item.size) for source, item in waiting]
-            # Fill the rows of one batch, and leave the remaining items for the next batch. A row
-            # without capacity takes one item.
+            # Fill the rows of one batch, and leave the remaining items for the next batch. With a
+            # capacity of 0, each row contains one item.
             bins = pack(sizes, (0, 0) if separate_rows else (length, width), most)
             rows = [[waiting[i] for i in chosen] for chosen in bins]
             packed = {*itertools.chain(*bins)}
@@ -340,12 +344,12 @@ class ContinuationScorer(TextModel):
         bins = pack([(item.size,) for item in items], (min(bucket(length), capacity),))
         layouts = [_laid_out([items[i] for i in chosen], base) for chosen in bins]
         length = bucket(max(len(layout.ids) for layout in layouts))
-        # Read the prefix once into a cache, which every row then continues.
+        # Read the prefix into a cache once. Every row then continues this cache.
         slots = bucket(base)
         ids, _ = pad_rows([group.prefix], length=slots)
         prefix = self._read_prefix(self._params, ids, base, slots + length)
-        # Pad all rows to the same number of tokens and of labels, so that one compiled program
-        # scores them all.
+        # Pad all rows to the same number of tokens and the same number of labels, so that one
+        # compiled program scores them all.
         scored = max(len(layout.scored) for layout in layouts)
         for start in range(0, len(layouts), self._num_shards):
             chosen = layouts[start : start + self._num_shards]
@@ -361,7 +365,7 @@ class ContinuationScorer(TextModel):
         def compute(
             params: Params, rows: _Rows, prefix: Cache | None = None
         ) -> tuple[Array, Array]:
-            """Returns log Pr of each label and whether no token has a higher one, `[B, M]` each."""
+            """Returns each label's log-probability and whether it is the highest, `[B, M]` each."""
             given = {**rows.inputs, mask_name: tree_mask(rows.last)}
             if prefix is not None:
                 given |= _after_prefix(prefix, given[mask_name])
@@ -378,8 +382,8 @@ class ContinuationScorer(TextModel):
     def _read_prefix(self):
         @functools.partial(jax.jit, static_argnums=3)
         def compute(params: Params, ids: Array, length: Array, num_slots: int) -> Cache:
-            # No layer may discard old tokens (as with a sliding window), because the padding is
-            # removed and a tree of tokens is appended.
+            # No layer may discard old tokens (as layers with a sliding window do), because the
+            # padding will be removed and a tree of tokens appended.
             cache = init_cache(
                 self._model.config, self._model.execution, 1, num_slots, spare=num_slots
             )
@@ -395,7 +399,7 @@ class ContinuationScorer(TextModel):
 
 
 def _after_prefix(prefix: Cache, mask: Bool[Array, "B T T"]) -> dict[str, Any]:
-    """Repeats the cache of a prefix for the rows that continue it; returns the cache and mask."""
+    """Repeats a prefix's cache for all rows that continue it; returns the cache and the mask."""
     number, width = mask.shape[:2]
 
     def repeated(x: Array, axis: int) -> Array:
@@ -419,7 +423,7 @@ def _capacity() -> int:
 
 
 def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
-    """Returns a mask: each token attends to itself and its ancestors; see `Layout.last`."""
+    """Returns the mask that lets each token attend to itself and its ancestors; see `Layout`."""
     index = jnp.arange(last.shape[1])
     return (index[:, None] >= index) & (index[:, None] <= last[:, None, :])
 
@@ -427,7 +431,7 @@ def tree_mask(last: Int[AnyArray, "B T"]) -> Bool[Array, "B T T"]:
 def bucket(number: int) -> int:
     """Rounds up to one of 16, 20, 24, 28, 32, 40, 48, 56, 64 …, so that few programs are compiled.
 
-    If the result is above 16, padding is at most a fifth of it.
+    If the result is above 16, at most a fifth of it is padding.
     """
     step = max(4, power_of_two(number) // 8)
     return max(16, round_up(number, step))
@@ -446,9 +450,9 @@ def _rows(layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1
 
     Args:
         layouts: the contents of each row, at most `num_rows`.
-        num_rows: B.
-        length: T.
-        scored: a lower bound of M.
+        num_rows: the number of rows, B.
+        length: the number of tokens of each row, T.
+        scored: a lower bound for the number of labels of each row, M.
     """
     most = bucket(max(scored, *(len(layout.scored) for layout in layouts)))
 
@@ -468,19 +472,19 @@ def _rows(layouts: Sequence[Layout], num_rows: int, length: int, scored: int = 1
 
 
 def _numbers(sizes: Sequence[int]) -> list[int]:
-    """Returns the number, from 1, of the part of each token, given the sizes of the parts."""
+    """Returns the number of the part that each token belongs to, counted from 1."""
     return np.repeat(np.arange(len(sizes)) + 1, sizes).tolist()
 
 
 def _with_sources(
     rows: _Rows, pairs: Sequence[Sequence[tuple[Sequence[int], Item]]], length: int
 ) -> _Rows:
-    """Returns the arrays of a batch for an encoder-decoder, whose targets `_rows` laid out.
+    """Adds the sources to the arrays of a batch, for an encoder-decoder.
 
     Args:
-        rows: the targets.
+        rows: the arrays of the targets, from `_rows`.
         pairs: for each row, the items that it contains, each with its source.
-        length: S, the padded number of tokens of all sources of a row.
+        length: the padded number of tokens of all sources in a row, S.
     """
     (num_rows, width), inputs = rows.last.shape, rows.inputs
     joined = [[id for source, _ in row for id in source] for row in pairs]

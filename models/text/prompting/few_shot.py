@@ -1,8 +1,8 @@
 """Measures accuracy for each number of examples in the prompt (Brown et al. 2020, figure 1.2).
 
 If answers are labels, each label is scored after the prompt, and the most probable label is the
-answer. An answer that is not a label is right if greedy decoding generates it, followed by the text
-that ends an answer.
+answer of the model. If answers are texts, the model is right if greedy decoding would generate the
+right text, followed by the text that ends an answer.
 """
 
 import collections
@@ -27,7 +27,7 @@ AnswerKind = Literal["labels", "texts"]
 """How the model answers: with the most probable label, or with a text by greedy decoding."""
 
 MOST_LABELS = 20
-"""If the data has more distinct answers than this, answers are generated as texts."""
+"""If the data has more distinct answers than this, answers are texts instead of labels."""
 LIMIT = 500
 """Default number of questions."""
 
@@ -39,7 +39,7 @@ class FewShotAccuracy:
     accuracy: float
     """The fraction of questions with the right answer."""
     accuracy_normalized: float | None
-    """The accuracy with the log-probability of each label divided by its number of characters, or
+    """The accuracy if the log-probability of each label is divided by its number of characters, or
     None if answers are not labels."""
     questions: int
     """The number of questions."""
@@ -51,7 +51,7 @@ class FewShotAccuracy:
 
 
 class _Question(NamedTuple):
-    """A query and its prompt, which contains a number of examples."""
+    """A query and its prompt, which contains `shots` examples."""
 
     shots: int
     prompt: str
@@ -88,17 +88,18 @@ def few_shot_accuracy(
 
     Args:
         scorer: the model.
-        pattern: the text of an example.
-        examples: the examples to choose from; a query is never an example in its prompt.
+        pattern: the pattern that formats an example as text.
+        examples: the examples to choose from. The prompt of a query never contains the query itself
+          as an example.
         queries: the questions, with their answers. If None, the examples are the queries.
         shots: the numbers of examples in a prompt.
         answers: whether answers are labels, scored by probability, or generated texts. Defaults to
-          labels if there are at most 20 and each occurs at least twice on average.
-        limit: the number of questions, chosen by the seed (0 if `seed` is None). If None, all
-            questions are asked.
-        seed: shuffles the examples. If None, the prompts contain the first examples, in their
-          order. All questions have the same examples, unlike in lm-eval, which draws examples for
-          each question.
+          labels if there are at most 20 distinct answers, which occur at least twice on average.
+        limit: the number of questions, which are chosen with the seed (0 if `seed` is None). If
+            None, all questions are used.
+        seed: the seed for shuffling the examples. If None, the prompts contain the first examples
+          in their original order. All questions have the same examples, unlike in lm-eval, which
+          draws examples for each question.
         balanced: whether each answer occurs equally often among the examples of a prompt.
         log: called with a line if questions or examples are left out.
 
@@ -107,7 +108,7 @@ def few_shot_accuracy(
 
     Raises:
         UserError: there are fewer examples than shots, an example lacks a field, or a query is
-          longer than the model reads.
+          longer than the model's maximum length.
     """
     queries = examples if queries is None else queries
     require(queries, "queries must not be empty: give at least one query with its answer")
@@ -121,7 +122,7 @@ def few_shot_accuracy(
         log(f"{limit:,} of {len(queries):,} questions are asked, chosen by the seed (--limit)")
         chosen = sorted(random.Random(seed or 0).sample(range(len(queries)), limit))
         queries = [queries[i] for i in chosen]
-    # Score all answers of all questions in one call, so that prefixes are shared.
+    # Score all answers to all questions in one call, so that common prefixes are computed once.
     questions = [
         question
         for number in dict.fromkeys(shots)
@@ -156,7 +157,7 @@ def _labels(
     kind: AnswerKind | None,
 ) -> list[str] | None:
     """Returns the possible labels in alphabetic order, or None if answers are texts."""
-    # Count the answers of one list only, because the queries may repeat the examples.
+    # Count only the answers of one list, because the queries may repeat the examples.
     given = examples or queries
     different = {pattern.answer(example.fields) for example in given}
     if kind is None:
@@ -186,8 +187,8 @@ def _questions(
     If the examples do not fit, the prompt omits the first ones.
     """
     pattern, dropped, questions = few_shot.pattern, 0, []
-    # A label that is a prefix of another label is at least as probable as the other label, unless
-    # its end is scored as well.
+    # If a label is a prefix of another label, score the text that ends an answer as well. Otherwise
+    # the shorter label would always be at least as probable as the longer label.
     end = pattern.stop if labels is None or _begin_others(labels) else ""
     for query in queries:
         answer = pattern.answer(query.fields)
@@ -195,7 +196,7 @@ def _questions(
         answers = [f"{choice}{end}" for choice in choices]
         # Leave room for the longest answer.
         room = scorer.max_length
-        if not scorer.is_encoder_decoder:  # the last token of a continuation is not read
+        if not scorer.is_encoder_decoder:  # the model does not read the last token of an answer
             room += 1 - max(len(scorer.encode_pair("", text)[1]) for text in answers)
         prompt = few_shot.fitting(query, lambda text: len(scorer.encode_pair(text, "")[0]), room)
         dropped += prompt != few_shot.prompt(query)
@@ -246,11 +247,11 @@ def check_picture(file: str | Path) -> None:
 def draw_accuracy(
     results: Mapping[int, FewShotAccuracy], file: str | Path, title: str = ""
 ) -> None:
-    """Draws the accuracy against the number of examples, by matplotlib.
+    """Plots the accuracy against the number of examples with matplotlib.
 
     Args:
         results: the accuracy for each number of examples.
-        file: the picture; its suffix determines its format.
+        file: the picture file, whose suffix determines its format.
         title: the title of the plot.
 
     Raises:

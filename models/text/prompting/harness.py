@@ -1,6 +1,6 @@
 """Evaluates models on tasks of lm-evaluation-harness (Gao et al., EleutherAI).
 
-The harness is the package `lm_eval` (the extra `eval`), imported on first use.
+The harness is the package `lm_eval` (the extra `eval`), which is imported on first use.
 """
 
 import dataclasses
@@ -126,11 +126,11 @@ def evaluate_tasks(
           the result of `open_tasks`.
         shots: the number of examples in each prompt. Defaults to the number that the task
           specifies.
-        limit: the number of questions of each task. If None, all questions are asked.
+        limit: the number of questions of each task. If None, all questions are used.
         chat: whether prompts are formatted as turns of a conversation with the chat template.
 
     Returns:
-        The metrics of each task and group by name, without their standard errors.
+        The metrics, without their standard errors, keyed by the name of the task or group.
 
     Raises:
         UserError: a task does not exist, or its data is not available.
@@ -171,9 +171,10 @@ def evaluate_tasks(
 
 
 def _seeded(opened: HarnessTasks, shots: int | None) -> Any:
-    """Loads the tasks with the seeds of `simple_evaluate`, so that its results are the same.
+    """Loads the tasks with the seeds of `simple_evaluate`, so that the results are the same.
 
-    `simple_evaluate` also starts git and nvidia-smi, which print messages, to describe the machine.
+    `simple_evaluate` itself is not used, because it also starts git and nvidia-smi to describe the
+    machine, and these programs print messages.
     """
     from lm_eval.evaluator import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 
@@ -183,7 +184,7 @@ def _seeded(opened: HarnessTasks, shots: int | None) -> Any:
     loaded = opened.manager.load([*opened.given])  # the harness changes the list
     for task in loaded["tasks"].values():
         defined = task.get_config("num_fewshot")
-        # A task that is defined without examples stays without examples.
+        # Do not add examples to a task that is defined without examples.
         keeps = shots is None or defined == 0
         task.set_config("num_fewshot", (defined or 0) if keeps else shots)
         task.set_fewshot_seed(DEFAULT_OTHER_SEED)
@@ -191,7 +192,7 @@ def _seeded(opened: HarnessTasks, shots: int | None) -> Any:
 
 
 def _name(task: str | Mapping[str, Any]) -> str:
-    """Returns the name of a task, which is given as a name, a file or a configuration."""
+    """Returns the name of a task, given as a name, a file or a configuration."""
     return task if isinstance(task, str) else str(task.get("task"))
 
 
@@ -201,7 +202,7 @@ def _reason(error: Exception) -> str:
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    """Returns the message about a task that does not exist."""
+    """Returns the error message for a task that does not exist."""
     similar = [n for n in known if name.lower() in n.lower()][:3] or similar_names(name, known)
     remedy = f"did you mean {' or '.join(similar)}?" if similar else "see lm_eval ls tasks"
     return f"the task {name} is not one of the {len(known):,} tasks of the harness: {remedy}"

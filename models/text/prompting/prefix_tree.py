@@ -4,8 +4,8 @@ Requests that begin with the same tokens share the hidden states of these tokens
 
 - A subtree of few tokens is laid out as one `Layout`. It contains each common prefix once, and a
   mask lets every token attend to its ancestors only.
-- A prefix of many requests, such as the examples of a prompt, is a `PrefixGroup`: its keys and
-  values are computed once, and the layouts of all requests continue them.
+- A prefix that many requests share, such as the examples of a prompt, is a `PrefixGroup`. The keys
+  and values of the prefix are computed once, and the layouts of all requests continue them.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from ...decoding.padding import common_prefix
 SHORTEST_PREFIX = 32
 """Minimum length of a common prefix whose keys and values are computed by a separate call."""
 PREFIX_CALL = 64
-"""The overhead of a call that computes only a prefix, expressed as a number of tokens."""
+"""The overhead of a call that computes only a prefix, as an equivalent number of tokens."""
 
 
 class Request(NamedTuple):
-    """The tokens that a model reads, and the labels that it scores.
+    """The tokens that a model reads, and the labels that are scored.
 
-    `labels[-1]` follows the last token of `inputs`, `labels[-2]` follows the token before, and so
-    on.
+    `labels[-1]` follows the last token of `inputs`, `labels[-2]` follows the second to last token,
+    and so on.
     """
 
     inputs: tuple[int, ...]
@@ -53,7 +53,7 @@ class Scored(NamedTuple):
 
 @dataclasses.dataclass
 class Layout:
-    """Tokens of one or several requests, each after its ancestors and before its other siblings.
+    """The tokens of one or several requests, in the order of a depth-first traversal of their tree.
 
     Token i attends to token j if j ≤ i ≤ `last[j]`.
     """
@@ -61,7 +61,7 @@ class Layout:
     ids: list[int] = dataclasses.field(default_factory=list)
     positions: list[int] = dataclasses.field(default_factory=list)
     last: list[int] = dataclasses.field(default_factory=list)
-    """For each token, the index of its last descendant, or of the token itself if it has none."""
+    """The index of the last descendant of each token, or of the token itself if it has none."""
     scored: list[Scored] = dataclasses.field(default_factory=list)
 
     def append(self, requests: Iterable[Request], base: int = 0) -> None:
@@ -76,7 +76,7 @@ class Layout:
         path: list[int] = []  # the index in the layout of each token of `before[base:]`
         for inputs, labels, number in requests:
             common = max(common_prefix(before, inputs), base)
-            # No later token descends from tokens that this request does not share.
+            # Tokens that this request does not share have no later descendants.
             self._close(path[common - base :])
             del path[common - base :]
             new = inputs[common:]
@@ -93,7 +93,7 @@ class Layout:
         self._close(path)
 
     def _close(self, indices: Sequence[int]) -> None:
-        """Makes the newest token the last descendant of the tokens with these indices."""
+        """Stores the newest token as the last descendant of the tokens with these indices."""
         for index in indices:
             self.last[index] = len(self.ids) - 1
 
@@ -117,21 +117,21 @@ class PrefixGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All requests, divided into groups with a separately computed prefix, and other items."""
+    """All requests, divided into groups with a separately computed prefix and other items."""
 
     groups: list[PrefixGroup]
     items: list[Item]
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens to compute, in all prefixes and the layouts of all items."""
+        """The number of tokens to compute in all prefixes and in the layouts of all items."""
         in_groups = sum(len(g.prefix) + sum(item.size for item in g.items) for g in self.groups)
         return in_groups + sum(item.size for item in self.items)
 
 
 @dataclasses.dataclass
 class _Node:
-    """A node: a common prefix of several requests. A leaf contains requests with equal inputs."""
+    """A common prefix of several requests, or a leaf that contains requests with equal inputs."""
 
     depth: int
     """The length of the prefix."""
@@ -141,17 +141,17 @@ class _Node:
     total: int = 0
     """The number of tokens of the subtree, including the prefix."""
     unscored: int = 0
-    """The number of leading tokens before the first scored token of the subtree."""
+    """The number of tokens before the first scored token of the subtree."""
     cost: int = 0
-    """The number of tokens to compute for the subtree in the cheapest way."""
+    """The number of tokens to compute if the subtree is computed in the cheapest way."""
     way: Literal["pieces", "prefix", "children"] = "pieces"
-    """The cheapest way to compute the subtree: in pieces up to the capacity, after a prefix of a
-    separate call, or child by child.
+    """The cheapest way to compute the subtree: in pieces up to the capacity, after a separately
+    computed prefix, or child by child.
     """
 
     @property
     def prefix(self) -> int:
-        """The length of the prefix that a separate call can compute: no token in it is scored."""
+        """The length of the prefix that can be computed separately. No token in it is scored."""
         return min(self.depth, self.unscored)
 
     def leaves(self) -> "Iterator[_Node]":
@@ -159,11 +159,11 @@ class _Node:
         return self.pieces(0, -1)
 
     def pieces(self, base: int, capacity: int) -> "Iterator[_Node]":
-        """Yields the largest subtrees with up to `capacity` tokens after `base`.
+        """Yields the largest subtrees with at most `capacity` tokens after the first `base` tokens.
 
         A leaf may be larger.
         """
-        # Do not recurse, because a chain of prefixes may be long.
+        # Do not use recursion, because a chain of prefixes may be long.
         waiting: list[_Node] = [self]
         while waiting:
             node = waiting.pop()
@@ -199,10 +199,10 @@ class _Node:
 
 
 def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> Plan:
-    """Divides requests into layouts so that few tokens are computed.
+    """Divides requests into layouts so that few tokens need to be computed.
 
     Args:
-        requests: at least one input and one label each.
+        requests: requests with at least one input and one label each.
         capacity: the maximum number of tokens in a layout of more than one request.
         share: whether common prefixes are computed once.
     """
@@ -227,7 +227,7 @@ def plan(requests: Sequence[Request], capacity: int, *, share: bool = True) -> P
 def _tree(requests: Sequence[Request], capacity: int) -> _Node:
     """Returns the root of the tree of sorted requests."""
     root = _Node(0)
-    nodes, path = [root], [root]  # all nodes, and those from the root to the newest leaf
+    nodes, path = [root], [root]  # all nodes, and the nodes from the root to the newest leaf
 
     def add(node: _Node) -> None:
         path[-1].children.append(node)
@@ -237,10 +237,10 @@ def _tree(requests: Sequence[Request], capacity: int) -> _Node:
     before: tuple[int, ...] = ()
     for inputs, same in itertools.groupby(requests, key=lambda request: request.inputs):
         common, before = common_prefix(before, inputs), inputs
-        # Leave the nodes whose prefix these requests do not have, and the newest leaf.
+        # Leave the newest leaf and the nodes with a prefix that these requests do not share.
         while path[-1].depth > common or path[-1].requests:
             path.pop()
-        # A node of the common prefix takes the place of the newest child, and becomes its parent.
+        # A node for the common prefix replaces the newest child and becomes its parent.
         if path[-1].depth < common:
             add(_Node(common, children=[path[-1].children.pop()]))
         add(_Node(len(inputs), [*same]))
@@ -256,8 +256,8 @@ def pack(
     """Packs items into few bins: the largest item first, each into the first bin with space.
 
     Args:
-        sizes: the sizes of each item, one for each dimension of a bin.
-        capacity: the sizes of a bin; a larger item gets a separate bin.
+        sizes: the sizes of each item, one size for each dimension of a bin.
+        capacity: the sizes of a bin. A larger item gets a separate bin.
         most: the maximum number of bins; items that do not fit are left out. If None, all items are
           packed.
 

@@ -1,1 +1,1 @@
-"""Tools that a model may call in a conversation, and their isolation."""
+"""Tools that a model may call in a conversation, and the isolation of programs that they run."""

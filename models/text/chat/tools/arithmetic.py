@@ -11,9 +11,9 @@ from .....data.common.fields import require
 from .tool import Tool
 
 LONGEST = 300
-"""Maximum characters of an expression."""
+"""Maximum number of characters of an expression."""
 BITS = 2048
-"""The largest result, in bits."""
+"""Maximum number of bits of a result."""
 DIGITS = 300
 """Maximum absolute value of the digits argument of `round`."""
 
@@ -21,14 +21,14 @@ Number = int | float
 
 
 def _power(base: Number, exponent: Number) -> object:
-    """Returns a power, after a check of its size."""
+    """Returns a power, after checking that it is not too large."""
     size = base.bit_length() if isinstance(base, int) else 64
     require(abs(exponent) * max(size, 1) <= BITS, f"{base}**{exponent} is too large")
     return base**exponent
 
 
 def _round(number: Number, digits: int = 0) -> Number:
-    """Rounds a number; limits `digits`, because `round` computes 10**-digits even if it is huge."""
+    """Rounds a number. `digits` is limited, because `round` would compute a huge 10**-digits."""
     require(abs(digits) <= DIGITS, f"round accepts at most {DIGITS} digits, got {digits}")
     return round(number, digits)
 
@@ -57,14 +57,15 @@ def evaluate(expression: str) -> str:
     """Computes an expression of numbers, + - * / // % ** and abs, max, min, round, sqrt.
 
     Args:
-        expression: for example `(3 + 4) * 12`; `×`, `÷`, `−` and `^` are supported.
+        expression: an expression such as `(3 + 4) * 12`. `×`, `÷`, `−` and `^` are also supported.
 
     Raises:
-        UserError: the expression is invalid, divides by zero, or has too large a number.
+        UserError: the expression is invalid, divides by zero, or contains a number that is too
+          large.
     """
     plain = expression.translate(str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**"}))
     try:
-        # The limited length of an expression also limits the depth of its syntax tree and the
+        # Limiting the length of the expression also limits the depth of its syntax tree and the
         # recursion.
         require(
             len(expression) <= LONGEST,
@@ -90,7 +91,7 @@ def evaluate(expression: str) -> str:
 def _value(node: ast.expr) -> Number:
     """Computes a subexpression; raises one of several errors if it is not valid."""
     match node:
-        # bool is a subclass of int, and `True + 1` is not arithmetic.
+        # Exclude bool, which is a subclass of int: `True + 1` is not arithmetic.
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return _checked(value)
         case ast.UnaryOp(op=op, operand=operand):

@@ -28,11 +28,11 @@ class Written:
     calls: tuple[ToolCall, ...]
     """The calls in the answer, in order."""
     malformed: str | None = None
-    """Why a call cannot be parsed, or None."""
+    """The reason why a call cannot be parsed, or None if all calls can be parsed."""
 
 
 class CallForm:
-    """A format of tool calls. This class is the format of a model without tools: no calls."""
+    """A format of tool calls. The base class is for models without tools, which make no calls."""
 
     in_content = True
     """Whether a message stores a call in its content instead of in a separate field."""
@@ -61,15 +61,15 @@ class CallForm:
     def end_of_call(self, text: str) -> int | None:
         """Returns the index where the first complete call ends, so that generation can stop.
 
-        Text after the call in the same token would be the model's guess of the tool's output.
-        Returns None if the text contains no complete call, or if the model itself ends its turn
-        after a call.
+        Any text after the call would be the model's guess of the tool's output. Returns None if the
+        text contains no complete call, or if models that use this format end their turn after a
+        call.
         """
         del text
         return None
 
     def begins_call(self, text: str) -> int:
-        """Returns the index where a call begins or may begin, or the length of the text."""
+        """Returns the index where a call begins or may begin; else the length of the text."""
         return len(text)
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
@@ -102,7 +102,7 @@ class Brackets(CallForm):
         return _index_of("<<", text)
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
-        """See `CallForm`. Parses the first call, whose text is the only argument."""
+        """See `CallForm`. Parses only the first call. Its text becomes the only argument."""
         found = _first_call(text)
         if found is None:
             return Written(text, ())
@@ -125,7 +125,7 @@ class Hermes(CallForm):
         return _index_of("<tool_call>", text)
 
     def read(self, text: str, tools: Sequence[Tool]) -> Written:
-        """See `CallForm`. A call that cannot be parsed invalidates the answer."""
+        """See `CallForm`. If a call cannot be parsed, all calls of the answer are ignored."""
         calls = []
         content = _HERMES.sub("", text).strip()
         for written in _HERMES.findall(text):
@@ -141,7 +141,10 @@ class Hermes(CallForm):
 
 
 def _index_of(mark: str, text: str) -> int:
-    """Returns the index of a mark or of its beginning at the end of a text, else the length."""
+    """Returns the index where a mark begins; it may be incomplete at the end of the text.
+
+    If there is no such mark, returns the length of the text.
+    """
     found = text.find(mark)
     if found >= 0:
         return found
@@ -151,15 +154,15 @@ def _index_of(mark: str, text: str) -> int:
 
 def _first_call(text: str) -> re.Match[str] | None:
     """Returns the first call in brackets."""
-    # If the text has no `>>`, the regular expression would scan the rest of the text from each
-    # `<<`.
+    # Search only up to the last `>>`. Otherwise, the regular expression would scan the rest of the
+    # text after each `<<` that is not closed.
     return _BRACKETS.search(text, 0, text.rfind(">>") + len(">>"))
 
 
 def _of_json(call: dict[str, Any]) -> ToolCall:
-    """Returns a call; raises one of several errors if it is invalid or cannot be encoded."""
+    """Converts JSON to a call; raises one of several errors if it is invalid or not encodable."""
     name, arguments = call["name"], call.get("arguments") or {}
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise TypeError
-    json.dumps(call, ensure_ascii=False).encode()  # half of a surrogate pair has no bytes
+    json.dumps(call, ensure_ascii=False).encode()  # half a surrogate pair cannot be encoded
     return ToolCall(name, arguments)

@@ -12,11 +12,11 @@ from .tool import Tool
 SECONDS = 5.0
 """Maximum time of a query."""
 ROWS = 50
-"""Maximum number of rows of an answer. A note replaces the rows that are left out."""
+"""Maximum number of rows in an answer. A note is added if there are more rows."""
 BYTES = 1 << 20
 """Maximum size of a value that a query computes."""
 _STEPS = 10_000
-"""Number of SQLite instructions after which the elapsed time is checked again."""
+"""The elapsed time is checked whenever SQLite has executed this many instructions."""
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -53,7 +53,7 @@ def query_database(file: str | Path) -> Tool:
 
 
 def answered(path: Path, query: str) -> str:
-    """Returns the names of the columns and the rows of a query's answer, separated by tabs.
+    """Returns the column names and the rows of a query's answer, with values separated by tabs.
 
     Raises:
         UserError: the query would change the database, has an error, or takes too long.

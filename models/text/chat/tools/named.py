@@ -10,8 +10,8 @@ from .tool import Tool
 PLAIN = {"arithmetic": arithmetic, "python": python_program}
 """Tools without an argument."""
 OF_PATH = {"search": search_files, "database": query_database}
-"""Tools that read a folder or a file. The name of the folder or file follows the tool's name and a
-colon."""
+"""Tools that read a folder or a file. The path of the folder or file is appended to the tool's name
+after a colon."""
 NAMES = (*PLAIN, "search:FOLDER", "database:FILE")
 
 

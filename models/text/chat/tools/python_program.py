@@ -23,14 +23,14 @@ class Limits:
     """The resource limits of a program. A program that exceeds a limit is ended."""
 
     seconds: int = 5
-    """The limit of the elapsed time, and also of the processor time."""
+    """The maximum elapsed time, and also the maximum processor time."""
     bytes_of_memory: int = 256 << 20
     bytes_of_files: int = 1 << 20
-    """The size of all files in the program's folder, which is empty at first and deleted at the
-    end.
+    """The maximum size of all files in the program's folder. This folder is empty at first and is
+    deleted at the end.
     """
     bytes_of_output: int = 16 << 10
-    """The size of the output. A program that prints more is ended."""
+    """The maximum size of the output. A program that prints more is ended."""
 
 
 def run_python(program: str, limits: Limits = Limits()) -> str:
@@ -48,7 +48,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         The output of the program; after an error, also the last line of the traceback.
 
     Raises:
-        UserError: a program cannot be confined on this machine, and did not run.
+        UserError: a program cannot be confined on this machine, so it did not run.
     """
     require(
         sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"),
@@ -61,7 +61,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         "visible": _folders_of_python(),
         "limits": dataclasses.asdict(limits),
     }
-    # Run without the user's packages and environment: -I isolates, -S leaves site-packages out.
+    # Run without the user's environment (-I) and without site-packages (-S).
     command = [_interpreter(), "-I", "-S", "-X", "utf8", sandbox_child.__file__]
     process = subprocess.Popen(
         command,
@@ -72,7 +72,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         start_new_session=True,
         close_fds=True,
     )
-    # Send the program, and read its output until a limit or its end.
+    # Send the program, and read its output until it ends or reaches a limit.
     try:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the program ended before it read its input
@@ -89,7 +89,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
         f"a program cannot be confined on this machine, and did not run ({text}): allow "
         "namespaces for users, or leave this tool out",
     )
-    # Describe an end by a signal or an exit status.
+    # Describe the end of a program that was ended by a signal or that has an exit status.
     code = process.returncode
     if not end and code - 128 in set(signal.Signals):
         end = f"ended by {signal.Signals(code - 128).name}"
@@ -100,7 +100,7 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
 
 
 def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, str]:
-    """Reads the output up to its limits; returns the output, and why it ended early, if it did."""
+    """Reads the output within its limits; returns it, and why the program was ended early or ""."""
     assert process.stdout is not None
     output, until = b"", time.monotonic() + limits.seconds
     with selectors.DefaultSelector() as selector:
@@ -133,7 +133,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _interpreter() -> str:
-    """Returns the interpreter itself, not the link to it in a virtual environment."""
+    """Returns the path of the interpreter itself instead of a link in a virtual environment."""
     return os.path.realpath(sys.executable)
 
 
@@ -145,7 +145,7 @@ def _folders_of_python() -> list[str]:
         str(sysconfig.get_config_var("LIBDIR")),
         *("/lib", "/lib64", "/usr/lib", "/usr/lib64"),
     }
-    # Leave out a folder that is inside another of the folders, which already makes it visible.
+    # Leave out a folder that is inside another folder of the list, which already makes it visible.
     real = sorted({os.path.realpath(name) for name in names if os.path.isdir(name)})
     return [
         folder
@@ -155,7 +155,7 @@ def _folders_of_python() -> list[str]:
 
 
 def python_program(limits: Limits = Limits()) -> Tool:
-    """Returns the tool `python`, which runs a program. Users must request this tool by its name."""
+    """Returns the tool `python`, which runs a program. Users must request it by name."""
 
     def run(program: str) -> str:
         return run_python(program, limits)

@@ -1,9 +1,14 @@
-"""Runs a program in isolation; `python_program` starts it as a script on Linux.
+"""A script that runs a program in isolation. `python_program` starts this script on Linux.
 
-The script sets up, in order: separate namespaces for users, files, processes and the network; a
-file system with a read-only Python and an empty folder in memory; limits on time, memory, files and
-processes; no capabilities; and a filter that rejects system calls for new processes, sockets,
-mounts and namespaces. If a step fails, the program does not run.
+The script performs these steps in order:
+
+1. It creates separate namespaces for users, files, processes and the network.
+2. It creates a file system with a read-only Python and an empty folder in memory.
+3. It limits time, memory, files and processes.
+4. It gives up all capabilities.
+5. It installs a filter that rejects system calls for new processes, sockets, mounts and namespaces.
+
+If a step fails, the program does not run.
 """
 
 import contextlib
@@ -22,10 +27,10 @@ from collections.abc import Callable
 from typing import TextIO
 
 CONFINED = b"confined\n"
-"""The line before the program's output. If this line is missing, the program was not confined."""
+"""The line printed before the program's output. If it is missing, the program was not confined."""
 
 _ROOT = "/proc"
-"""The mount point of the program's root."""
+"""The folder where the program's root file system is mounted."""
 _NEW_USER, _NEW_FILES, _NEW_PIDS = 0x10000000, 0x00020000, 0x20000000
 _NEW_NET, _NEW_IPC, _NEW_UTS = 0x40000000, 0x08000000, 0x04000000
 _READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = (
@@ -35,7 +40,7 @@ _READ_ONLY, _NO_SUID, _NO_DEV, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = (
 _DETACH = 2
 _SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 22, 38
 
-# System calls that are refused, by machine: (the code of the machine, names → numbers).
+# The refused system calls for each machine: (the machine's code, {name of the call: its number}).
 _CALLS = {
     "x86_64": (
         0xC000003E,
@@ -49,7 +54,7 @@ _CALLS = {
             # calls that allocate memory outside all limits
             "shmget": 29, "semget": 64, "msgget": 68, "mq_open": 240, "add_key": 248,
             "request_key": 249, "memfd_create": 319,
-            # calls that leave the process group, which is killed when the time is over
+            # calls that leave the process group, which is killed at the end of the time limit
             "setpgid": 109, "setsid": 112, "prctl": 157,
         },
     ),
@@ -91,23 +96,23 @@ def enter_namespaces() -> None:
     """Enters new namespaces for users, files, processes and the network."""
     user, group = os.getuid(), os.getgid()
     _call("unshare", _NEW_USER | _NEW_FILES | _NEW_PIDS | _NEW_NET | _NEW_IPC | _NEW_UTS)
-    # The kernel accepts a group map only from a process that has given up setgroups.
+    # The kernel accepts a group map only from a process that has disabled setgroups.
     with contextlib.suppress(OSError), open("/proc/self/setgroups", "w") as file:
         file.write("deny")
-    # The process becomes root only in its own namespace, where it may mount folders.
+    # The process becomes root only inside the new namespace, where it may mount folders.
     for name, id in (("uid_map", user), ("gid_map", group)):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(f"0 {id} 1")
 
 
 def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
-    """Replaces the root by a file system in memory with some read-only folders of the machine.
+    """Replaces the root by a file system in memory, with some read-only folders of the machine.
 
-    The file system is mounted over /proc in this process's own namespace, so that a killed process
+    The file system is mounted over /proc inside the process's namespace, so that a killed process
     leaves no folder behind.
 
     Args:
-        visible: folders that Python needs.
+        visible: the folders that Python needs.
         bytes_of_files: the maximum size of the program's files.
     """
     _mount("none", "/", flags=_RECURSIVE | _PRIVATE)
@@ -119,7 +124,7 @@ def enter_empty_root(visible: list[str], bytes_of_files: int) -> None:
             os.makedirs(target, exist_ok=True)
             _mount(folder, target, flags=_BIND | _RECURSIVE)
             for mounted in _mounts_below(target, mounts):  # the read-only flag is not recursive
-                # If the machine has locked the flags of a mount, they must not change.
+                # Keep the existing flags of a mount, because the machine may have locked them.
                 kept = os.statvfs(mounted).f_flag & 0xFFF
                 flags = _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEV | kept
                 _mount("none", mounted, flags=flags)
@@ -219,8 +224,8 @@ def main() -> int:
         enter_namespaces()
         end_with_parent(lambda: os.getppid() != given["parent"])
         ended, alive = os.pipe()  # readable when its other end is closed
-        # Fork the first process of the new namespace; all other processes of the namespace end with
-        # it.
+        # Fork the first process of the new namespace. When it ends, all other processes of the
+        # namespace end as well.
         child = os.fork()
         if child:
             _, status = os.waitpid(child, 0)

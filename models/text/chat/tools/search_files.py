@@ -1,4 +1,4 @@
-"""Retrieves the paragraphs of local files that match a query best (BM25)."""
+"""Finds the paragraphs of local files that match a query best (BM25)."""
 
 import itertools
 import math
@@ -15,19 +15,18 @@ from .tool import Tool
 SUFFIXES = (".md", ".rst", ".txt")
 """The suffixes of the files that are read."""
 BYTES = 32 << 20
-"""Maximum total size of the texts. Each answer names the files that were left out for their size.
-"""
+"""Maximum total size of the texts. Each answer names the files that this limit excludes."""
 _K, _B = 1.5, 0.75  # the usual constants of BM25
 _WORD = re.compile(r"\w+")
 
 
 class FileSearch:
-    """The paragraphs of the text files below a folder.
+    """Searches the paragraphs of all text files below a folder.
 
     Links that lead out of the folder are not followed.
 
     Args:
-        folder: the folder, read once.
+        folder: the folder, whose files are read only once.
 
     Raises:
         UserError: `folder` is not a folder or has no text.
@@ -61,8 +60,8 @@ class FileSearch:
             f"{folder} has no text that can be read {self._note}: name a folder with files "
             f"{suffixes}",
         )
-        # The statistics of BM25: the words and the length of each paragraph, and the number of
-        # paragraphs with each word.
+        # Compute the statistics for BM25: the word counts and the length of each paragraph, and the
+        # number of paragraphs that contain each word.
         self._words = [Counter(_words(text)) for _, text in self._paragraphs]
         self._sizes = [sum(words.values()) for words in self._words]
         self._containing = Counter(itertools.chain(*self._words))
@@ -70,10 +69,10 @@ class FileSearch:
     def search(self, query: str, number: int = 3) -> str:
         """Returns the paragraphs that match a query best, each after the name of its file.
 
-        A note of the files that were left out, if any, precedes the paragraphs.
+        If files were left out, the paragraphs are preceded by a note that names these files.
 
         Args:
-            query: some words.
+            query: the words to search for.
             number: the number of paragraphs.
         """
         # Sum the BM25 scores of the query's words.
@@ -93,7 +92,7 @@ class FileSearch:
 
 
 def _text_files(root: Path) -> Iterator[Path]:
-    """Yields the text files below a folder in a fixed order, without links out of the folder."""
+    """Yields the text files below a folder in a fixed order, without links that lead out of it."""
     for folder, folders, names in os.walk(root):
         folders.sort()
         for name in sorted(names):

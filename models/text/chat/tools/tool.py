@@ -8,7 +8,7 @@ from typing import Any
 from .....data.common.fields import require
 
 LONGEST_OUTPUT = 2000
-"""Maximum number of characters of a tool's output. A note replaces the rest."""
+"""Maximum number of characters of a tool's output. A note replaces the rest of a longer output."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "number": (int, float),
@@ -21,7 +21,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-    """A request of a model to a tool."""
+    """A model's request to run a tool."""
 
     name: str
     arguments: Mapping[str, object]
@@ -59,7 +59,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema that a chat template shows the model."""
+        """The JSON schema that a chat template shows to the model."""
         properties = {
             name: {"type": "string", "description": given}
             if isinstance(given, str)
