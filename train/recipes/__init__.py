@@ -1,7 +1,7 @@
 """Named recipes: typed configurations of runs, with their help texts.
 
-The command line can set any field: `flaxzoo train quickstart --steps 500`. The recipe of a family
-trains any of its published sizes: `flaxzoo train gpt --preset gpt2-large`.
+The command line can set any field of a recipe: `flaxzoo train quickstart --steps 500`. The recipe
+of a model family trains any published size of this family: `flaxzoo train gpt --preset gpt2-large`.
 """
 
 import functools
@@ -17,14 +17,15 @@ from ..config import Recipe, TrainConfig
 from . import decoders, encoders
 
 FILES = (*FAMILIES, "post_training", "reinforcement", "embedding")
-"""The sources of recipes, in the order of `flaxzoo list`. Some families have no file in this
-folder."""
+"""The files and families that define recipes, in the order of `flaxzoo list`. Some families have no
+file in this folder."""
 
 
 class _Recipes(Mapping[str, Recipe]):
-    """Maps every recipe's name to the recipe, from the `RECIPES` of each file.
+    """Maps the names of all recipes to the recipes, which are in `RECIPES` of each file.
 
-    Looking up a name imports files until one of them has the recipe. Iterating imports all files.
+    Looking up a name imports files until one of them contains the recipe. Iterating imports all
+    files.
     """
 
     def __getitem__(self, name: str) -> Recipe:
@@ -43,7 +44,7 @@ class _Recipes(Mapping[str, Recipe]):
 
 @functools.cache
 def _recipes_of(file: str) -> Mapping[str, Recipe]:
-    """Returns the recipes of a file in this folder, or of a family without a file here."""
+    """Returns the recipes of a file in this folder, or the recipe of a family without a file."""
     if find_spec(f".{file}", __name__) is None:
         make = encoders if FAMILIES[file].startswith("encoders") else decoders
         return {file: make.recipe_of_family(file)}
@@ -51,9 +52,9 @@ def _recipes_of(file: str) -> Mapping[str, Recipe]:
 
 
 RECIPES: Mapping[str, Recipe] = _Recipes()
-"""Name of a recipe → the recipe. The recipes of a family are in `RECIPES` of its file in this
-folder. A family without a file has one recipe for all of its sizes. Post-training and reinforcement
-learning have files in this folder."""
+"""Maps the name of a recipe to the recipe. The recipes of a model family are in the file of this
+family. A family without a file in this folder has one recipe for all of its sizes. The recipes of
+post-training, reinforcement learning and embedding models have separate files."""
 
 
 def recipe(name: str, preset: str | None = None) -> TrainConfig:
@@ -61,8 +62,9 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
 
     Args:
         name: A recipe such as `quickstart`, or a family such as `gpt`.
-        preset: A published size of the family, such as `gpt2-large`. Recipes of post-training
-            accept the sizes of all families. Other recipes have a fixed size.
+        preset: A published size, such as `gpt2-large`. The recipe of a family accepts the sizes of
+            this family, and recipes of post-training accept the sizes of all families. Other
+            recipes have a fixed size.
 
     Raises:
         UserError: The recipe or preset is unknown (the message names the closest match), or the
@@ -72,14 +74,14 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
         raise UserError(_unknown(name))
     if preset is None:
         return RECIPES[name].config
-    # Look in the family first: `presets` imports all families.
+    # Look up the preset in the family first, because `presets` imports all families.
     if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
         family_presets = list(families()[name].presets)
         raise UserError(f"no preset named {preset!r}: {suggest(preset, family_presets)}")
-    # Recipes of post-training take a model of any family.
+    # Recipes of post-training accept models of any family.
     if (of_model := RECIPES[name].of_model) is not None:
         return of_model(registry.preset(preset))
-    # Recipes of a family take the presets of this family only.
+    # Recipes of a family accept only the presets of this family.
     family, of_preset = family_of_preset(preset), RECIPES[name].of_preset
     if of_preset is None or family != name:
         raise UserError(
@@ -90,7 +92,7 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
 
 
 def _unknown(name: str) -> str:
-    """Returns the message for a name that is not a recipe."""
+    """Returns the error message for a name that is not a recipe."""
     if name in presets():
         family = family_of_preset(name)
         return (

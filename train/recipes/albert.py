@@ -17,7 +17,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=AlbertConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=256,
                 num_layers=4,
@@ -25,7 +25,7 @@ RECIPES: dict[str, Recipe] = {
                 d_embedding=64,
                 num_heads=4,
                 classifier_dropout=0.0,
-                # The standard deviation is about 1 / √D.
+                # The initial standard deviation is about 1 / √D, where D is `d_model`.
                 init_std=0.08,
             ),
             data=PretrainingData(

@@ -12,8 +12,8 @@ from ..optimizer_config import OptimizerConfig
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's text."""
-    # The vocabulary grows to the size of the tokenizer.
+    """Returns the settings that train any published size on the user's text."""
+    # Training enlarges the vocabulary to the size of the tokenizer.
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
@@ -45,7 +45,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=BartConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=128,
                 num_layers=3,

@@ -22,16 +22,19 @@ from .encoders import of_size, quickstart_optimizer
 
 
 def _small(dropout_rate: float) -> BertConfig:
-    """Returns a BERT for two CPU cores: a quarter of BERT-mini, with a smaller vocabulary."""
+    """Returns a small BERT that two CPU cores can train.
+
+    The model has a quarter of the size of BERT-mini, and a smaller vocabulary.
+    """
     return BertConfig(
-        # The vocabulary grows to the size of the tokenizer.
+        # Training enlarges the vocabulary to the size of the tokenizer.
         vocab_size=1,
         max_length=256,
         num_layers=4,
         d_model=128,
         num_heads=4,
         dropout_rate=dropout_rate,
-        # The standard deviation is about 1 / √D.
+        # The initial standard deviation is about 1 / √D, where D is `d_model`.
         init_std=0.08,
     )
 
@@ -40,12 +43,18 @@ _SMALL_VOCABULARY = TokenizerConfig(kind="wordpiece", vocab_size=8192)
 
 
 def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
-    """Returns one of the two phases of the original pretraining.
+    """Returns the settings of one of the two phases of the original pretraining.
 
-    The text is only Wikipedia, because BooksCorpus is not published. AdamW follows Devlin et al.
-    2019, appendix A.2: 900,000 and 100,000 steps of 256 sequences. LAMB (You et al. 2020) has the
-    steps, batch sizes, learning rates and warm-up of NVIDIA's DeepLearningExamples. The learning
-    rate decays linearly here; theirs decays as the square root of a linear decay.
+    The text is only Wikipedia, because BooksCorpus is not published. With AdamW, the settings
+    follow Devlin et al. 2019, appendix A.2: 900,000 steps and then 100,000 steps of 256 sequences.
+    With LAMB (You et al. 2020), the steps, batch sizes, learning rates and warm-up follow NVIDIA's
+    DeepLearningExamples. However, the learning rate decays linearly instead of as the square root
+    of a linear decay.
+
+    Args:
+        name: the preset of the model.
+        length: the length of the sequences: 128 in the first phase, 512 in the second phase.
+        lamb: whether to use LAMB instead of AdamW.
     """
     first = length == 128
     if lamb:
@@ -85,7 +94,10 @@ def _published(name: str, length: int, *, lamb: bool = False) -> TrainConfig:
 
 
 def _one_phase() -> TrainConfig:
-    """Returns the second phase, with as many steps as both phases, on random halves of texts."""
+    """Returns the settings of a single phase on random halves of texts.
+
+    The sequences are as long as in the second phase, and there are as many steps as in both phases.
+    """
     second = _published("bert-large", 512)
     steps = 1_000_000
     return dataclasses.replace(
@@ -98,7 +110,10 @@ def _one_phase() -> TrainConfig:
 
 
 def _fine_tuning(data: DataConfig) -> TrainConfig:
-    """Returns the settings of Devlin et al. 2019, appendix A.3, with a higher learning rate."""
+    """Returns the settings for fine-tuning of Devlin et al. 2019, appendix A.3.
+
+    The learning rate is higher than in the paper.
+    """
     return TrainConfig(
         model=_small(dropout_rate=0.1),
         data=data,
@@ -124,10 +139,13 @@ def _reviews(
     pooling: Literal["mean", "max"],
     make_config: Callable[..., BertConfig] = BertConfig,
 ) -> TrainConfig:
-    """Returns the settings of a word-level classifier of reviews made from templates."""
+    """Returns the settings of a word-level classifier for the built-in reviews.
+
+    These reviews are generated from templates.
+    """
     return TrainConfig(
         model=make_config(
-            # The vocabulary grows to the size of the tokenizer.
+            # Training enlarges the vocabulary to the size of the tokenizer.
             vocab_size=1,
             max_length=64,
             num_layers=num_layers,
@@ -135,12 +153,12 @@ def _reviews(
             num_heads=4,
             num_token_types=0,
             dropout_rate=0.0,
-            # 1 / √D.
+            # The initial standard deviation is 1 / √D, where D is `d_model`.
             init_std=0.125,
             positions=positions,
             pooling=pooling,
             head="sequence_classification",
-            # Placeholders for the labels of the source.
+            # Placeholders, which the labels of the data source replace.
             labels=("a", "b"),
         ),
         data=SequenceClassificationData(
@@ -170,8 +188,8 @@ RECIPES: dict[str, Recipe] = {
             data=PretrainingData(
                 source="builtin:python-docs",
                 length=64,
-                # The texts of Python's documentation suffice for a vocabulary of 5,300 to 5,500
-                # tokens, which depends on Python's version.
+                # Python's documentation contains enough text for a vocabulary of 5,300 to 5,500
+                # tokens, depending on the version of Python.
                 tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
             ),
             optimizer=quickstart_optimizer(1e-3),

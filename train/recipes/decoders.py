@@ -1,4 +1,4 @@
-"""Recipes of decoder families: any published size, on the user's text."""
+"""Recipes of decoder families, which train any published size on the user's text."""
 
 import dataclasses
 
@@ -12,14 +12,14 @@ from ..optimizer_config import OptimizerConfig
 
 
 def of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's text."""
+    """Returns the settings that train any published size on the user's text."""
     model = registry.preset(preset)
     require(
         model.causal,
         f"preset {preset!r} attends to later tokens and cannot learn to predict them: "
         f"flaxzoo train embed --preset {preset}",
     )
-    # The vocabulary grows to the size of the tokenizer.
+    # Training enlarges the vocabulary to the size of the tokenizer.
     model = dataclasses.replace(model, vocab_size=1)
     return TrainConfig(
         model=model,
@@ -29,7 +29,7 @@ def of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            # 3e-4 is the rate of LLaMA-7B, whose width is 4,096; wider models need a smaller rate.
+            # LLaMA-7B has the width 4,096 and the rate 3e-4. Wider models need a smaller rate.
             peak_learning_rate=round(3e-4 * 4096 / model.d_model, 6),
             warmup_steps=500,
         ),

@@ -17,16 +17,17 @@ SETTINGS = {
     "electra-base": (1 / 3, 0.15, 2e-4),
     "electra-large": (1 / 4, 0.25, 2e-4),
 }
-"""The generator's size, the masking rate and the learning rate (Clark et al. 2020, table 6)."""
+"""The relative size of the generator, the masking rate and the learning rate of each preset (Clark
+et al. 2020, table 6)."""
 
 
 def of_size(preset: str) -> TrainConfig:
-    """Returns the settings of a published size, on the user's text."""
+    """Returns the settings that train a published size on the user's text."""
     config = encoders.of_size(preset)
     generator, masking, rate = SETTINGS[preset]
     return dataclasses.replace(
         config,
-        # The vocabulary grows to the size of the tokenizer.
+        # Training enlarges the vocabulary to the size of the tokenizer.
         model=dataclasses.replace(registry.preset(preset), vocab_size=1),
         data=dataclasses.replace(config.data, masking_rate=masking),
         objective=ReplacedTokenConfig(generator_size=generator),
@@ -44,14 +45,14 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=ElectraConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=256,
                 num_layers=4,
                 d_model=128,
                 num_heads=4,
                 dropout_rate=0.0,
-                # The standard deviation is about 1 / √D.
+                # The initial standard deviation is about 1 / √D, where D is `d_model`.
                 init_std=0.08,
             ),
             data=PretrainingData(

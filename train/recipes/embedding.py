@@ -14,7 +14,7 @@ from ..optimizer_config import OptimizerConfig
 
 EMBED = TrainConfig(
     model=BertConfig(
-        # The vocabulary grows to the size of the tokenizer.
+        # Training enlarges the vocabulary to the size of the tokenizer.
         vocab_size=1,
         max_length=128,
         num_layers=2,
@@ -22,7 +22,7 @@ EMBED = TrainConfig(
         num_heads=4,
         dropout_rate=0.0,
         head="none",
-        # The standard deviation is about 1 / √D.
+        # The initial standard deviation is about 1 / √D, where D is `d_model`.
         init_std=0.08,
     ),
     data=EmbeddingData(
@@ -46,12 +46,12 @@ EMBED = TrainConfig(
 
 
 def _rate(rate: float, model: TransformerConfig) -> float:
-    """Returns a learning rate that is `rate` for a width of 768 and larger for narrower models."""
+    """Returns a learning rate: `rate` for a width of 768, and more for narrower models."""
     return round(rate * 768 / model.d_model, 6)
 
 
 def of_model(model: TransformerConfig) -> TrainConfig:
-    """Returns the settings of fine-tuning for a published model."""
+    """Returns the settings for fine-tuning a published model as an embedding model."""
     return dataclasses.replace(
         EMBED,
         model=dataclasses.replace(model, dropout_rate=0.0),
@@ -84,29 +84,29 @@ SPLADE = dataclasses.replace(
 
 
 def splade_of_model(model: TransformerConfig) -> TrainConfig:
-    """Returns the settings of a sparse encoder, initialized from a masked language model."""
+    """Returns the settings for fine-tuning a masked language model as a sparse encoder."""
     return dataclasses.replace(of_model(model), objective=SpladeConfig(), batch_size=32)
 
 
 def rerank_of_model(model: TransformerConfig) -> TrainConfig:
-    """Returns the settings of a reranker, initialized from a published model."""
+    """Returns the settings for fine-tuning a published model as a reranker."""
     return dataclasses.replace(
         RERANK,
         model=dataclasses.replace(model, dropout_rate=0.1),
-        # A reranker is applied to the best documents of a search, so its negatives are such
-        # documents.
+        # A reranker is applied to the best documents of a search, so BM25 finds the negatives.
         data=dataclasses.replace(
             RERANK.data, length=min(model.max_length, 256), sampled_from="bm25"
         ),
-        # A new head needs a larger learning rate. MiniLM (width 384) was trained for 150 steps of 8
-        # questions of SQuAD, each with a negative that BM25 finds. It learned nothing at 4e-5, a
-        # little at 1e-4, and most at 2e-4. For a width of 768 the rate is the usual 5e-5. So for
-        # narrower models, the rate is inversely proportional to the square of the width.
+        # A new head needs a larger learning rate. In an experiment, MiniLM (width 384) was trained
+        # for 150 steps of 8 SQuAD questions, each with a negative found by BM25. It learned nothing
+        # at 4e-5, a little at 1e-4, and most at 2e-4. For a width of 768, the rate is the usual
+        # 5e-5. For narrower models, the rate is therefore inversely proportional to the square of
+        # the width.
         optimizer=dataclasses.replace(
             RERANK.optimizer, peak_learning_rate=_rate(5e-5 * max(768 / model.d_model, 1), model)
         ),
         epochs=1.0,
-        # A small collection has few questions, so small batches are needed for enough steps.
+        # A small collection has few questions, so use small batches to get enough steps.
         batch_size=16,
     )
 

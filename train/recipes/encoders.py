@@ -1,4 +1,4 @@
-"""Recipes of encoder families: any published size, pretrained on the user's text."""
+"""Recipes of encoder families, which pretrain any published size on the user's text."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from ..optimizer_config import OptimizerConfig
 
 
 def of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's text."""
+    """Returns the settings that train any published size on the user's text."""
     model = registry.preset(preset)
     # Add a pretraining head to presets that are published without such a head.
     if not HEADS[model.head].predicts_masked:
         model = model.with_head("masked_lm", ())
-    # The vocabulary grows to the size of the tokenizer.
+    # Training enlarges the vocabulary to the size of the tokenizer.
     model = dataclasses.replace(model, vocab_size=1)
     return TrainConfig(
         model=model,
@@ -28,7 +28,7 @@ def of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            # 1e-4 is the rate of BERT-base, whose width is 768; wider models need a smaller rate.
+            # BERT-base has the width 768 and the rate 1e-4. Wider models need a smaller rate.
             peak_learning_rate=round(1e-4 * 768 / model.d_model, 6),
             schedule="linear",
             final_fraction=0.0,

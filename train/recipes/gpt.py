@@ -13,8 +13,8 @@ from ..optimizer_config import OptimizerConfig
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's text."""
-    # The vocabulary grows to the size of the tokenizer.
+    """Returns the settings that train any published size on the user's text."""
+    # Training enlarges the vocabulary to the size of the tokenizer.
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
@@ -24,7 +24,8 @@ def _of_size(preset: str) -> TrainConfig:
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(
-            # 6e-4 is the rate of the smallest size; wider models need a smaller rate.
+            # The smallest size has the width 768 and the rate 6e-4. Wider models need a smaller
+            # rate.
             peak_learning_rate=round(6e-4 * 768 / model.d_model, 6),
             warmup_steps=500,
         ),
@@ -37,13 +38,18 @@ def _of_size(preset: str) -> TrainConfig:
 
 
 def _published(name: str, rate: float, rows: int) -> TrainConfig:
-    """Returns GPT-3's training on 300 billion tokens (Brown et al. 2020, table 2.1, appendix B).
+    """Returns the settings of GPT-3: 300 billion tokens (Brown et al. 2020, table 2.1, appendix B).
 
-    For GPT-2 only the batch size is published (512 sequences, Radford et al. 2019, section 2.3).
-    The other settings of GPT-2 follow GPT-3's model of the same size. There are three differences
-    from the paper. The only part of Common Crawl is C4, the batch size is constant, and the
-    learning rate decays over the whole run instead of the first 260 billion tokens. Dropout is 0,
-    because the text is seldom repeated.
+    For GPT-2, only the batch size is published (512 sequences, Radford et al. 2019, section 2.3).
+    The other settings of GPT-2 are the settings of the GPT-3 model of the same size. There are
+    three differences from the paper: the only data is C4, a part of Common Crawl; the batch size is
+    constant; and the learning rate decays over the whole run instead of the first 260 billion
+    tokens. The dropout rate is 0, because the text is seldom repeated.
+
+    Args:
+        name: the preset of the model.
+        rate: the peak learning rate.
+        rows: the number of sequences per batch.
     """
     model = dataclasses.replace(registry.preset(name), dropout_rate=0.0)
     length = model.max_length
@@ -68,7 +74,7 @@ def _published(name: str, rate: float, rows: int) -> TrainConfig:
 
 
 _QUICKSTART_MODEL: Settings = {
-    # The vocabulary grows to the size of the tokenizer.
+    # Training enlarges the vocabulary to the size of the tokenizer.
     "vocab_size": 1,
     "max_length": 128,
     "num_layers": 4,
@@ -92,12 +98,12 @@ QUICKSTART = TrainConfig(
     sample_prompt="The for statement is used to",
 )
 
-# In most tasks each letter of an answer has the same distance to the letter that it copies. Rotary
-# positions and the convolution can express this distance; without the convolution, learning takes
-# far longer. Sixteen examples and a query have up to 204 characters.
+# In most tasks, all letters of an answer have the same distance to the letters that they copy.
+# Rotary positions and the convolution can express this distance. Without the convolution, learning
+# takes far longer. A prompt with sixteen examples and a query has up to 204 characters.
 IN_CONTEXT = TrainConfig(
     model=LectureGPTConfig(
-        # The vocabulary grows to the size of the tokenizer.
+        # Training enlarges the vocabulary to the size of the tokenizer.
         vocab_size=1,
         max_length=208,
         num_layers=2,
@@ -106,7 +112,7 @@ IN_CONTEXT = TrainConfig(
         dropout_rate=0.0,
         activation="relu",
         positions="rotary",
-        # The standard deviation is about 1 / √D.
+        # The initial standard deviation is about 1 / √D, where D is `d_model`.
         init_std=0.1,
         head_convolution=3,
     ),
@@ -166,7 +172,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=GPTConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=64,
                 num_layers=4,

@@ -20,7 +20,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=LlamaConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=128,
                 num_layers=4,

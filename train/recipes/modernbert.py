@@ -17,7 +17,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=ModernBertConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=256,
                 num_layers=4,
@@ -25,7 +25,7 @@ RECIPES: dict[str, Recipe] = {
                 num_heads=4,
                 d_ff=192,
                 window=17,
-                # The standard deviation is about 1 / √D.
+                # The initial standard deviation is about 1 / √D, where D is `d_model`.
                 init_std=0.08,
             ),
             data=PretrainingData(

@@ -1,4 +1,4 @@
-"""Recipes of post-training; most of these recipes start from the run of another recipe."""
+"""Recipes of post-training. Most of these recipes start from the run of another recipe."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ..config import Recipe, TrainConfig
 from ..objectives.reward import RewardConfig
 from ..optimizer_config import OptimizerConfig
 
-# The sizes and the vocabulary are replaced by the values of the initial model (`init_from`).
+# The initial model (`init_from`) determines the actual sizes and the vocabulary.
 _MODEL = GPTConfig(
     vocab_size=1,
     max_length=128,
@@ -59,7 +59,7 @@ DPO = TrainConfig(
 
 
 def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
-    """Returns a function that maps a published size to its recipe, without an initial model."""
+    """Returns a function that adapts a recipe to a given model and removes its initial run."""
 
     def of_size(model: TransformerConfig) -> TrainConfig:
         model = dataclasses.replace(model, dropout_rate=0.0)
@@ -75,7 +75,7 @@ def of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfi
     return of_size
 
 
-# This run starts from random parameters. Its model learns to call a tool.
+# This run starts from random parameters, and the model learns to call a tool.
 CALCULATIONS = TrainConfig(
     model=LectureGPTConfig(
         vocab_size=1,

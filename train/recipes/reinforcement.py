@@ -1,4 +1,4 @@
-"""Recipes of reinforcement learning and of the small model that they start from."""
+"""Recipes of reinforcement learning, and the recipe of the small model that they start from."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from .post_training import of_any_size
 
 _CHARACTERS = TokenizerConfig(kind="characters")
 _MODEL = GPTConfig(
-    # The vocabulary grows to the size of the tokenizer.
+    # Training enlarges the vocabulary to the size of the tokenizer.
     vocab_size=1,
     max_length=32,
     num_layers=2,
@@ -25,11 +25,11 @@ _MODEL = GPTConfig(
     num_heads=4,
     dropout_rate=0.0,
     positions="rotary",
-    # The standard deviation is about 1 / √D.
+    # The initial standard deviation is about 1 / √D, where D is `d_model`.
     init_std=0.1,
 )
 
-# The other recipes start from this run, whose model gives the right sum about half of the time.
+# The other recipes start from this run. Its model gives the right sum about half of the time.
 SUMS = TrainConfig(
     model=_MODEL,
     data=SupervisedData(source="builtin:sums", length=32, tokenizer=_CHARACTERS, learn="all"),
@@ -78,7 +78,10 @@ _BEGINS = (
 
 
 def _of_any_size(config: TrainConfig) -> Callable[[TransformerConfig], TrainConfig]:
-    """Returns a function that maps a size to its recipe, without a limit on completions."""
+    """Returns a function that adapts a recipe to a given model.
+
+    It also removes the recipe's initial run and its limit on new tokens.
+    """
     # The recipe's limit of six tokens suffices for sums, but not for other prompts.
     objective = dataclasses.replace(config.objective, max_new_tokens=None)
     return of_any_size(dataclasses.replace(config, objective=objective))

@@ -12,9 +12,9 @@ from ...models.encoder_decoders.t5 import T5Config
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
 
-# A small T5 1.1, which two CPU cores train in minutes.
+# A small T5 1.1, which can be trained on two CPU cores in minutes.
 _SMALL = T5Config(
-    # The vocabulary grows to the size of the tokenizer.
+    # Training enlarges the vocabulary to the size of the tokenizer.
     vocab_size=1,
     max_length=128,
     num_layers=3,
@@ -54,7 +54,7 @@ def _text_to_text(model: TransformerConfig) -> TrainConfig:
     )
     return dataclasses.replace(
         _TEXT_TO_TEXT,
-        # The vocabulary grows to the size of the tokenizer.
+        # Training enlarges the vocabulary to the size of the tokenizer.
         model=dataclasses.replace(model, vocab_size=1),
         data=dataclasses.replace(_TEXT_TO_TEXT.data, length=512),
         optimizer=OptimizerConfig(peak_learning_rate=3e-4, warmup_steps=500),
@@ -64,8 +64,8 @@ def _text_to_text(model: TransformerConfig) -> TrainConfig:
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's text."""
-    # The vocabulary grows to the size of the tokenizer.
+    """Returns the settings that train any published size on the user's text."""
+    # Training enlarges the vocabulary to the size of the tokenizer.
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,

@@ -13,9 +13,9 @@ from ..optimizer_config import OptimizerConfig
 
 
 def _published_schedule(d_model: int, warmup_steps: int = 4000) -> OptimizerConfig:
-    """Returns Adam with the learning rate of Vaswani et al. 2017, section 5.3.
+    """Returns Adam with the learning rate schedule of Vaswani et al. 2017, section 5.3.
 
-    The rate is d^-0.5 · min(step^-0.5, step · warmup^-1.5).
+    The learning rate is d^-0.5 · min(step^-0.5, step · warmup^-1.5).
     """
     return _adam((d_model * warmup_steps) ** -0.5, warmup_steps)
 
@@ -34,14 +34,14 @@ def _adam(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
 
 
 def _to_zero(peak_learning_rate: float, warmup_steps: int) -> OptimizerConfig:
-    """Returns Adam with a linear decay to zero, which suits short runs better."""
+    """Returns Adam with a linear decay to zero, which works better in short runs."""
     optimizer = _adam(peak_learning_rate, warmup_steps)
     return dataclasses.replace(optimizer, schedule="linear", final_fraction=0.0)
 
 
 def _of_size(preset: str) -> TrainConfig:
-    """Returns the settings of any published size, on the user's pairs of sentences."""
-    # The vocabulary grows to the size of the tokenizer.
+    """Returns the settings that train any published size on the user's pairs of sentences."""
+    # Training enlarges the vocabulary to the size of the tokenizer.
     model = dataclasses.replace(registry.preset(preset), vocab_size=1)
     return TrainConfig(
         model=model,
@@ -61,7 +61,10 @@ def _of_size(preset: str) -> TrainConfig:
 
 
 def _wmt14(size: str, target: str, steps: int, dropout_rate: float | None = None) -> TrainConfig:
-    """Returns the published run: batches of 104 rows of 256 tokens, about 25,000 per language."""
+    """Returns the settings of a published run on WMT 2014.
+
+    A batch has 104 rows of 256 tokens, which is about 25,000 tokens per language, as in the paper.
+    """
     vocab_size = 37_000 if target == "de" else 32_000
     model = dataclasses.replace(registry.preset(f"transformer-{size}"), vocab_size=vocab_size)
     if dropout_rate is not None:
@@ -99,7 +102,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=128,
                 num_layers=2,
@@ -136,7 +139,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         config=TrainConfig(
             model=EncoderDecoderConfig(
-                # The vocabulary grows to the size of the tokenizer.
+                # Training enlarges the vocabulary to the size of the tokenizer.
                 vocab_size=1,
                 max_length=256,
                 num_layers=4,

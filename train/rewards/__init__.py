@@ -1,1 +1,1 @@
-"""Rewards of completions, computed by functions of texts or by reward models."""
+"""Computes the rewards of completions by functions of texts or by reward models."""

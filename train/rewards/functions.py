@@ -1,10 +1,10 @@
 """Rewards that are functions of texts, and the table of built-in rewards.
 
 A reward is any Python function `reward(prompts, completions, **fields)` that returns a number for
-each completion, or None for a completion without a reward. All of these arguments are lists with an
-entry for each completion. `fields` are the other fields of the prompts' records, such as `answer`,
-and in addition `contexts`: the prompts before the chat template is applied (for dialogues, the
-conversations). A function may omit arguments that it does not use.
+each completion, or None for a completion without a reward. All arguments are lists with one entry
+for each completion. `fields` are the other fields of the prompts' records, such as `answer`, and
+the additional field `contexts`. It contains the prompts before the chat template is applied (for
+dialogues, the conversations). A function may omit arguments that it does not use.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from ...data.common.fields import require
 from ..objectives.online import OnlineConfig
 
 RewardFunction = Callable[..., Sequence[float | None]]
-"""`reward(prompts, completions, **fields) -> list[float | None]`."""
+"""A function `reward(prompts, completions, **fields) -> list[float | None]`."""
 
 # A sign right after a digit is an operator and does not belong to the number.
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?\d+(?:\.\d+)?")
@@ -35,7 +35,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 def exact_match(
     completions: Sequence[str], answer: Sequence[object], **_: object
 ) -> list[float | None]:
-    """Returns 1 for a completion that equals the answer up to surrounding white space, else 0.
+    """Returns 1 for each completion that equals the answer, ignoring outer white space, else 0.
 
     Args:
         completions: the completions.
@@ -48,7 +48,7 @@ def exact_match(
 def arithmetic(
     completions: Sequence[str], answer: Sequence[object], **_: object
 ) -> list[float | None]:
-    """Returns 1 for a completion whose last number equals the answer, else 0.
+    """Returns 1 for each completion whose last number equals the answer, else 0.
 
     Args:
         completions: the completions.
@@ -61,7 +61,7 @@ def arithmetic(
 def _equal(
     completions: Sequence[str], answer: Sequence[object], read: Callable[[str], object]
 ) -> list[float | None]:
-    """Returns whether `read` returns the same value for completion and answer, as 1 or 0."""
+    """Returns 1 if `read` returns the same value for a completion and its answer, else 0."""
     return [
         None if right is None else float(read(completion) == read(str(right)))
         for completion, right in zip(completions, answer, strict=True)
@@ -70,15 +70,15 @@ def _equal(
 
 def _last_number(text: str) -> float:
     numbers = _NUMBER.findall(_THOUSANDS.sub("", text))
-    # NaN does not equal any number, so a text that contains no number is never right.
+    # NaN does not equal anything, so a text that contains no number is never right.
     return float(numbers[-1]) if numbers else math.nan
 
 
 def of_format(pattern: str) -> RewardFunction:
-    """Returns a reward of 1 for a completion that matches a pattern as a whole, else 0.
+    """Returns a reward function: 1 if the whole completion matches a pattern, else 0.
 
     Args:
-        pattern: a regular expression. A `.` in the expression also matches a line feed.
+        pattern: a regular expression. `.` also matches a line feed.
 
     Raises:
         UserError: the pattern is not a regular expression.
@@ -93,10 +93,13 @@ def of_format(pattern: str) -> RewardFunction:
 
 
 def of_length(target: str) -> RewardFunction:
-    """Returns a reward of 1 at the target length, which falls linearly to 0 at 0 and at twice it.
+    """Returns a reward function that rewards completions for being close to a target length.
+
+    The reward is 1 at the target length, and decreases linearly to 0 at the length 0 and at twice
+    the target length.
 
     Args:
-        target: the number of characters, as text.
+        target: the target number of characters, as a string.
 
     Raises:
         UserError: the target is not a number above 0.
@@ -108,7 +111,7 @@ def of_length(target: str) -> RewardFunction:
 
 
 def of_word(word: str) -> RewardFunction:
-    """Returns a reward of 1 for a completion that contains a whole word, else 0.
+    """Returns a reward function: 1 if the completion contains a whole word, else 0.
 
     Args:
         word: a word, or several consecutive words.
@@ -132,14 +135,14 @@ def _each(score: Callable[[str], float]) -> RewardFunction:
 
 
 BUILT_IN: Mapping[str, RewardFunction] = {"exact_match": exact_match, "arithmetic": arithmetic}
-"""The name of a reward → its function, for rewards without a parameter."""
+"""Maps the name of a reward without a parameter to its function."""
 PARAMETRIC: Mapping[str, Callable[[str], RewardFunction]] = {
     "format:": of_format,
     "length:": of_length,
     "contains:": of_word,
 }
-"""The prefix of a reward's name → a function that makes the reward from the rest of the name, as in
-`contains:cat`."""
+"""Maps the prefix of a reward's name, as in `contains:cat`, to a function that creates the reward
+from the rest of the name."""
 
 
 def named_reward(name: str) -> RewardFunction:
@@ -149,7 +152,7 @@ def named_reward(name: str) -> RewardFunction:
         name: `exact_match`, `arithmetic`, `format:REGEX`, `length:N` or `contains:WORD`.
 
     Raises:
-        UserError: the reward is unknown, or its value is invalid.
+        UserError: the reward is unknown, or the part of its name after the colon is invalid.
     """
     kind, colon, value = name.partition(":")
     if kind + colon in PARAMETRIC:
@@ -164,7 +167,7 @@ def named_reward(name: str) -> RewardFunction:
 
 
 def function_name(function: Callable[..., object]) -> str:
-    """Returns the name of a custom function, as in metrics and run folders."""
+    """Returns the name of a custom function for metrics and run folders."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -174,10 +177,10 @@ def rewards_of(
     *,
     open_model: Callable[[str], RewardFunction],
 ) -> "Rewards":
-    """Returns the rewards of a run: first those in its settings, then the caller's functions.
+    """Returns the rewards of a run: first the rewards in its settings, then the caller's functions.
 
     Args:
-        settings: the run's objective, whose rewards are names of built-in rewards or folders of
+        settings: the objective of the run. Its rewards are names of built-in rewards or folders of
           reward models.
         custom: reward functions that the caller passed.
         open_model: a function that opens the reward model in a folder.
@@ -209,7 +212,7 @@ def rewards_of(
     )
     functions: dict[str, RewardFunction] = {}
     for name, function in pairs:
-        # Two rewards may have the same name, but metrics need distinct names.
+        # Several rewards may have the same name, but metrics need distinct names.
         while name in functions:
             name += "_"
         functions[name] = function
@@ -223,20 +226,22 @@ class Rewards:
     functions: Mapping[str, RewardFunction]
     """The reward functions, keyed by their names in the metrics."""
     weights: tuple[float, ...]
-    """The weight of each reward in the sum of rewards."""
+    """The weight of each reward in the total reward."""
     models: tuple[RewardFunction, ...] = ()
-    """The reward models among the functions. All processes run these models together."""
+    """The functions that are reward models. All processes run these models together."""
 
     def __call__(
         self, prompts: Sequence[Prompt], completions: Sequence[str]
     ) -> NDArray[np.float32]:
-        """Returns the rewards of R completions by F functions, float32 `[R, F]`; NaN for no reward.
+        """Returns the rewards that F functions give R completions, float32 `[R, F]`.
+
+        A missing reward is NaN.
 
         Raises:
             UserError: a record lacks a field that a function needs, or a function returns
               something other than a number or None for each completion.
         """
-        # Records may have different fields; a field that a record lacks becomes None.
+        # Records may have different fields. If a record lacks a field, the value is None.
         records = [prompt.fields for prompt in prompts]
         names = dict.fromkeys(itertools.chain(*records))
         given: dict[str, Sequence[object]] = {
@@ -246,8 +251,8 @@ class Rewards:
             "contexts": [prompt.context for prompt in prompts],
         }
         columns = {}
-        # Call models first: if another function failed in one process before a model runs, the
-        # other processes would wait in the model forever.
+        # Call models first. If another function failed in one process before a model runs, the
+        # other processes would wait forever when they run the model.
         order = sorted(self.functions.items(), key=lambda item: item[1] not in self.models)
         for name, function in order:
             try:
@@ -259,7 +264,7 @@ class Rewards:
 
 
 def weighted(rewards: NDArray[np.float32], weights: Sequence[float]) -> NDArray[np.float32]:
-    """Returns the weighted sum of the rewards `[R, F]` of each completion; NaN without a reward."""
+    """Returns the weighted sum of each completion's rewards `[R, F]`; NaN if all are missing."""
     total = np.nansum(rewards * np.asarray(weights, np.float32), axis=1)
     return np.where(np.isnan(rewards).all(axis=1), np.float32(np.nan), total)
 

@@ -1,1 +1,1 @@
-"""Search for texts by the vectors of a model."""
+"""Searches texts by comparing the vectors of a model."""

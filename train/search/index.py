@@ -1,4 +1,4 @@
-"""An index of texts, which finds the texts whose vectors are nearest to the vector of a query."""
+"""A search index that finds the texts whose vectors are nearest to the vector of a query."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +21,12 @@ from ..evaluation.vectors.retrieval import embedded
 CONFIG, VECTORS, TEXTS, STARTS = "config.json", "vectors.npy", "texts.jsonl", "starts.npy"
 FORM = "flaxzoo search index"
 PROBE = "The quick brown fox jumps over the lazy dog."
-"""A text whose vector serves as the fingerprint of a model, its tokenizer, pooling and prompts."""
+"""The vector of this text is the fingerprint of a model, its tokenizer, pooling and prompts."""
 SAME = 0.999
-"""Two fingerprints with at least this cosine belong to the same model. Fingerprints from different
-devices are not quite equal."""
+"""Two fingerprints with at least this cosine are considered to come from the same model. The
+fingerprints of a model on different devices are not exactly equal."""
 CANDIDATES = 50
-"""The default number of documents per query that a reranker scores again."""
+"""The default number of documents that a reranker scores again for each query."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Hit:
     id: str
     """The identifier of the document."""
     score: float
-    """The cosine with the query, or the score of the reranker; larger is better."""
+    """The cosine with the query, or the score of the reranker if there is one. Larger is better."""
     text: str
     """The text of the document."""
 
@@ -54,7 +54,7 @@ class SearchIndex:
     exact.
 
     Attributes:
-        vectors: float32 `[N, D]`, each of length 1, in the order of the documents.
+        vectors: the vectors in the order of the documents, float32 `[N, D]`, each of length 1.
     """
 
     def __init__(self, folder: Path, config: JsonObject, embedder: TextEmbedder) -> None:
@@ -76,7 +76,7 @@ class SearchIndex:
     def _check_model(self, folder: Path, config: JsonObject) -> None:
         stored = np.array(config["fingerprint"], np.float32)
         fingerprint = _fingerprint(self._embedder)
-        # Both vectors have length 1, so that their dot product is the cosine.
+        # Both vectors have length 1, so their dot product is the cosine.
         is_same = stored.shape == fingerprint.shape and float(stored @ fingerprint) >= SAME
         require(
             is_same,
@@ -99,18 +99,18 @@ class SearchIndex:
         """Embeds documents and writes an index.
 
         Args:
-            documents: a dict of texts by identifier, or a list of texts, whose identifiers are
-              their indices. Texts longer than the model's maximum length are truncated.
-            folder: the folder of the index, which does not exist or is empty.
+            documents: a dict from identifiers to texts, or a list of texts. The identifiers of a
+              list are its indices. Texts longer than the model's maximum length are truncated.
+            folder: the folder of the index. It must be empty or not exist yet.
             run: a run folder, a folder of sentence-transformers, or a name on the hub.
             step: the checkpoint. Defaults to the newest checkpoint.
-            ema: whether to use the moving average of the parameters, which a run with
-              `optimizer.ema_decay` keeps.
-            log: called with a line about how many texts were truncated.
+            ema: whether to use the moving average of the parameters. A run has this average if
+              `optimizer.ema_decay` is set.
+            log: called with a line that states how many texts were truncated.
 
         Raises:
             FileNotFoundError: `run` is not a model, or does not have the checkpoint.
-            UserError: `documents` is empty, the model does not embed texts, the run keeps no moving
+            UserError: `documents` is empty, the model does not embed texts, the run has no moving
               average, or `folder` is not empty.
         """
         named = documents if isinstance(documents, Mapping) else _numbered(documents)
@@ -135,8 +135,7 @@ class SearchIndex:
         def fill(path: Path) -> None:
             blocks = embedded(embedder, texts, log)
             _write_blocks(path / VECTORS, blocks, len(ids))
-            # The offset of a document's first byte is the sum of the sizes of the documents before
-            # it.
+            # The offset of a document is the total size of all documents before it.
             sizes = [0]
             with (path / TEXTS).open("wb") as file:
                 sizes += map(file.write, rows)
@@ -163,7 +162,7 @@ class SearchIndex:
         Args:
             folder: the folder of the index.
             run: the current location of the model, if it was moved. Defaults to the location that
-                the index stores.
+                is stored in the index.
             step: the checkpoint. Defaults to the checkpoint that the index was built with.
             ema: whether to use the moving average of the parameters. Defaults to the setting that
                 the index was built with.
@@ -185,7 +184,7 @@ class SearchIndex:
         # checkpoint.
         stored = config["step"] if run is None and step is None else step
         step = stored if isinstance(stored, int) else None
-        # A model that was moved still has its moving average, so the stored setting applies to it.
+        # A model that was moved still has its moving average, so the stored setting applies.
         ema = bool(config.get("ema")) if ema is None else ema
         name = config["model"] if run is None else run
         try:
@@ -219,15 +218,15 @@ class SearchIndex:
         """Finds the documents whose vectors have the largest cosines with each query.
 
         Args:
-            queries: the queries. The model's prompt `query`, if any, precedes each query.
+            queries: the queries. If the model has a prompt for queries, it precedes each query.
             top_k: the number of documents to find.
             reranker: a cross-encoder that scores the first `candidates` documents again. If None,
               documents are ordered by cosine.
             candidates: the number of documents to score again, at least `top_k`.
-            log: called with a line about how many queries were truncated.
+            log: called with a line that states how many queries were truncated.
 
         Returns:
-            For each query, a list of its best documents, best first. Documents with equal scores
+            A list of the best documents for each query, best first. Documents with equal scores
             are in the order of their indices.
 
         Raises:
@@ -271,13 +270,13 @@ def _numbered(texts: Sequence[str]) -> dict[str, str]:
 
 def _fingerprint(embedder: TextEmbedder) -> np.ndarray:
     """Returns the vector of `PROBE` as a document, scaled to length 1: float32 `[D]`."""
-    # Discard the line that says that a model with short inputs truncates the probe.
+    # Discard the log line, which appears if the model truncates the probe.
     vector = embedder([PROBE], lambda _: None, prompt_name=embedder.settings.document_prompt)
     return normalized(vector)[0]
 
 
 def _write_blocks(file: Path, blocks: Iterator[np.ndarray], num_rows: int) -> None:
-    """Writes arrays `[n, D]`, `num_rows` rows in total, into one file in numpy's format."""
+    """Writes arrays `[n, D]`, which have `num_rows` rows in total, to a file in NumPy's format."""
     first = next(blocks)
     shape = num_rows, first.shape[1]
     array = np.lib.format.open_memmap(file, "w+", first.dtype, shape)
