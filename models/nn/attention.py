@@ -89,8 +89,8 @@ def weighted_values(
     """Returns, for each query, the sum of all values weighted by the query's attention weights."""
     batch, num_heads, length, num_keys = weights.shape
     num_kv_heads = value.shape[1]
-    # Transpose in a separate step. In a single einsum, XLA's CPU backend swaps the operands, which
-    # takes 7 times as long for few queries.
+    # Transpose in a separate step. XLA's CPU backend swaps the operands of a single einsum, which
+    # then takes 7 times as long for few queries.
     if num_kv_heads == num_heads:
         context = jnp.einsum("BNTS,BNSH->BNTH", weights, value)
     else:
@@ -118,8 +118,8 @@ class AttentionContext:
     attention. Such a call uses no cache and no score terms, and returns no weights.
     """
     positions: Positions = struct.field(default_factory=Positions)
-    """Positions of the tokens, for self-attention. Cached keys have already been rotated by their
-    positions, unless positions are relative."""
+    """Positions of the tokens, used in self-attention. Cached keys have already been rotated by
+    their positions, unless positions are relative."""
     layer: Int[Array, ""] | int = 0
     """Index of the layer."""
     cache: LayerCache | None = None
@@ -138,12 +138,12 @@ class AttentionContext:
 
 
 class Attended(NamedTuple):
-    """The result of attention."""
+    """The result of an attention call."""
 
     output: Float[Array, "B T D"]
     cache: LayerCache | None
     """The cache, including the tokens of this call; for cross-attention, the keys and values that
-    this call projected from the encoder's output. None without a cache."""
+    this call projected from the encoder's output. None if the call has no cache."""
     weights: Float[Array, "B N T S"] | None
     """The attention weights, if they were requested."""
 
@@ -211,7 +211,7 @@ class MultiHeadAttention(nn.Module):
         context: AttentionContext,
     ) -> Attended:
         """Computes attention to the tokens of this call and to cached tokens."""
-        # If the mask is not materialized, a kernel computes attention from the lengths and
+        # If the mask is not materialized, a kernel computes attention from sequence lengths and
         # segments.
         if context.mask.values is None:
             return self._attend_fused(query, key, value, context)
@@ -219,8 +219,8 @@ class MultiHeadAttention(nn.Module):
         # [B, K, H, S] and values [B, K, S, V].
         key = jnp.einsum("BSKH->BKHS", key)
         value = jnp.einsum("BSKH->BKSH", value)
-        # Self-attention appends to its cache, and cross-attention stores the projected encoder
-        # output.
+        # Self-attention appends new tokens to its cache, and cross-attention stores the projected
+        # encoder output.
         keys, written = Keys(key, value), None
         if context.cache is not None and context.source is None:
             written, keys = write_tokens(context.cache, key, value, context.cache_index)

@@ -29,8 +29,8 @@ class LayerCache:
     key: Array
     value: Array
     recent: tuple[Array, ...] = ()
-    """The inputs of head convolution for the last w tokens of each of M beams, `[B, M, w, N, H]`.
-    See `config.recent_shapes`."""
+    """The inputs of the head convolution for the last w tokens of each of M beams,
+    `[B, M, w, N, H]`. See `config.recent_shapes`."""
     window: int | None = struct.field(pytree_node=False, default=None)
     """The attention window, if the slots form a ring. If None, the layer keeps all tokens."""
 
@@ -50,8 +50,8 @@ class Cache:
     """Keys and values in S slots of each sequence. The first `index` slots have been written.
 
     To remove the newest tokens, decrease `index`: decoding continues as if they had not been
-    written. A full ring has overwritten older tokens. The index can then decrease by at most
-    `spare` from the largest number of tokens written so far (`can_go_back`).
+    written. A ring that is full has overwritten older tokens. In this case, the index can be at
+    most `spare` below the largest number of tokens written so far (`can_go_back`).
     """
 
     layers: LayerCaches
@@ -75,7 +75,7 @@ class Cache:
         return tuple(layer for layer in layers if layer.window is not None)
 
     def can_go_back(self, written: int, index: int) -> bool:
-        """Returns whether `written` tokens can be reduced to the first `index` tokens."""
+        """Returns whether a cache of `written` tokens can go back to its first `index` tokens."""
         full = any(written > ring.num_slots for ring in self.rings)
         return not full or written - index <= self.spare
 
@@ -141,12 +141,12 @@ def init_cache(
 
 
 def grow_cache(cache: Cache, config: TransformerConfig, execution: Execution, length: int) -> Cache:
-    """Returns a cache of one beam with more slots and the same tokens.
+    """Returns a single-beam cache with more slots that contains the same tokens.
 
     Args:
       cache: a cache that `init_cache` returned for the same model.
       config: sizes of the model.
-      execution: as for `init_cache`.
+      execution: the same as for `init_cache`.
       length: the new number of slots, at least `cache.length`.
     """
     first = cache.layers[0] if isinstance(cache.layers, tuple) else cache.layers
@@ -179,7 +179,7 @@ def advance_cache(
 
     Keys and values of the source, `cross`, are computed once and reused by later calls.
     A write beyond the last slot overwrites that slot. After such a write, the hidden states are
-    NaN, to expose the mistake.
+    NaN, so that the mistake is noticed.
     """
     if cache is None:
         return x, None
@@ -223,7 +223,7 @@ def write_tokens(
     ring after the write still contains every key that the T tokens attend to. Otherwise, the T
     tokens attend to the keys of the ring before the write, and to their own keys.
     """
-    # T new tokens, and R slots; without a window, slot i contains token i.
+    # There are T new tokens and R slots; without a window, slot i contains token i.
     length, slots = key.shape[-1], cache.num_slots
     if cache.window is None:
         key, value = _write_slots((cache.key, key), (cache.value, value), jnp.asarray(index))
@@ -255,7 +255,7 @@ def newest_tokens(end: Int[Array, ""] | int, num_slots: int) -> Int[Array, " R"]
 
 
 FEW_TOKENS = 8
-"""The maximum number of tokens that are written one by one. XLA writes a single token in place.
+"""Up to this number of tokens are written one by one, because XLA writes a single token in place.
 """
 
 
@@ -293,7 +293,7 @@ def choose_beams(cache: Cache, beams: Int[Array, "B K"]) -> Cache:
     """Returns the cache for new beams. New beam k continues the old beam `beams[:, k]`.
 
     Keys and values stay in their slots. Beams share the slots, and masks select the slots of each
-    beam. Only the inputs of head convolution are stored per beam, and are reordered.
+    beam. Only the inputs of the head convolution are stored per beam; they are reordered.
     """
 
     def chosen(x: Array) -> Array:
@@ -318,7 +318,7 @@ def _write_slots(
     value: tuple[Float[Array, "B K R V"], Float[Array, "B K T V"]],
     slot: Int[Array, ""],
 ) -> tuple[Float[Array, "B K H R"], Float[Array, "B K R V"]]:
-    """Writes T tokens into consecutive slots from `slot` on. Pairs are (cache, new tokens)."""
+    """Writes T tokens into consecutive slots from `slot` on. Each pair is (cache, new tokens)."""
     # With one row or one key/value head, XLA's CPU backend would copy the whole cache.
     if 1 not in key[0].shape[:2]:
         return _update_slots(key, value, slot)

@@ -1,16 +1,17 @@
 """Dropout of activations and attention weights, with a counter-based random number generator.
 
-Srivastava et al. 2014. Whether an element is dropped is a function of the seed, the step, the
-sequence, the layer, the name of the dropout in the layer, the row and the column. For activations,
-rows are tokens and columns are features. For attention weights, rows are queries and columns are
-keys. The draw does not depend on how the data is divided into batches, micro-batches and devices,
-so every layout trains the same model. A device draws the mask of its shard of a sequence without
-communication. An attention kernel can draw the mask of any block, in any order, more than once.
+Dropout was introduced by Srivastava et al. 2014. Whether an element is dropped depends only on the
+seed, the step, the sequence, the layer, the name of the dropout in the layer, the row and the
+column. For activations, rows are tokens and columns are features. For attention weights, rows are
+queries and columns are keys. The result does not depend on how the data is divided into batches,
+micro-batches and devices, so every layout trains the same model. A device draws the mask of its
+shard of a sequence without communication. An attention kernel can draw the mask of any block, in
+any order, more than once.
 
-One block of Threefry-2x32 has 64 bits, 16 bits for each of four columns. The four columns of a
-block are 8 apart, because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and r + 24 of
-each group of 32 columns share the block with the counter (row, g), where g = 8 · (number of earlier
-groups) + r.
+One block of Threefry-2x32 provides 64 random bits, 16 bits for each of four columns. The four
+columns of a block are 8 apart, because a TPU's registers have 8 rows. Columns r, r + 8, r + 16 and
+r + 24 of each group of 32 columns share the block with the counter (row, g), where g = 8 · (number
+of earlier groups) + r.
 """
 
 import functools
@@ -30,7 +31,7 @@ DROPOUT_MASK = "dropout_mask"
 """A rematerialization policy can use this name to save the masks, with one byte per element."""
 
 GROUP = 32
-"""The number of columns of a row whose bits come from the same 8 Threefry blocks."""
+"""The number of columns in a group. The bits for a row of a group come from 8 Threefry blocks."""
 ROWS = 8
 """The distance between columns that share a Threefry block."""
 ROUNDS = 13
@@ -50,7 +51,7 @@ HeadKeys = UInt[Array, "B N 2"]
 Word = UInt[Array, "..."]
 """32-bit words, as uint32."""
 Places = tuple[Int[Array, "B R"], Int[Array, "B C"]]
-"""The index of each row and of each column in the whole sequence."""
+"""The index of each row and each column within the whole sequence."""
 
 
 def row_keys(rng: Key[Array, ""], num_rows: int, first_row: int | Array = 0) -> RowKeys:
@@ -89,12 +90,12 @@ def dropout(
 ) -> Float[Array, "B *rest"]:
     """Sets elements of `x` to 0 with probability `rate` and divides the others by 1 - rate.
 
-    To disable dropout, pass None for the keys: the function has no argument `deterministic`. The
+    To disable dropout, pass None for the keys; the function has no argument `deterministic`. The
     probability is rounded to a multiple of 2⁻¹⁶.
 
     Args:
-      x: `[B, T, …]`, tokens of sequences, or `[B, D]`, one vector per sequence.
-      rate: in [0, 1). If 0, there is no dropout.
+      x: `[B, T, …]` for the tokens of sequences, or `[B, D]` for one vector per sequence.
+      rate: the dropout rate, in [0, 1). If 0, there is no dropout.
       rng: one key per sequence. If None, there is no dropout.
       name: the name of this dropout in its layer.
 
@@ -129,7 +130,7 @@ def drop_weights(
 
     Args:
       weights: the attention weights of all queries and keys.
-      rate: in [0, 1). If 0, there is no dropout.
+      rate: the dropout rate, in [0, 1). If 0, there is no dropout.
       rng: a layer's key for each sequence. If None, there is no dropout.
     """
     if rate == 0 or rng is None:
@@ -150,7 +151,7 @@ def kept_elements(
     """Returns whether each element of each matrix is kept.
 
     Args:
-      keys: the random key of each matrix of R rows and C columns, as two words.
+      keys: the random key of each matrix with R rows and C columns, as two words.
       num_rows: the number of rows, R.
       num_columns: the number of columns, C.
       rate: probability that an element is dropped, in [0, 1); rounded to a multiple of 2⁻¹⁶.
@@ -182,9 +183,9 @@ def kept_elements(
 
 def _kept_stacked(first: Word, second: Word, below: int) -> Bool[Array, "*lead R C"]:
     """Returns whether the elements are kept, given random words `[…, R, C / 32, 8]`."""
-    # Use bytes up to the barrier, and flatten the axes of attention weights. Without bytes and
-    # flattening, the TPU compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of
-    # layers with 1,024 tokens, if the dropout masks are kept for the backward pass.
+    # Before the barrier, use bytes and flatten the axes of attention weights. Otherwise, the TPU
+    # compiler (libtpu 0.0.42) crashes with a segmentation fault for a scan of layers with 1,024
+    # tokens, if the dropout masks are kept for the backward pass.
     lead = first.shape[:-2]
     flat = (-1,) if len(lead) > 2 else lead
     words = (x.reshape(*flat, *x.shape[-2:]) for x in (first, second))
@@ -199,7 +200,7 @@ def _kept_elementwise(first: Word, second: Word, below: int) -> Bool[Array, "*le
     This version is 6 times as fast on CPU, but needs more memory on a TPU.
     """
     # The columns of a group form 4 parts of 8 columns. Parts 0 and 1 use the low and high half of
-    # the first word, parts 2 and 3 the low and high half of the second word (`draws`).
+    # the first word; parts 2 and 3 use the low and high half of the second word (`draws`).
     part = jnp.arange(GROUP // ROWS, dtype=jnp.uint32)[:, None]
     # […, R, C / 32, 8] to […, R, C / 32, 4, 8].
     both = jnp.where(part < 2, first[..., None, :], second[..., None, :])
@@ -218,7 +219,7 @@ def threefry(
         left = _ROTATIONS[i // 4 % 2][i % 4]
         x = x + y
         y = x ^ (jax.lax.shift_left(y, np.uint32(left)) | _shift_right(y, 32 - left))
-        # Inject the key every four rounds, as specified.
+        # Inject the key every four rounds, as Threefry specifies.
         if i % 4 == 3:
             step = i // 4 + 1
             x = x + schedule[step % 3]
@@ -241,7 +242,7 @@ def dropped_below(rate: float) -> int:
 
 
 def draws(words: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
-    """Returns the 16 bits of the first, second, third and fourth column of a Threefry block."""
+    """Returns the 16 random bits for each of the four columns of a Threefry block."""
     low, high = np.uint32(0xFFFF), 16
     first, second = words
     return first & low, _shift_right(first, high), second & low, _shift_right(second, high)

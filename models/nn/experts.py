@@ -2,9 +2,9 @@
 
 - Shazeer et al. 2017, "Outrageously large neural networks": each token uses the k experts with the
   highest router probability, weighted by these probabilities.
-- Fedus et al. 2022, "Switch transformers", section 2.2: the loss that balances the experts, the
-  capacity of an expert, and jitter of the router's input.
-- Zoph et al. 2022, "ST-MoE", section 3.2: the loss of the router's logits (z-loss).
+- Fedus et al. 2022, "Switch transformers", section 2.2: a loss that balances the experts, a
+  capacity for each expert, and jitter of the router's input.
+- Zoph et al. 2022, "ST-MoE", section 3.2: a loss that keeps the router's logits small (z-loss).
 - Jiang et al. 2024, "Mixtral of experts", section 2.1: probabilities are normalized over the k
   experts.
 
@@ -34,9 +34,9 @@ from .masks import AnyArray
 from .typing import Array, Bool, Float, Int
 
 BLOCKS = 256, 64, 16
-"""Block sizes in tokens, each a multiple of the next. An expert's tokens fill as many large blocks
-as possible; the remaining tokens fill smaller blocks. With large blocks, the expert's matrices are
-read less often; with small blocks, the last block contains less padding.
+"""Block sizes in tokens; each size is a multiple of the next. An expert's tokens fill as many large
+blocks as possible; the remaining tokens fill smaller blocks. With large blocks, the expert's
+matrices are read less often; with small blocks, the last block contains less padding.
 """
 _JITTER = 0x6A
 
@@ -72,13 +72,13 @@ def real_tokens(
     segment_ids: Int[AnyArray, "B T"] | None,
     cache: Cache | None,
 ) -> Float[Array, "B T"] | None:
-    """Returns 1 for the real tokens of a call and 0 for padding.
+    """Returns an array with 1 for the real tokens of a call and 0 for padding.
 
     Returns None if all tokens are real, or if the mask does not have an entry for each token.
     """
     if segment_ids is not None:
         return (jnp.asarray(segment_ids) != 0).astype(jnp.float32)
-    # A mask per query, or over cache slots, does not describe the tokens of this call.
+    # A mask per query or over cache slots does not show which tokens of this call are real.
     if attention_mask is None or attention_mask.ndim == 3 or cache is not None:
         return None
     return (jnp.asarray(attention_mask) != 0).astype(jnp.float32)
@@ -164,8 +164,9 @@ class Experts(nn.Module):
     Shared experts, if any, process all tokens.
 
     Attributes:
-      config: sizes; `num_experts` E, `experts_per_token` k, `expert_dim` F, `num_shared_experts`,
-        and `gated_experts`, `normalize_experts`, `expert_capacity`, `router_jitter`.
+      config: the sizes `num_experts` (E), `experts_per_token` (k), `expert_dim` (F) and
+        `num_shared_experts`, and the options `gated_experts`, `normalize_experts`,
+        `expert_capacity` and `router_jitter`.
       execution: precision, and how the experts are computed.
       output_init_std: standard deviation of the initial maps back to the residual stream.
     """
@@ -221,7 +222,7 @@ class Experts(nn.Module):
             shared = GatedFeedForward if c.gated_experts else FeedForward
             y += shared(c, e, self.output_init_std, name=f"shared_{i}")(x, fold_in(rng, i))
 
-        # Statistics for the losses, over real tokens only.
+        # The losses need statistics over the real tokens.
         one_hot = jax.nn.one_hot(chosen, num_experts).sum(axis=2) * real[..., None]  # [B, T, E]
         squared = jnp.square(jax.nn.logsumexp(logits, axis=-1)) * real
         return y, RouterStatistics(
@@ -238,7 +239,7 @@ class ExpertMixture(nn.Module):
     Distributed training finds this module by its class and shards the experts over devices.
 
     Attributes:
-      config: `num_experts`, `experts_per_token`, `expert_capacity`, `activation`.
+      config: the options `num_experts`, `experts_per_token`, `expert_capacity` and `activation`.
       execution: how the experts are computed.
     """
 
@@ -282,15 +283,15 @@ class ExpertMixture(nn.Module):
     ) -> tuple[Float[Array, "B E C D"], Int[Array, "B T K"]]:
         """Returns the tokens in each expert's C slots, and the slot of each choice.
 
-        The capacity is computed per sequence from its real tokens, so that the result does not
-        depend on the batch or on padding. The first choices of all tokens take precedence over
-        second choices (Lepikhin et al. 2020, "GShard"). A choice beyond the capacity gets the slot
-        E · C.
+        The capacity is computed separately for each sequence from its real tokens, so that the
+        result does not depend on the batch or on padding. The first choices of all tokens take
+        precedence over second choices (Lepikhin et al. 2020, "GShard"). A choice beyond the
+        capacity gets the slot E · C.
         """
         num_experts, (_, length, per_token) = self.config.num_experts, choice.experts.shape
         real = choice.real != 0
         assert self.config.expert_capacity is not None
-        # The capacity of an expert for every possible number of real tokens.
+        # Compute the capacity of an expert for every possible number of real tokens.
         sizes = np.arange(length + 1)
         capacities = np.ceil(sizes * per_token / num_experts * self.config.expert_capacity)
         capacities = np.minimum(capacities, sizes).astype(np.int32)  # one choice per token
@@ -312,7 +313,7 @@ class ExpertMixture(nn.Module):
 
         def fill(x: Array, slot: Array) -> Array:
             rows = jnp.zeros((num_experts * capacity, x.shape[-1]), x.dtype)
-            # Choices with a slot out of range are dropped: [T, D] to [E · C, D].
+            # Map [T, D] to [E · C, D]; choices whose slot is out of range are dropped.
             return rows.at[slot.reshape(-1)].set(jnp.repeat(x, per_token, axis=0), mode="drop")
 
         return jax.vmap(fill)(x, slot).reshape(x.shape[0], num_experts, capacity, -1), slot
@@ -320,8 +321,8 @@ class ExpertMixture(nn.Module):
     def by_capacity(
         self, rows: Float[Array, "B E C D"], kernels: Kernels
     ) -> Float[Array, "B E C D"]:
-        """Returns the output of each expert for the tokens in its rows."""
-        # Each expert maps its C rows: [B, E, C, D] to [B, E, C, F] and back.
+        """Returns each expert's output for the tokens in the expert's rows."""
+        # Each expert maps its C rows from [B, E, C, D] to [B, E, C, F] and back.
         before = tuple(jnp.einsum("BECD,EDF->BECF", rows, kernel) for kernel in kernels.inputs)
         return jnp.einsum("BECF,EFD->BECD", _hidden(self.activation, before), kernels.down)
 
@@ -453,7 +454,7 @@ _Weighted = tuple[Float[Array, "M D"], Float[Array, "M K"]]
 _Outputs = tuple[Array, tuple[Array, ...]]
 """The experts' output for each row, and the results of their linear maps before the activation."""
 _Gradients = tuple[Array, Kernels]
-"""The gradients with respect to all rows, and to the kernels of the linear maps."""
+"""The gradients with respect to all rows and to the kernels of the linear maps."""
 _Residuals = tuple[_Weighted, Kernels, _Blocks, tuple[Array, ...], Array]
 
 
@@ -473,8 +474,8 @@ def _blocks_forward(
 ) -> tuple[Array, _Residuals]:
     x, weight = weighted
     num_rows, width = blocks.member.size, kernels.down.shape[1]
-    # The outputs [R, D], and, for the backward pass, the results [R, F] of the linear maps before
-    # the activation.
+    # Compute the outputs [R, D] and, for the backward pass, the results [R, F] of the linear maps
+    # before the activation.
     outputs = jnp.zeros((num_rows, x.shape[1]), x.dtype)
     wide = tuple(jnp.zeros((num_rows, width), x.dtype) for _ in kernels.inputs)
 
@@ -549,9 +550,9 @@ def _over_blocks(
 ) -> Carry:
     """Calls `of_block(first row, number of rows, carry)` for the blocks of an expert."""
     start, left = blocks.first[expert], blocks.size[expert]
-    # The maximum number of rows of one expert. Skip larger block sizes: if a block contained all
-    # rows, XLA would hoist its matmuls out of the loop, and compute them even if the loop never
-    # ran.
+    # The maximum number of rows of one expert. Skip larger block sizes, because if a block
+    # contained all rows, XLA would hoist its matmuls out of the loop, and compute them even if the
+    # loop never ran.
     most = blocks.member.size - blocks.first.size * BLOCKS[-1]
 
     def step(i: Array, carry: Carry, *, start: Array, size: int) -> Carry:

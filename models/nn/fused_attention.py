@@ -1,11 +1,11 @@
 """Kernels that compute attention block by block, without materializing all scores.
 
 Dao et al. 2022, "FlashAttention: fast and memory-efficient exact attention with IO-awareness".
-cuDNN implements flash attention for NVIDIA's GPUs. On TPUs, jax's "splash attention" is used. Three
-kernels of this package also drop attention weights: flash attention for TPUs (`kernels/flash.py`)
-and for NVIDIA's GPUs (`kernels/flash_triton.py`), and blockwise attention in plain XLA
-(`kernels/blockwise.py`). All kernels support fewer key/value heads than query heads. XLA computes
-the calls that no kernel supports (`attention.py`).
+On NVIDIA's GPUs, cuDNN implements flash attention; on TPUs, jax's "splash attention" is used. Three
+kernels of this package also support dropout of the attention weights: flash attention for TPUs
+(`kernels/flash.py`) and for NVIDIA's GPUs (`kernels/flash_triton.py`), and blockwise attention in
+plain XLA (`kernels/blockwise.py`). All kernels support fewer key/value heads than query heads. XLA
+computes the calls that no kernel supports (`attention.py`).
 """
 
 import dataclasses
@@ -48,9 +48,9 @@ class AttentionCall:
     dropout_rate: float
     """Dropout rate of the attention weights; 0 outside training."""
     cached: bool = False
-    """Whether keys and values of earlier calls are read from a cache."""
+    """Whether the call reads keys and values of earlier calls from a cache."""
     weights: bool = False
-    """Whether the attention weights are returned."""
+    """Whether the call returns the attention weights."""
     is_per_query: bool = False
     """Whether the caller's mask has an entry for each query and key."""
     biased: bool = False
@@ -62,7 +62,7 @@ class AttentionCall:
 
     @property
     def lengths(self) -> str:
-        """The number of queries and the number of keys, as text for messages."""
+        """The number of queries and the number of keys, as text for error messages."""
         same = self.num_queries == self.num_keys
         return f"{self.num_queries}" if same else f"{self.num_queries} and {self.num_keys}"
 
@@ -110,8 +110,8 @@ def flash_bytes(call: AttentionCall) -> int:
 
 
 Limit = tuple[Callable[[AttentionCall], bool], str]
-"""A condition under which a kernel does not support a call, and the reason that the message
-gives."""
+"""A condition under which a kernel does not support a call, and the reason for the error
+message."""
 
 _LIMITS: tuple[Limit, ...] = (
     (lambda c: c.cached, "keys and values are read from a cache"),
@@ -198,11 +198,11 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         ),
     ),
 }
-"""For each kernel, the conditions under which it does not support a call, with the reasons."""
+"""For each kernel, the conditions under which the kernel does not support a call, with reasons."""
 
 
 def refusal(kernel: str, call: AttentionCall) -> str | None:
-    """Returns the reason why a kernel does not support a call, or None if it does."""
+    """Returns the reason why a kernel does not support a call, or None for a supported call."""
     return next((why.format(c=call) for cannot, why in LIMITS[kernel] if cannot(call)), None)
 
 
@@ -219,10 +219,10 @@ def cudnn_attention(
     """Computes flash attention with cuDNN on NVIDIA GPUs; scores are not scaled and not capped.
 
     Causal order and a window are passed to cuDNN as arguments. (Two features of cuDNN are not used:
-    a window without causal order would let queries attend to all later keys, and sequence lengths
-    describe only padding at the end.) Segments become a finite bias of the scores, so that a query
-    without visible keys does not give NaN. The bias has B · T · S elements, and older versions of
-    jax also compute its gradient.
+    a window without causal order, which would let queries attend to all later keys, and sequence
+    lengths, which describe only padding at the end.) Segments are converted to a finite bias that
+    is added to the scores, so that a query without visible keys does not give NaN. The bias has
+    B · T · S elements, and older versions of jax also compute its gradient.
 
     Raises:
       RuntimeError, NotImplementedError, UserError: jax finds no cuDNN, or cuDNN does not support
@@ -315,7 +315,7 @@ def splash_blocks(num_queries: int, num_keys: int) -> "splash_attention_kernel.B
 def _flash_attention(module: str, *arrays: Any, cap: float | None, **options: Any) -> Array:
     """Computes flash attention with a module in `kernels`; scores are not scaled or capped.
 
-    With the option `keys`, weights are dropped with probability `rate`. Attention with XLA drops
+    With the option `keys`, weights are dropped with probability `rate`; attention with XLA drops
     the same weights.
     """
     assert cap is None
@@ -367,7 +367,7 @@ class FusedAttention(nn.Module):
         """Returns the weighted sum of the values for each query.
 
         Args:
-          query: already scaled.
+          query: the queries, which are already scaled.
           key: the keys, with the head size of the queries; K divides N.
           value: values of any size.
           segments: segment ids of queries and keys. A query attends to the keys with its segment

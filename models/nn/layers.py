@@ -21,13 +21,13 @@ FEW_ROWS = range(2, 9)
 class Linear(nn.Module):
     """Computes x W + b over the last `num_input_axes` axes of x.
 
-    The kernel W has the shape `[*inputs, *features]`; with separate layers it is a matrix
+    The kernel W has the shape `[*inputs, *features]`; with separate layers, W is a matrix
     `[outputs, inputs]`, which is faster on CPU for few rows of x (`affine`).
 
     Attributes:
       features: shape of the output axes, e.g. `(N, H)` for attention heads.
-      init_std: standard deviation of the initial W. If None, the distribution depends on the sizes
-        of W (`initial_kernel`). The initial b is 0.
+      init_std: standard deviation of the initial values of W. If None, the distribution depends on
+        the sizes of W (`initial_kernel`). The initial value of b is 0.
       num_input_axes: number of contracted input axes.
       use_bias: whether to add b.
       execution: precision.
@@ -100,13 +100,13 @@ def affine(
 def initial_kernel(
     std: float | None, inputs: int, outputs: int
 ) -> Callable[[Array, tuple[int, ...], DTypeLike], Array]:
-    """Returns the initializer of a kernel: normal, or uniform (Glorot and Bengio 2010).
+    """Returns a kernel initializer: normal, or uniform as in Glorot and Bengio 2010.
 
     Args:
       std: standard deviation of the normal distribution. If None, the distribution is uniform in
         ±√(6 / (inputs + outputs)), which preserves the variance in both passes.
       inputs: number of inputs, if the kernel is viewed as a matrix.
-      outputs: number of outputs, over all heads.
+      outputs: number of outputs of all heads together.
     """
     if std is not None:
         return nn.initializers.normal(std)
@@ -130,14 +130,14 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", init, shape, self.execution.param_dtype)
 
     def __call__(self, ids: Int[Array | np.ndarray, "*rest"]) -> Float[Array, "*rest D"]:
-        """Returns the vector of each id; NaN for an id outside the table."""
+        """Returns the vector of each id, or NaN for an id outside the table."""
         return embedding_lookup(self.embedding, ids).astype(self.execution.dtype)
 
 
 def embedding_lookup(
     table: Float[Array, "V D"], ids: Int[Array | np.ndarray, "*rest"]
 ) -> Float[Array, "*rest D"]:
-    """Returns the table's row for each id; NaN for an id that is negative or beyond the table."""
+    """Returns the table's row for each id, or NaN for an id that has no row in the table."""
     return table.at[ids].get(mode="fill", wrap_negative_indices=False)
 
 
@@ -231,7 +231,7 @@ class FeedForward(nn.Module):
     """Computes activation(x W₁ + b₁) W₂ + b₂ (Vaswani et al. 2017, section 3.3).
 
     Attributes:
-      config: sizes, activation, and `use_bias`.
+      config: the sizes, the activation, and `use_bias`.
       execution: precision.
       output_init_std: standard deviation of the initial W₂.
     """
@@ -256,7 +256,7 @@ class GatedFeedForward(nn.Module):
     """Computes (activation(x W_gate) · x W_up) W_down, a gated linear unit (Shazeer 2020).
 
     Attributes:
-      config: sizes, activation, `use_bias`, and `feed_forward_output_bias` for W_down.
+      config: the sizes, the activation, `use_bias`, and `feed_forward_output_bias` for W_down.
       execution: precision.
       output_init_std: standard deviation of the initial W_down.
     """

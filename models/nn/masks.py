@@ -48,7 +48,7 @@ def last_keys(mask: Bool[Array, "#B 1 T S"], window: int) -> Bool[Array, "#B 1 T
 
 
 def is_per_query(attention_mask: AnyArray | None) -> bool:
-    """Returns whether a mask has an entry for each query and key, `[B, T, S]`."""
+    """Returns whether a mask has the shape `[B, T, S]`, with an entry for each query and key."""
     return attention_mask is not None and attention_mask.ndim == 3
 
 
@@ -100,7 +100,7 @@ class AttentionMask:
     start: Int[Array, ""] | int = 0
     """The index of the key that has the position of the first query."""
     use_window: Bool[Array, ""] | None = None
-    """Whether the window applies to this layer, if this differs between layers."""
+    """Whether the window applies to this layer, if only some layers have a window."""
     values: Bool[Array, "#B 1 #T #S"] | None = None
     """The mask as an array, if it has been computed."""
 
@@ -134,9 +134,9 @@ class AttentionMask:
     def segments(self) -> Segments | None:
         """Returns segment ids that describe the mask, except for causal order and the window.
 
-        Requires a per-key mask and `start` 0. The allowed pairs are the same as in `materialize`,
-        except that padding queries of packed sequences (segment 0) attend to masked keys, so that
-        every query has a key.
+        This method requires a per-key mask and `start` 0. The allowed pairs are the same as in
+        `materialize`, except that padding queries of packed sequences (segment 0) attend to masked
+        keys, so that every query has a key.
         """
         if self.segment_ids is not None:
             keys = jnp.asarray(self.segment_ids)
@@ -156,11 +156,10 @@ class AttentionMask:
 def select_mask(
     use_window: Bool[Array, ""] | bool, windowed: AttentionMask, full: AttentionMask
 ) -> AttentionMask:
-    """Returns the windowed or the full mask; the choice may be a traced value."""
+    """Returns the windowed or the full mask; `use_window` may be a traced value."""
     if isinstance(use_window, bool):
         return windowed if use_window else full
-    # The choice of the mask is traced. A kernel selects its mask itself; for XLA, select the array
-    # here.
+    # `use_window` is traced. A kernel selects its mask itself; for XLA, select the array here.
     if windowed.values is None:
         return dataclasses.replace(windowed, use_window=use_window)
     values = jnp.where(use_window, windowed.values, full.materialize())

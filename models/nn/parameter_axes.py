@@ -1,4 +1,4 @@
-"""Logical axes of parameters that several model families have, used in their `parameter_axes`.
+"""Logical axes of the parameters that several families share, for their `parameter_axes`.
 
 Each rule maps a pattern of parameter paths to the logical axis of each dimension (see
 `models.registry.AxisRules`).

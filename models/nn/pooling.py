@@ -15,7 +15,7 @@ from .typing import Array, Float, Int
 PoolingMode: TypeAlias = Literal[
     "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"
 ]
-"""A pooling mode, with its name in sentence-transformers."""
+"""A pooling mode. The names are the same as in sentence-transformers."""
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 """All modes, in the order of concatenation in sentence-transformers."""
 
@@ -52,7 +52,7 @@ def pool_segments(
     Args:
         last_hidden_state: The hidden states.
         segment_ids: The number of each token's text, from 1 to `number`; 0 for padding.
-        number: The number of vectors of each sequence.
+        number: The number of vectors for each sequence.
         modes: See `pool`.
 
     Returns:
@@ -77,7 +77,7 @@ def _pool(x: Array, masks: Array, modes: Sequence[PoolingMode]) -> Array:
     x = x.astype(jnp.float32)
     real = jnp.asarray(masks != 0, jnp.float32)
     vectors = jnp.concatenate([_POOL[mode](x, real) for mode in modes], axis=-1)
-    # Without tokens, the modes give different results, so set the vector to 0.
+    # For a sequence without tokens, the modes give different results, so set the vector to 0.
     return jnp.where(jnp.any(real, axis=-1, keepdims=True), vectors, 0)
 
 

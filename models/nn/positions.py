@@ -37,10 +37,10 @@ def default_positions(
 
     Args:
       start: the first requested slot (above 0 if a cache is continued).
-      length: number of requested slots, T.
+      length: the number of requested slots, T.
       attention_mask: 1 for real tokens, with an entry for every slot. Padding may be on either
         side.
-      segment_ids: document of each token of a packed sequence.
+      segment_ids: the document id of each token of a packed sequence.
     """
     index = jnp.arange(length)
     if segment_ids is not None:
@@ -60,10 +60,10 @@ def sinusoidal_positions(
     base: float = 10_000.0,
     layout: Literal["interleaved", "halves", "per_dimension"] = "interleaved",
 ) -> np.ndarray:
-    """Returns the sine and cosine of every position, a table float32[length, d_model].
+    """Returns the sines and cosines of all positions as a table float32[length, d_model].
 
     Vaswani et al. 2017, section 3.5: dimension 2i is sin(p / base^(2i/D)), and dimension 2i + 1 is
-    the cosine. The paper's base is 10,000; 100,000 is also in use. With the layout "halves"
+    the cosine. The paper's base is 10,000; some models use 100,000. With the layout "halves"
     (Marian) all sines come before all cosines. With "per_dimension" every dimension has a separate
     wavelength: dimension i is the sine of p / base^(i/D) if i is even, and the cosine if i is odd.
     """
@@ -102,13 +102,13 @@ class Positions:
     bias: Float[Array, "#B N #T S"] | None = None
     """The bias that is added to the attention scores."""
     key_positions: Int[Array, "B S"] | None = None
-    """The position of each slot of a cache, if attention uses distances to cached keys."""
+    """The position of the token in each cache slot, if attention uses distances to cached keys."""
 
     def of_layer(
         self, layer: int | Int[Array, ""], windowed: bool | Bool[Array, ""]
     ) -> "Positions":
         """Returns the positions for one layer, which may have an attention window."""
-        # A windowed layer may have another base, and an unrotated layer rotates by the angle 0.
+        # A windowed layer may have a different base, and an unrotated layer rotates by the angle 0.
         chosen, local, flags = self.rotary, self.windowed_rotary, self.unrotated_layers
         if chosen is not None and local is not None:
             chosen = _select(windowed, local, chosen)
@@ -128,7 +128,7 @@ class Positions:
 
 
 def flag_of_layer(flags: tuple[bool, ...], layer: int | Int[Array, ""]) -> bool | Bool[Array, ""]:
-    """Returns the flag of a layer, whose index may be traced."""
+    """Returns the flag of a layer; the layer's index may be traced."""
     return flags[layer] if isinstance(layer, int) else jnp.asarray(flags)[layer]
 
 
@@ -154,7 +154,7 @@ def make_positions(
     The module stores learned vectors in `position_embedding` and learned biases in `position_bias`.
 
     Args:
-      config: the kind of positions, and sizes.
+      config: the kind of positions, and the sizes.
       execution: precision.
       position_ids: the position of each token.
       length: number of tokens, T.
@@ -181,7 +181,7 @@ def make_positions(
             position_ids = jnp.where(position_ids < 0, -1, position_ids + config.position_offset)
         return Positions(table(position_ids))
     if kind == "sinusoidal":
-        # A computed table may have more rows than `max_length`, for longer inputs.
+        # A computed table may have more rows than `max_length`, to support longer inputs.
         rows = max(config.max_length, num_keys(length, cache))
         base, layout = config.position_base, config.position_layout
         return computed_positions(

@@ -1,4 +1,4 @@
-"""Relative positions: attention that depends on the distance between query and key.
+"""Relative positions, which make attention depend on the distance between query and key.
 
 - Raffel et al. 2020, "Exploring the limits of transfer learning" (T5), section 2.1: a learned score
   bias for each head and distance bucket, shared by all layers.
@@ -41,7 +41,8 @@ def relative_buckets(
         distance = jnp.abs(distance)
     else:
         distance = jnp.maximum(-distance, 0)
-    # The first half of the buckets have single distances, and the second half have ranges.
+    # Each bucket of the first half has a single distance; each bucket of the second half has a
+    # range.
     exact = num_buckets // 2
     first = _first_distances(num_buckets, max_distance, exact)
     far = exact + jnp.sum(distance[..., None] >= first, axis=-1)
@@ -49,11 +50,11 @@ def relative_buckets(
 
 
 def _first_distances(num_buckets: int, max_distance: int, exact: int) -> Int[np.ndarray, " R"]:
-    """Returns the smallest distance of each bucket that is a range, except for the first one.
+    """Returns the smallest distance of each bucket with a range, except for the first such bucket.
 
-    NumPy computes these distances on the host: if a range begins at an integer, the logarithm on
-    some devices is slightly too small. A correctly rounded float32 logarithm gives the same ranges
-    as torch.
+    NumPy computes these distances on the host, because on some devices the logarithm is slightly
+    too small for ranges that begin at an integer. A correctly rounded float32 logarithm gives the
+    same ranges as torch.
     """
     ratio = np.arange(exact, max_distance + 1, dtype=np.float32) / np.float32(exact)
     growth = np.log(ratio.astype(np.float64)).astype(np.float32)
@@ -89,7 +90,7 @@ def logarithmic_buckets(
 
 
 def by_distance(products: Float[Array, "... T R"]) -> Float[Array, "... T T"]:
-    """Selects, for row i and column j, the product of row i for the distance j - i.
+    """Selects the product of row i for the distance j - i, for each row i and column j.
 
     A padded row has R + 1 elements, so reshaping shifts each row by one element more than the row
     before, and no gather is needed.
@@ -122,7 +123,7 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
 def alibi(
     query_positions: Int[Array, "#B T"], key_positions: Int[Array, "#B S"], num_heads: int
 ) -> Float[Array, "#B N T S"]:
-    """Returns the bias of each head, query and key: minus slope times distance."""
+    """Returns the bias of each head, query and key, which is -slope · distance."""
     distance = (key_positions[:, None, :] - query_positions[:, :, None]).astype(jnp.float32)
     slopes = jnp.asarray(alibi_slopes(num_heads))
     return slopes[:, None, None] * -jnp.abs(distance)[:, None]

@@ -18,13 +18,13 @@ from .typing import Array, Float, Int
 class Rotary:
     """Rotations of queries and keys by their positions, the same for every head.
 
-    With R < H only the first R dimensions of a head are rotated.
+    If R < H, only the first R dimensions of a head are rotated.
     """
 
     cos: Float[Array, "#B T R"]
     sin: Float[Array, "#B T R"]
     interleaved: bool = struct.field(pytree_node=False, default=False)
-    """Whether each plane consists of two neighboring dimensions (GPT-J)."""
+    """Whether each rotation plane consists of two neighboring dimensions (GPT-J)."""
 
     def identity(self) -> "Rotary":
         """Returns rotations by the angle 0, as arrays of the same shape."""
@@ -41,7 +41,7 @@ class Rotary:
         else:
             first, second = jnp.split(part, 2, axis=-1)
             turned = jnp.concatenate([-second, first], axis=-1)  # rotated by 90 degrees
-        # [B, T, R] to [B, T, 1, R]: all heads rotate alike.
+        # [B, T, R] to [B, T, 1, R]: all heads are rotated by the same angles.
         cos, sin = self.cos[:, :, None], self.sin[:, :, None]
         rotated = (part * cos + turned * sin).astype(x.dtype)
         return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], -1)
@@ -58,10 +58,10 @@ def rotary_positions(
 ) -> Rotary:
     """Returns the rotation for each position (Su et al. 2021, section 3.2.2).
 
-    The plane (i, i + R/2) turns by p / base^(2i/R) at position p. The paper pairs the dimensions
-    (2i, 2i + 1). GPT-NeoX and every published Llama in the Hugging Face format use the planes (i, i
-    + R/2). The two ways to pair dimensions differ only by a permutation of the dimensions of
-    queries and keys.
+    At position p, the plane (i, i + R/2) is rotated by the angle p / base^(2i/R). The paper pairs
+    the dimensions (2i, 2i + 1). GPT-NeoX and every published Llama in the Hugging Face format use
+    the planes (i, i + R/2). The two ways to pair dimensions differ only by a permutation of the
+    dimensions of queries and keys.
 
     Args:
       position_ids: the position of each token.
@@ -152,7 +152,7 @@ def _yarn(
     factor = scaling.growth(max_length)
 
     def dimension(turns: float) -> float:
-        """Returns the dimension whose plane has `turns` turns over the trained length."""
+        """Returns the dimension whose plane makes `turns` turns over the trained length."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     # Planes before `first` keep their frequency. The frequency of planes after `last` is divided by

@@ -30,8 +30,8 @@ RematPolicy = Callable[..., bool]
 policies = jax.checkpoint_policies
 
 CROSS = 1
-"""Number that is folded into the dropout keys of cross-attention, so that they differ from the keys
-of self-attention.
+"""The number that is folded into the dropout keys of cross-attention, so that they differ from the
+keys of self-attention.
 """
 
 
@@ -98,7 +98,7 @@ def prepare_inputs(
       input_ids: token ids.
       attention_mask: 1 for the tokens (or slots of the cache) that may be attended to.
       position_ids: position of each token. If None, default positions are computed.
-      segment_ids: document of each token of a packed sequence.
+      segment_ids: the document id of each token of a packed sequence.
       cache: keys and values of earlier calls.
       causal: whether a token attends only to itself and earlier tokens.
       skip_padding: whether default positions count only real tokens.
@@ -170,7 +170,7 @@ class LayerContext:
 
     mask: AttentionMask
     windowed_mask: AttentionMask | None
-    """The mask of the layers with an attention window, if any."""
+    """The mask of the layers with an attention window, if there are such layers."""
     cache_index: Int[Array, ""] | int
     """The next cache slot to write."""
     rng: RowKeys | None
@@ -193,15 +193,15 @@ class LayerContext:
     """Scales of a norm that only some layers have (ModernBERT)."""
 
     def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
-        """Returns whether a layer, whose index may be traced, has an attention window."""
+        """Returns whether a layer has an attention window; the layer's index may be traced."""
         flags = self.windowed_layers
-        # Return a static answer if all layers agree, so that only one mask is compiled.
+        # If all layers agree, return a static value, so that only one mask is compiled.
         if self.windowed_mask is None or len(set(flags)) == 1:
             return self.windowed_mask is not None and flags[0]
         return flag_of_layer(flags, layer)
 
     def self_attention(self, inputs: LayerInputs) -> AttentionContext:
-        """Returns the inputs of a layer's self-attention; the whole layer uses the same `rng`."""
+        """Returns the inputs of a layer's self-attention, which uses the `rng` of the layer."""
         layer = inputs.index
         windowed = self.is_windowed(layer)
         mask = self.mask
@@ -237,7 +237,7 @@ class LayerContext:
 def _of_layer(
     factors: Float[Array, "L N"] | None, layer: int | Int[Array, ""]
 ) -> Float[Array, " N"] | None:
-    """Returns the factor of each head of a layer, if the heads have factors."""
+    """Returns the factors of a layer's heads, or None if there is no head mask."""
     return None if factors is None else factors[layer]
 
 
@@ -262,7 +262,7 @@ def make_layer_context(
 
     Args:
       config: sizes of the model.
-      execution: selects the attention kernel.
+      execution: the options of execution, which select the attention kernel.
       mask: the keys that each token may attend to.
       cache: keys and values of earlier calls.
       rng: dropout keys.
@@ -275,12 +275,12 @@ def make_layer_context(
       real: 1 for real tokens. If None, all tokens are real.
       head_mask: factor that multiplies the attention weights of each head, for all layers or per
         layer.
-      cross_head_mask: factor that multiplies the weights of each head of cross-attention.
+      cross_head_mask: factor that multiplies the weights of each cross-attention head.
 
     Raises:
       UserError: the shape of a head mask is neither `[N]` nor `[L, N]`.
     """
-    # Layers with a window use the same mask, with the window added.
+    # Layers with a window use the same mask, but with the window added.
     windowed = None
     if window is not None and any(windowed_layers):
         windowed = dataclasses.replace(mask, window=window)
@@ -327,13 +327,13 @@ def make_layer_context(
 def _of_all_layers(
     config: TransformerConfig, head_mask: Float[AnyArray, "*L N"] | None, name: str
 ) -> Float[Array, "L N"] | None:
-    """Returns a factor for each head of each layer.
+    """Returns one factor for each head of each layer.
 
     Raises UserError if the shape is wrong.
     """
     if head_mask is None:
         return None
-    # Each head of each layer has a factor; a mask [N] is the same for all layers.
+    # Each head of each layer has a factor; a mask [N] applies to all layers.
     shape = len(config.layer_order), config.num_heads
     require(
         head_mask.shape in (shape, shape[1:]),
@@ -345,7 +345,7 @@ def _of_all_layers(
 
 @struct.dataclass
 class LayerOutputs:
-    """Outputs of a layer in addition to the residual stream.
+    """The outputs of a layer in addition to the residual stream.
 
     In the outputs of a stack, each field has a leading axis L or, with separate layers, is a tuple
     of L items.
@@ -455,7 +455,7 @@ def run_layers(
 
     Args:
       layer: the class of one layer.
-      config: sizes; `num_layers` is L.
+      config: the sizes of the model; `num_layers` is L.
       execution: whether layers are scanned, unrolled or separate, and which activations are
         rematerialized.
       x: the residual stream.

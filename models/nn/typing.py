@@ -1,7 +1,7 @@
 """Types of arrays and of trees of arrays.
 
-The types of arrays come from jaxtyping, or are plain types if jaxtyping is not installed. Models
-can therefore be used with only jax and flax installed, as in a minimal GPU image.
+Array types come from jaxtyping, or are plain types if jaxtyping is not installed. Models can
+therefore be used with only jax and flax installed, as in a minimal GPU image.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias

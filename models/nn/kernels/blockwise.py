@@ -1,8 +1,9 @@
 """Blockwise attention in plain XLA, forward and backward; memory grows with T, not with T · S.
 
-Rabe and Staats 2021, "Self-attention does not need O(n²) memory", with the backward pass of Dao et
-al. 2022, "FlashAttention", algorithm 4. For the backward pass, the output and the log-sum-exp of
-each query are saved; the weights of a block and their dropout mask are recomputed (`dropout.py`).
+The forward pass follows Rabe and Staats 2021, "Self-attention does not need O(n²) memory", and the
+backward pass follows Dao et al. 2022, "FlashAttention", algorithm 4. The forward pass saves the
+output and the log-sum-exp of each query; the backward pass recomputes the weights of a block and
+their dropout mask (`dropout.py`).
 
 Ring attention over several devices calls `forward`, `merge` and `backward` for each shard of the
 keys (`train.distributed.ring_attention`).
@@ -36,7 +37,7 @@ UNLIMITED = 2**30
 
 
 Inputs = tuple[Array, Array, Array]
-"""Queries, keys and values; or the three accumulators of a loop."""
+"""The queries, keys and values, or the three accumulators of a loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Band:
     offset: int = 0
     """The index of the first query minus the index of the first key."""
     window: int | None = None
-    """If None, distances are not limited."""
+    """The number of distances on each side, including 0. If None, distances are not limited."""
     causal: bool = True
     """Whether later keys are hidden."""
 
@@ -131,10 +132,10 @@ def visible_blocks(
     """Returns the pairs of a query block and a key block that are not fully hidden.
 
     Args:
-      num_queries: T, which `block_size` supports.
-      num_keys: S, which `block_size` supports.
+      num_queries: T, a length that `block_size` supports.
+      num_keys: S, a length that `block_size` supports.
       band: the distances of visible keys. If None, every pair is visible.
-      dropping: as for `block_size`.
+      dropping: the same as for `block_size`.
     """
     rows, columns = _blocks(num_queries), _blocks(num_keys, dropping=dropping)
     queries, keys = np.divmod(np.arange(len(rows) * len(columns)), len(columns))
@@ -262,7 +263,7 @@ def forward(
     """Computes attention of all queries to all keys, block by block.
 
     Args:
-      query: already scaled.
+      query: the queries, which are already scaled.
       key: the keys, with the head size of the queries; K divides N.
       value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.
@@ -299,7 +300,7 @@ def forward(
         )
         return jax.tree.map(lambda x, part: _put(x, part, i * rows, 3), carry, parts), None
 
-    # The output, the highest score and the sum of weights so far, for every query.
+    # For every query, the output, the highest score and the sum of weights so far.
     first = (
         jnp.zeros((*leading, num_queries, value.shape[-1]), jnp.float32),
         jnp.full((*leading, num_queries, 1), HIDDEN, jnp.float32),
@@ -333,7 +334,7 @@ def backward(
       key: some or all of the keys.
       value: the values of these keys.
       segments: segment ids of the queries and of these keys.
-      band: the distances of visible keys, among these keys.
+      band: the distances of the visible keys among these keys.
       cap: as in `forward`.
       dropped: as in `forward`.
       attended: the result of attention to all keys, not only to these keys.
@@ -445,7 +446,7 @@ def blockwise_attention(
     """Computes attention block by block, on any device; scores are not scaled.
 
     Fully masked blocks are skipped. Without causal order, the window limits the keys on both sides.
-    With `keys`, weights are dropped with probability `rate`. Attention with XLA drops the same
+    With `keys`, weights are dropped with probability `rate`; attention with XLA drops the same
     weights.
     """
     # With neither causal order nor a window, every key is visible.

@@ -1,8 +1,9 @@
 """Flash attention for TPUs with dropout of the attention weights, forward and backward.
 
-Dao et al. 2022, "FlashAttention", algorithms 1 and 4, with the log-sum-exp of the scores as the
-residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes draw the dropout mask of a block
-from its counters (`dropout.py`). The mask is never stored in main memory.
+This module implements algorithms 1 and 4 of Dao et al. 2022, "FlashAttention", but saves the
+log-sum-exp of the scores as the residual (Dao 2023, "FlashAttention-2", section 3.1). Both passes
+draw the dropout mask of a block from its counters (`dropout.py`). The mask is never stored in main
+memory.
 
 In the kernels, the 128 columns of a register correspond to tokens, and the rows to features or
 keys. Arrays are `[B, heads, features, tokens]`, so that heads of size 64 are not padded. A block of
@@ -30,8 +31,8 @@ from ..typing import Array, Float, Int
 from . import KERNEL_RESIDUALS
 
 BLOCKS = (512, 384, 256, 128)
-"""Block sizes for queries and keys. The first size that divides the number of queries, or of keys,
-is used.
+"""Block sizes for queries and keys. A kernel uses the first size that divides the number of queries
+or keys.
 """
 HIDDEN = -1e30
 """The score of a masked key. The score is finite, so that a query without visible keys does not
@@ -53,7 +54,7 @@ class _Spec:
     """Number of blocks of queries."""
     num_k: int
     group: int
-    """Number of query heads per key head."""
+    """Number of query heads that share a key head."""
 
     def computes(self, i: Int[Array, ""] | int, j: Int[Array, ""] | int) -> Array | bool:
         """Returns whether any query of block i attends to a key of block j."""
@@ -89,7 +90,7 @@ class _Spec:
 
     @property
     def computed_blocks(self) -> int:
-        """The number of pairs of blocks that are computed for a head, for the cost estimate."""
+        """The number of block pairs that are computed for each head, used in the cost estimate."""
         grid = ((i, j) for i in range(self.num_q) for j in range(self.num_k))
         return sum(bool(self.computes(i, j)) for i, j in grid)
 
@@ -115,7 +116,7 @@ def _masked(
 
 
 def _kept(spec: _Spec, key: tuple[Array, Array], i: Array, first_key: Array) -> Array:
-    """Returns whether the weights of 32 keys, from `first_key` on, are kept: [32, queries]."""
+    """Returns which weights [32, queries] of the 32 keys from `first_key` on are kept."""
     shape = ROWS, spec.block_q
     row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
     query = (column + i * spec.block_q).astype(jnp.uint32)
@@ -137,7 +138,7 @@ def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
 def _each_group(spec: _Spec, body: Callable[[Array], None]) -> None:
     """Calls `body` with the first index of each group of 32 keys, which fits into registers.
 
-    Unrolling two steps leaves fewer gaps in the schedule. Unrolling more steps adds more compile
+    Unrolling two steps leaves fewer gaps in the schedule. Unrolling more steps costs more compile
     time than it saves.
     """
 
@@ -154,7 +155,7 @@ def _product(a: Array, b: Array, axes: tuple[int, int]) -> Array:
 
 
 def _forward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) -> None:
-    """Computes one block: queries [H, queries], keys [H, keys], values [V, keys]."""
+    """Computes one block, from queries [H, queries], keys [H, keys] and values [V, keys]."""
     query, key, value, *others = refs
     ids = (others.pop(0), others.pop(0)) if has_ids else None
     # The arguments are two outputs, then scratch memory that persists over the key blocks j.
@@ -246,7 +247,7 @@ def _backward_kernel(spec: _Spec, has_ids: bool, keys: jax.Ref, *refs: jax.Ref) 
             gradients[rows, :] = (weight * (gradient - mean)).astype(gradients.dtype)
 
         _each_group(spec, group)
-        # The gradient of queries is kept for the whole head: add to the columns of block i.
+        # The query gradient of the whole head is kept: add to the columns of block i.
         columns = pl.ds(pl.multiple_of(i * spec.block_q, spec.block_q), spec.block_q)
         query_sums[:, columns] += _product(k, gradients[...], (1, 0))
         key_sums[...] += _product(q, gradients[...], (1, 1))
@@ -314,7 +315,7 @@ def _forward(
         pltpu.VMEM((1, spec.block_q), jnp.float32),
         pltpu.VMEM((value_size, spec.block_q), jnp.float32),
     ]
-    # The number of computed scores, for the cost estimate.
+    # The cost estimate needs the number of computed scores.
     pairs = spec.computed_blocks * math.prod(tile) * batch * heads
     return pl.pallas_call(
         functools.partial(_forward_kernel, spec, ids is not None),
@@ -369,7 +370,7 @@ def _backward(
         pltpu.VMEM((value_size, spec.block_k), jnp.float32),
     ]
     pairs = spec.computed_blocks * math.prod(tile) * batch * heads
-    # The gradient of queries is written once per head: keep it on the chip as a whole.
+    # The query gradient is written once per head: keep the whole gradient on the chip.
     whole = pl.BlockSpec((1, 1, size, num_queries), lambda b, n, *_: (b, n, 0, 0))
     return pl.pallas_call(
         functools.partial(_backward_kernel, spec, ids is not None),
@@ -462,7 +463,7 @@ def flash_attention(
     Fully masked blocks are skipped.
 
     Args:
-      query: already scaled; T is a multiple of 128.
+      query: the queries, which are already scaled; T is a multiple of 128.
       key: S is a multiple of 128, and K divides N.
       value: values of any size.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.

@@ -1,11 +1,11 @@
 """Flash attention for NVIDIA GPUs with dropout of the attention weights, forward and backward.
 
-Dao 2023, "FlashAttention-2", algorithms 1 and 2: a program computes one block of queries and loops
-over the blocks of keys. The backward pass has two kernels. One loops over the blocks of keys and
-computes the gradients of queries. The other loops over the blocks of queries and computes the
-gradients of keys and values. Programs therefore never add to the same memory, and every sum has a
-fixed order. All three kernels draw the dropout mask of a block from its counters (`dropout.py`).
-The mask is never stored in main memory.
+This module implements algorithms 1 and 2 of Dao 2023, "FlashAttention-2": a program computes one
+block of queries and loops over the blocks of keys. The backward pass has two kernels. One loops
+over the blocks of keys and computes the gradients of queries. The other loops over the blocks of
+queries and computes the gradients of keys and values. Programs therefore never add to the same
+memory, and every sum has a fixed order. All three kernels draw the dropout mask of a block from its
+counters (`dropout.py`). The mask is never stored in main memory.
 
 One Threefry block contains the random bits for four keys that are 8 apart. The keys of a block are
 loaded in an order (`key_order`) that assigns the scores of these four keys to one thread of a GPU's
@@ -42,14 +42,14 @@ HIDDEN = -1e30
 """The score of a masked key. The score is finite, so that a query without visible keys does not
 give NaN.
 """
-# Scores are multiplied by log2 e, because the hardware computes powers of 2.
+# Scores are multiplied by log2 e, because the hardware computes powers of 2 instead of e.
 LOG2_E = math.log2(math.e)
 
 Inputs = tuple[Array, Array, Array]
 """Queries [B, T, N, H], keys [B, S, K, H] and values [B, S, K, V]."""
 Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 Range = tuple[Int[Array, ""] | int, Int[Array, ""] | int]
-"""The index of the first block of a loop, and the exclusive end."""
+"""The index of a loop's first block, and the index after its last block."""
 
 
 def block_keys(num_keys: int, size: int) -> int:
@@ -76,7 +76,7 @@ class _Spec:
     num_queries: int
     num_keys: int
     group: int
-    """Number of query heads per key head."""
+    """Number of query heads that share a key head."""
 
     @property
     def kept_scale(self) -> float:
@@ -206,7 +206,7 @@ def _head_key(spec: _Spec, keys: jax.Ref) -> tuple[Array, Array] | None:
 
 
 def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
-    """Computes a block of queries: the output [Q, V], and log2 Σ 2^score of each query."""
+    """Computes the output [Q, V] and log2 Σ 2^score for a block of queries."""
     query_ref, key_ref, value_ref, keys_ref, *ids_refs, out, log_sum = refs
     i = pl.program_id(0)
     head_key = _head_key(spec, keys_ref)
@@ -236,7 +236,7 @@ def _forward_kernel(spec: _Spec, *refs: jax.Ref) -> None:
         jnp.zeros((QUERIES,), jnp.float32),
     )
     sums, highest, total = jax.lax.fori_loop(*spec.key_blocks(i), step, first)
-    # Normalize once, after all keys, and keep the log-sum for the backward pass.
+    # Normalize once after all keys, and keep the log-sum for the backward pass.
     out[...] = (sums * (spec.kept_scale / total)[:, None]).astype(out.dtype)
     log_sum[...] = highest + jnp.log2(total)
 
@@ -473,7 +473,8 @@ def flash_attention(
     Fully masked blocks are skipped.
 
     Args:
-      query: already scaled; T is a multiple of 64, and H a power of two from 16 to 128.
+      query: the queries, which are already scaled; T is a multiple of 64, and H a power of two from
+        16 to 128.
       key: S is a multiple of 64, and K divides N.
       value: V is a power of two from 16 to 128.
       segments: segment ids of queries and keys. A query attends to the keys with its segment id.

@@ -1,4 +1,4 @@
-"""Splash attention to some of the keys, for TPUs, with the interface of `blockwise`."""
+"""Splash attention to a subset of the keys on TPUs, with the interface of `blockwise`."""
 
 from typing import TYPE_CHECKING
 
@@ -87,8 +87,8 @@ def backward(
             do=gradient,
             **options,
         )
-        # The first entries belong to masks (unused here), and the next three are the gradients of
-        # queries, keys and values.
+        # The first entries belong to masks, which are not used here, and the next three are the
+        # gradients of queries, keys and values.
         return gradients[3:6]
 
     arrays = (query, key, value), attended, gradient
@@ -105,7 +105,7 @@ _OPTIONS = (
     "attn_logits_soft_cap",
     "interpret",
 )
-"""The names of the options of the kernel's backward pass; its arrays are not listed."""
+"""The names of the backward kernel's arguments that are not arrays."""
 
 
 def _kernel(
