@@ -274,7 +274,7 @@ class Generator:
         - the settings that are strings or bools.
 
         Args:
-          rows: the tokens of each source, including its end token, or of each prompt.
+          rows: the tokens of each source (including its end token) or of each prompt.
           request: a request that does not sample.
           positions: the position of each token of a source. By default, positions count from 0.
 

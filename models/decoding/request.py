@@ -1,8 +1,8 @@
 """A generation request, which determines how tokens are chosen and where texts end.
 
-`models.generate`, the settings of a folder, the command line and `Generator` all use the class
-`GenerationRequest`. Except for two fields, names and meanings are the same as in transformers'
-`GenerationConfig`.
+`models.generate`, the settings in a model's folder, the command line and `Generator` all use the
+class `GenerationRequest`. Except for two fields, its fields have the same names and meanings as in
+the class `GenerationConfig` of transformers.
 """
 
 import dataclasses
@@ -50,7 +50,8 @@ class Sampling(Checked):
     top_k: PositiveInt | None = None
     """Samples only among the k best tokens."""
     top_p: TopP | None = None
-    """Samples only among the best tokens whose total probability is p (Holtzman et al. 2020)."""
+    """Samples only among the best tokens that together have the probability p (Holtzman et al.
+    2020)."""
     min_p: Fraction | None = None
     """Samples only among the tokens that are at least p times as probable as the best token."""
     repetition_penalty: Positive = 1.0
@@ -194,9 +195,9 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
 
 
 def published_request(tokenizer: Vocabulary, vocab_size: int) -> GenerationRequest:
-    """Returns the beam search of Vaswani et al. 2017, for a model trained with flaxzoo.
+    """Returns the beam search settings of Vaswani et al. 2017, for a model trained with flaxzoo.
 
-    The search bans special tokens except for the end token, and ids without a token.
+    Special tokens (except for the end token) and ids without a token are banned.
 
     Args:
         tokenizer: The tokenizer of the model.

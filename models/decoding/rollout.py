@@ -25,7 +25,7 @@ class Answers:
     """The sampled answers to R prompts, each of at most N tokens."""
 
     tokens: Int[Array, "R N"]
-    """The tokens of each answer, followed by 0."""
+    """The tokens of each answer, followed by zeros."""
     mask: Int[Array, "R N"]
     """1 for the tokens of an answer, including its end token."""
     log_probs: Float[Array, "R N"]

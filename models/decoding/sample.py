@@ -123,7 +123,7 @@ def sampling_params(
 def penalize_repetition(
     logits: Float[Array, "B V"], seen: Bool[Array, "B V"], penalty: Float[Array, "*rows"]
 ) -> Float[Array, "B V"]:
-    """Makes already seen tokens less likely (Keskar et al. 2019, section 4.1)."""
+    """Makes tokens that have already occurred less likely (Keskar et al. 2019, section 4.1)."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -199,7 +199,8 @@ def history_of(
 
     Args:
       contexts: the tokens of each row.
-      used: all tokens of each row, including tokens that were dropped from its context.
+      used: all tokens that have occurred in each row, including tokens that were dropped from its
+        context.
       keys: the keys of the rows.
       count: the number of chosen tokens of each row.
       sampling: determines which fields of the history are needed.

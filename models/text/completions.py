@@ -170,9 +170,9 @@ def _prompt(row: JsonObject, location: str) -> Prompt:
 def completed_to_json(completed: Completed) -> str:
     """Formats a prompt and its completions as one line of JSON.
 
-    ``{"prompt": …, "seed": …, "completions": [{"text", "finish_reason", "log_probability",
-    "tokens", "pieces", "log_probabilities"}, …]}``, preceded by the other fields of the prompt's
-    line.
+    The line is ``{"prompt": …, "seed": …, "completions": [{"text", "finish_reason",
+    "log_probability", "tokens", "pieces", "log_probabilities"}, …]}``. The other fields of the
+    prompt's line come first in the object.
     """
     prompt = completed.prompt
     return to_json(

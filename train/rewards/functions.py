@@ -35,7 +35,9 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 def exact_match(
     completions: Sequence[str], answer: Sequence[object], **_: object
 ) -> list[float | None]:
-    """Returns 1 for each completion that equals the answer, ignoring outer white space, else 0.
+    """Returns 1 for each completion that equals the answer, else 0.
+
+    White space at the beginning and the end is ignored.
 
     Args:
         completions: the completions.

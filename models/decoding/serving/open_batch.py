@@ -154,7 +154,7 @@ class OpenBatch(ContinuousBatch):
     def step(self) -> list[Written]:
         """Returns the tokens that the last call generated, and starts the next call.
 
-        Before the next call, the contexts of new texts are read, at most as many tokens as the
+        Before the next call, contexts of new texts are read, in total at most as many tokens as the
         largest chunk has.
 
         Raises:
@@ -275,7 +275,7 @@ class OpenBatch(ContinuousBatch):
         self._has_changed = True
 
     def _read_pieces(self) -> list[tuple[Reading, Float[Array, "1 V"]]]:
-        """Reads about as many tokens of contexts as the largest chunk has.
+        """Reads contexts, in total about as many tokens as the largest chunk has.
 
         Returns:
           The contexts that have now been read completely, and the logits after their last tokens.

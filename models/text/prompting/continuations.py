@@ -483,7 +483,7 @@ def _with_sources(
 
     Args:
         rows: the arrays of the targets, from `_rows`.
-        pairs: for each row, the items that it contains, each with its source.
+        pairs: the items of each row, each with its source.
         length: the padded number of tokens of all sources in a row, S.
     """
     (num_rows, width), inputs = rows.last.shape, rows.inputs

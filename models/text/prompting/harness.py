@@ -121,7 +121,7 @@ def evaluate_tasks(
     """Evaluates a model on tasks of the harness.
 
     Args:
-        lm: from `harness_model`.
+        lm: a model from `harness_model`.
         tasks: names of tasks, groups or tags of the harness, its YAML files, or configurations; or
           the result of `open_tasks`.
         shots: the number of examples in each prompt. Defaults to the number that the task

@@ -100,7 +100,11 @@ def run_python(program: str, limits: Limits = Limits()) -> str:
 
 
 def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, str]:
-    """Reads the output within its limits; returns it, and why the program was ended early or ""."""
+    """Reads the output of a program up to the limits.
+
+    Returns:
+        The output, and the reason why the program must end early, or "" if it has ended by itself.
+    """
     assert process.stdout is not None
     output, until = b"", time.monotonic() + limits.seconds
     with selectors.DefaultSelector() as selector:
