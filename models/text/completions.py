@@ -110,8 +110,8 @@ def read_prompts(path: str) -> list[Prompt]:
     """Reads prompts from a file.
 
     Args:
-      path: A text file with one prompt per line; or JSON lines, if the name ends in ``.jsonl`` or
-        ``.jsonl.gz``: objects with ``prompt`` and optionally ``seed``, ``stop_strings`` (one or
+      path: A text file with one prompt per line. If the name ends in ``.jsonl`` or ``.jsonl.gz``,
+        each line is a JSON object with ``prompt`` and optionally ``seed``, ``stop_strings`` (one or
         several) and ``max_new_tokens``. Other fields are copied to the output. ``-`` reads text
         from standard input.
 

@@ -103,7 +103,7 @@ def _read(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[bytes, st
     """Reads the output of a program up to the limits.
 
     Returns:
-        The output, and the reason why the program must end early, or "" if it has ended by itself.
+        The output, and the reason why it is incomplete, or "" if the program ended by itself.
     """
     assert process.stdout is not None
     output, until = b"", time.monotonic() + limits.seconds
