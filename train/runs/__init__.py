@@ -1,1 +1,1 @@
-"""Run folders on disk."""
+"""Reads and writes run folders on disk."""

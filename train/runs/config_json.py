@@ -14,12 +14,11 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration that `train.config.to_dict` wrote.
 
     Raises:
-        UserError: A field is missing or unknown. To add the name of the file and the version of
-          flaxzoo that wrote it to the message, call this function within `naming_writer` of
-          models/run_files.py.
+        UserError: A field is missing or unknown. If this function is called within `naming_writer`
+          of models/run_files.py, the message also names the file and the version of flaxzoo that
+          wrote it.
     """
-    # The content of these sections determines their classes; `make_record` reads all other
-    # sections.
+    # The classes of these sections depend on their content. `make_record` reads all other sections.
     sections = {
         "model": config_from_dict(_section(fields, "model")),
         "data": _of_kind(fields, "data", data_class),
@@ -29,7 +28,7 @@ def from_dict(fields: Mapping[str, Any]) -> TrainConfig:
 
 
 def _of_kind(fields: Mapping[str, Any], name: str, class_of: Callable[[str], type]) -> Any:
-    """Makes the record of a section; the section's field `kind` determines the class."""
+    """Makes the record of a section. The section's field `kind` determines its class."""
     section = dict(_section(fields, name))
     kind = str(section.pop("kind", None))
     try:

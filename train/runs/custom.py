@@ -23,9 +23,9 @@ MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]
 """Makes the training and the validation examples, in this order, given the run's tokenizer."""
 
 CUSTOM = "custom"
-"""Key in a run's `config.json`: the names of its custom objective, examples and rewards."""
+"""The key in a run's `config.json` for the names of its custom objective, examples and rewards."""
 HASHED = 64
-"""The fingerprint of custom examples is a hash of this number of examples."""
+"""The number of examples that the fingerprint of custom examples covers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,41 +33,41 @@ class RunningModel:
     """The model of a run during training, which callbacks receive.
 
     Attributes:
-        model: The Flax module: `model.apply({"params": params}, input_ids=…)`.
+        model: The Flax module, which is called as `model.apply({"params": params}, input_ids=…)`.
         tokenizer: The tokenizer of the run.
     """
 
     model: Model
     tokenizer: Tokenizer
     read: Callable[[bool], tuple[int, Params]]
-    """`read(ema)` returns the step number and the parameters, still sharded, or their moving
-    average."""
+    """`read(ema)` returns the step number, and the parameters or their moving average, both still
+    sharded."""
 
     def params(self, *, ema: bool = False) -> tuple[int, Params]:
         """Copies the current parameters to the host, with adapters merged into their base model.
 
         Args:
-            ema: Whether to gather the moving average instead, which a run with
-              `optimizer.ema_decay` keeps.
+            ema: Whether to copy the moving average of the parameters instead. A run keeps this
+              average if `optimizer.ema_decay` is set.
 
         Returns:
             The number of steps taken so far, and the parameters as a nested dict of numpy arrays.
-            When `on_step` is called, the next step has already begun; the parameters are then those
-            after this next step.
+            When `on_step` is called, the next step has already begun, so the parameters are the
+            result of this next step.
 
         Raises:
-            UserError: The run has several processes, or keeps no moving average.
+            UserError: The run has several processes, or it keeps no moving average.
         """
         step, params = self.read(ema)
         return step, jax.device_get(params)
 
 
 class Callback:
-    """Gets called at events of a run. Subclasses override the methods for some of the events.
+    """Gets called at events of a run. Subclasses override the methods for the events they need.
 
     Callbacks run only on the primary process, in the thread of the training loop, which waits for
-    them. Callbacks get numbers, files and copies of the parameters, so they cannot change the run:
-    the same run without callbacks has bitwise identical results. If a callback raises an exception,
+    them. Callbacks get numbers, files and copies of the parameters, so they cannot change the run.
+    The same run without callbacks has bitwise identical results. If a callback raises an exception,
     the run finishes the current step, saves a checkpoint, and raises the exception. The same call
     resumes from this checkpoint.
 
@@ -81,19 +81,20 @@ class Callback:
     """
 
     def on_start(self, running: RunningModel) -> None:
-        """Receives the model before the call's first step; its parameters can be read later."""
+        """Receives the model before the first step. Its parameters can also be read later."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receives the metrics of a step: `loss`, its terms, and `gradient_norm`.
 
-        The next step may already be running. Steps skipped for a non-finite loss are not reported.
+        The next step may already be running. Steps that are skipped because of a non-finite loss
+        are not reported.
         """
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Receives `loss` and the metrics, by name, of the evaluation after step `step`."""
+        """Receives the evaluation after step `step`: `loss` and the metrics, by name."""
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Receives the folder of a checkpoint, once the checkpoint is complete on disk."""
+        """Receives the folder of a checkpoint after the checkpoint is complete on disk."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +107,10 @@ class Custom:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of the Python functions, to store in `config.json`.
+        """The names of the Python functions, as stored in `config.json`.
 
-        An objective's coefficients follow its name. The code of the functions is not compared.
+        The name of an objective is followed by its coefficients. The code of the functions is not
+        compared.
         """
         names: dict[str, str] = {}
         if self.objective is not None:

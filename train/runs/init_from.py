@@ -1,4 +1,4 @@
-"""Initializes a run from another run's parameters: the body, and head layers that both have."""
+"""Initializes a run from another run's parameters: the body, and the head layers that both have."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,11 @@ from ...models.registry import create
 from ..optim.parameters import map_named, named
 
 HEAD = "head/"
-"""Prefix of the parameters of the head. All other parameters belong to the body."""
+"""The prefix of the head's parameters. All other parameters belong to the body."""
 
 SHOWN = 3
-"""The number of parameters or fields that an error message lists. The message only counts the
-others."""
+"""The number of parameters or fields that an error message lists. The message only states the
+number of the others."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
 """The configuration fields that most often explain why the shapes of two bodies differ."""
 
@@ -37,9 +37,9 @@ class InitFromPlan:
     source: TransformerConfig
     """The configuration of the model in the folder."""
     source_shapes: Params
-    """Shapes of all parameters in the checkpoint."""
+    """The shapes of all parameters in the checkpoint."""
     copied: frozenset[str]
-    """Names of the parameters to copy."""
+    """The names of the parameters to copy."""
 
     def new(self, model: TransformerConfig) -> list[str]:
         """Returns the names of a model's parameters that the checkpoint does not supply."""
@@ -50,7 +50,7 @@ class InitFromPlan:
 def plan_init_from(
     folder: Path, step: int | None, source: TransformerConfig, model: TransformerConfig
 ) -> InitFromPlan:
-    """Plans which parameters a model copies from a run, without reading them.
+    """Determines which parameters a model copies from a run, without reading the parameters.
 
     Args:
         folder: The folder to initialize from.
@@ -73,7 +73,7 @@ def plan_init_from(
             continue
         if wanted[name].shape == x.shape:
             copied.add(name)
-        # Head parameters with another shape stay random, but the shapes of the body must match.
+        # Head parameters with a different shape stay random, but the shapes of the body must match.
         elif not name.startswith(HEAD):
             other.append(f"{name} {x.shape}, but this run has {wanted[name].shape}")
     require(
@@ -97,13 +97,13 @@ def _prefixes_of_labels(model: TransformerConfig) -> tuple[str, ...]:
 
 
 def first_few(items: Sequence[str]) -> str:
-    """Lists the first `SHOWN` items for an error message, and counts the others."""
+    """Lists the first `SHOWN` items for an error message, and states the number of the others."""
     more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
     return f"{', '.join(items[:SHOWN])}{more}"
 
 
 def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
-    """Lists the fields that differ and so explain the different shapes, for an error message."""
+    """Lists, for an error message, the different fields that explain the different shapes."""
     theirs, ours = map(dataclasses.asdict, (source, model))
     wrong = [
         f"model.{field} is {theirs[field]} in its configuration and {ours[field]} in this run"
@@ -114,20 +114,20 @@ def _other_sizes(source: TransformerConfig, model: TransformerConfig) -> str:
 
 
 def init_from(plan: InitFromPlan, initial: Params, shardings: PyTree, log: LogFn) -> Params:
-    """Returns the initial parameters: copies of the parameters in `plan`, and random parameters.
+    """Returns the initial parameters: those in `plan` are copied, and the others are random.
 
     Args:
-        plan: Which parameters to copy, and from where.
+        plan: The parameters to copy, and the checkpoint to copy them from.
         initial: The run's random initial parameters. Parameters that are copied may be shapes
           instead of arrays.
         shardings: The sharding of each parameter, a tree like `initial`.
-        log: Called with up to three lines: about copied, about new, and about unused parameters.
+        log: Called with up to three lines, about copied, new and unused parameters.
     """
     sharding_of, random = dict(named(shardings)), dict(named(initial))
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def target(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        # The whole checkpoint is read, including unused parameters; put these on a single device.
+        # The whole checkpoint is read, including unused parameters. Put these on a single device.
         if name not in plan.copied:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first_device)
         return jax.ShapeDtypeStruct(x.shape, random[name].dtype, sharding=sharding_of[name])

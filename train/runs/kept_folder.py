@@ -14,7 +14,7 @@ from ...models.run_files import CHECKPOINTS, CONFIG_FILE, numbered
 
 @dataclasses.dataclass(frozen=True)
 class KeptFolder:
-    """A run folder, and the content of its `config.json`, which identifies the folder."""
+    """A run folder and the content of its `config.json`, which identifies the folder."""
 
     folder: Path
     content: bytes
@@ -25,10 +25,10 @@ class KeptFolder:
         return cls(folder, (folder / CONFIG_FILE).read_bytes())
 
     def check(self, saved: int | None = None) -> None:
-        """Checks that the folder is still the same, and contains the checkpoint that was saved.
+        """Checks that the folder is still the same, and that it contains the saved checkpoint.
 
         Args:
-            saved: the step of a saved checkpoint, if any. The folder must have the checkpoint of
+            saved: the step of a saved checkpoint, or None. The folder must have the checkpoint of
               this step or of a later step.
 
         Raises:

@@ -33,19 +33,18 @@ TARGETS: Mapping[str, Target] = {
     "regression": "regression",
     "multi_label_classification": "multi_label",
 }
-"""The field `problem_type` of a classifier in transformers → our kind of labels. Any other type is
-single_label."""
+"""Maps the field `problem_type` of a classifier in transformers to flaxzoo's kind of labels. Any
+other type is single_label."""
 MOST_TOKENS = 512
-"""The maximum length, in tokens, that a model of vectors gets by default."""
+"""The largest default for the maximum text length of an embedding model, in tokens."""
 
 
 def open_run(folder: str | Path) -> tuple[TrainConfig, Tokenizer]:
-    """Returns the configuration and the tokenizer of the model in a folder.
+    """Opens the folder of a model, and returns its configuration and its tokenizer.
 
     Args:
-        folder: A run folder, a folder in the Hugging Face format, or a name on the hub. For a
-          folder in the Hugging Face format and a name on the hub, the configuration is derived from
-          the model.
+        folder: A run folder, a folder in the Hugging Face format, or a name on the hub. Unless it
+          is a run folder, the configuration is derived from the model.
 
     Raises:
         FileNotFoundError: No such folder or model exists.
@@ -77,9 +76,8 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
 
     Args:
         model: The configuration of the model.
-        problem_type: The field `problem_type` of a classifier in transformers. Without this field,
-          a classifier with a single label is a regression, and several labels are mutually
-          exclusive.
+        problem_type: The field `problem_type` of a classifier in transformers. If None, a
+          classifier with a single label is a regression, and several labels are mutually exclusive.
     """
     config = recipe(HEADS[model.head].default_recipe)
     # Without a problem type, transformers treats a classifier with a single label as a regression.
@@ -92,10 +90,11 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
 def begin_with(name: str, folder: Path) -> TrainConfig:
     """Returns the configuration of a recipe, adapted to the model that the run starts from.
 
-    For a published model, in the Hugging Face format or imported as a run, the settings come from
-    a preset of its size. If the run trains vectors, the maximum length of texts is the length
-    that the folder states, up to `MOST_TOKENS`. For a model that flaxzoo trained, the settings
-    come from the recipe, but precision and rematerialization come from the folder.
+    For a published model, in the Hugging Face format or imported as a run, the settings come from a
+    preset of its size. If the run trains an embedding model, the maximum length of texts is the
+    length in the settings of the folder, but at most `MOST_TOKENS`. For a model that flaxzoo
+    trained, the settings come from the recipe, but precision and rematerialization come from the
+    folder.
 
     Args:
         name: A recipe that trains models of any family.
@@ -115,7 +114,7 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
 
 
 def _with_stated_length(config: TrainConfig, folder: Path) -> TrainConfig:
-    """Sets the length of texts to the length that the folder of a model of vectors states."""
+    """Sets the length of texts to the length in the settings of an embedding model's folder."""
     if not isinstance(config.data, EmbeddingData):
         return config
     settings = read_vector_settings(folder)
@@ -129,7 +128,7 @@ def _with_stated_length(config: TrainConfig, folder: Path) -> TrainConfig:
 
 
 def check_sample_prompt(model: TransformerConfig, tokenizer: Tokenizer, prompt: str | None) -> None:
-    """Raises RunError if the trained model could not write a sample for the prompt."""
+    """Raises RunError if the trained model could not generate a sample for the prompt."""
     if prompt is None:
         return
     head = model.head

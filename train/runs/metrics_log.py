@@ -25,10 +25,10 @@ SECONDS_BETWEEN_FLUSHES = 30.0
 
 
 class MetricsLog:
-    """Writes one line of metrics per logged step.
+    """Writes one line of metrics for each logged step.
 
-    A run that resumes at step n first removes the lines after step n, so that its file equals the
-    file of an uninterrupted run.
+    A run that resumes at step n first removes all lines after step n, so that its file becomes the
+    same as the file of an uninterrupted run.
     """
 
     def __init__(self, run: Path, *, first_step: int, wandb_project: str | None) -> None:
@@ -50,7 +50,7 @@ class MetricsLog:
     ) -> None:
         """Closes all outputs.
 
-        An error that ends the run takes precedence over an error in closing.
+        An error that ends the run takes precedence over an error that closing raises.
         """
         try:
             with contextlib.closing(self._board), contextlib.closing(self._lines):
@@ -76,7 +76,7 @@ class MetricsLog:
             RunError,
         )
         try:
-            # JSON has neither NaN nor infinity, so write null.
+            # JSON has no NaN and no infinity, so write null.
             finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
             self._lines.write(to_json({"step": step, "split": group, **finite}) + "\n")
             self._lines.flush()
@@ -109,12 +109,12 @@ def _absent(package: str) -> Iterator[None]:
 class _Board:
     """TensorBoard's event file.
 
-    This class writes the file synchronously, because on a full disk the thread of tensorboardX's
-    `SummaryWriter` dies, and the run would wait for this thread forever.
+    This class writes the file synchronously. The thread of tensorboardX's `SummaryWriter` dies if
+    the disk is full, and the run would then wait for this thread forever.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        # tensorboardX imports torch, only for the name of a type, and this import takes two
+        # tensorboardX would import torch only for the name of a type, and this import takes two
         # seconds.
         with _absent("torch"):
             from tensorboardX.proto import event_pb2
@@ -127,7 +127,7 @@ class _Board:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
         self._records = RecordWriter(str(folder / name))
         self._next_flush = 0.0
-        # Tells TensorBoard to discard what an earlier process logged after this step.
+        # This event makes TensorBoard discard what an earlier process logged after this step.
         start = protocol.SessionLog(status=protocol.SessionLog.START)
         self._write(file_version="brain.Event:2")
         self._write(session_log=start, step=first_step + 1)
@@ -155,7 +155,7 @@ def read_metrics(run: Path, group: str) -> list[dict[str, Any]]:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a file of JSON lines in a run folder, which need not exist."""
+    """Returns the objects in a file of JSON lines, or an empty list if the file does not exist."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return list(map(json.loads, filter(None, text.split("\n"))))
 

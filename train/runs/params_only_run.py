@@ -13,9 +13,9 @@ from ...models.nn.typing import Params
 from ...models.run_files import CHECKPOINTS, CONFIG_FILE, IMPORTED_FROM, PARAMS, TOKENIZER
 
 AVERAGED_STEPS = "averaged_steps"
-"""Key in `config.json`: the steps of the averaged checkpoints."""
+"""The key in `config.json` for the steps of the averaged checkpoints."""
 SAVED_FROM_PYTHON = "saved_from_python"
-"""Key in `config.json`: whether `save_run` was given the data of the model."""
+"""The key in `config.json` for whether `save_run` received the data of the model."""
 ORIGINS = {
     AVERAGED_STEPS: "averaged checkpoints",
     IMPORTED_FROM: "an imported model",
@@ -50,13 +50,13 @@ def make_params_only_run(
     step: int,
     params: Params,
 ) -> None:
-    """Creates a run folder with a single checkpoint, completely or not at all.
+    """Creates a complete run folder with a single checkpoint, or nothing if an error occurs.
 
     Args:
         output: The folder to create. The folder may exist if it is empty.
         fields: The content of its `config.json`, including the origin of the model.
         save_tokenizer: Writes the tokenizer into a folder.
-        save_more: Writes other files into the run folder, if any.
+        save_more: Writes additional files into the run folder.
         step: The step of the checkpoint.
         params: The parameters of the model.
 
@@ -73,8 +73,8 @@ def make_params_only_run(
         content = {"flaxzoo": importlib.metadata.version("flaxzoo"), **fields}
         text = to_json(content, indent=2) + "\n"
         (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-        # Compute the checksums after the block, which ends only when all files are written
-        # completely.
+        # Compute the checksums after the `with` block, because it ends only when all files are
+        # complete.
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder.resolve() / CHECKPOINTS / str(step) / PARAMS, params)
         write_checksums(folder / CHECKPOINTS / str(step))

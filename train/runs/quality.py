@@ -1,9 +1,9 @@
 """Selects documents with a trained classifier of text quality.
 
 Brown et al. 2020, appendix A, trained a classifier to predict whether a document is from a
-high-quality corpus or from the unfiltered crawl, and kept documents with a high score. In flaxzoo,
-the classifier is any run of sequence classification. A document is kept if the probability of the
-good label is at least a threshold.
+high-quality corpus or from the unfiltered crawl, and kept the documents with a high score. In
+flaxzoo, the classifier can be any sequence-classification run. A document is kept if the
+probability of the good label is at least a threshold.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ from ..losses.eval_step import rows_at_once, whole_rows
 from .load_run import open_run
 
 GOOD = "good"
-"""The label of documents to keep. For a classifier without this label, the documents with the
-second of its two labels are kept."""
+"""The label of documents to keep. If a classifier lacks this label, the documents with the second
+of its two labels are kept."""
 THRESHOLD = 0.5
 """The default minimum probability of the good label."""
 _ROWS_AT_ONCE = 64
@@ -35,9 +35,9 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class QualityClassifier(PickledByFields):
-    """Keeps the documents that a classifier labels as good; see ``data.Selector``.
+    """Keeps the documents that a classifier considers good; see ``data.Selector``.
 
-    The model is loaded on first use, also in each worker of ``flaxzoo prepare``.
+    The model is loaded on first use, separately in each worker of ``flaxzoo prepare``.
 
     Attributes:
         folder: The run folder of a classifier of single texts with two labels, or with a label
@@ -58,7 +58,7 @@ class QualityClassifier(PickledByFields):
 
     @property
     def name(self) -> str:
-        """Why documents are dropped, for the log."""
+        """The reason for dropping documents, for the log."""
         return f"the classifier {self.folder} below {self.threshold}"
 
     @property
@@ -95,10 +95,10 @@ class QualityClassifier(PickledByFields):
         """
         config, tokenizer = self._opened
         split = config.data.input_split(list(texts), tokenizer, config.model.labels)
-        # Use a fixed number of rows per batch, so that one program is compiled.
+        # Use a fixed number of rows per batch, so that only one program is compiled.
         params = self._loaded[1]
         rows = rows_at_once(config.data.length, _ROWS_AT_ONCE)
-        # Imported late: it needs grain, which `flaxzoo bench` does not require.
+        # Import late, because this module needs grain, which `flaxzoo bench` does not require.
         from ...data.batching import evaluation_batches
 
         batches = evaluation_batches(split.examples, batch_size=rows)
@@ -118,8 +118,7 @@ class QualityClassifier(PickledByFields):
             "crawl=text:crawl/*.txt'",
             error=RunError,
         )
-        # Only a label with the name GOOD, or the second of two labels, is known to be the label to
-        # keep.
+        # The label to keep must have the name GOOD, or be the second of two labels.
         require(
             GOOD in labels or (len(labels) == 2 and data.label_target != "binary"),
             f"{self.folder} has the labels {', '.join(labels)}, none of which is {GOOD!r}: train "

@@ -36,13 +36,13 @@ FOLDER = "reference"
 class ReferenceModel(PickledByFields):
     """Computes log-probabilities of completions; see ``data.DPOData.with_reference``.
 
-    The log-probabilities are cached under a checksum of the model and of all tokens, so that a
-    resumed run, or another run with the same reference and data, does not compute them again.
+    The log-probabilities are cached under a checksum of the model and of all tokens. A resumed run,
+    or a different run with the same reference and data, therefore does not compute them again.
 
     Attributes:
         folder: A run folder, or a folder in the Hugging Face format, with a causal language model.
         step: The checkpoint. Defaults to the newest checkpoint.
-        log: Called with a line that says how many pairs will be scored.
+        log: Called with a line that states how many pairs will be scored.
 
     Example::
 
@@ -79,7 +79,7 @@ class ReferenceModel(PickledByFields):
             outputs = model.apply({"params": params}, **pair_inputs(batch))
             return answer_log_probs(outputs, batch)
 
-        # Imported late: it needs grain, which `flaxzoo bench` does not require.
+        # Import late, because this module needs grain, which `flaxzoo bench` does not require.
         from ...data.batching import evaluation_batches
 
         rows = rows_at_once(2 * pairs.length, pairs.num_examples)
@@ -87,7 +87,7 @@ class ReferenceModel(PickledByFields):
             np.asarray(log_probs(params, batch))
             for batch in evaluation_batches(pairs, batch_size=rows)
         ]
-        # The last batch is padded with filler rows; drop their results.
+        # The last batch is padded with filler rows, so drop the results of these rows.
         result = np.concatenate(batches)[: pairs.num_examples]
         stored = io.BytesIO()
         np.save(stored, result)
@@ -96,10 +96,10 @@ class ReferenceModel(PickledByFields):
 
 
 def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) -> str:
-    """Returns a hash of the model and of the tokens, which depend on tokenizer and chat template.
+    """Returns a hash of the model and of all tokens.
 
-    The hash covers the configuration too, because equal parameters with a different configuration
-    are a different model.
+    The tokens depend on the tokenizer and the chat template. The hash includes the model's
+    configuration, because equal parameters with a different configuration are a different model.
     """
     whole = hashlib.blake2b(f"{pairs.length} {config!r}".encode(), digest_size=16)
     for leaf in jax.tree.leaves(params):
@@ -111,7 +111,7 @@ def _checksum(config: TransformerConfig, params: Params, pairs: PairExamples) ->
 
 
 def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
-    """Returns the data of a run with what its objective adds to them, such as a reference model.
+    """Returns a run's data together with what the objective adds, such as a reference model.
 
     Raises:
         RunError: The objective needs an initial model, but the run has none, or the run trains
@@ -138,7 +138,7 @@ def prepared_data(config: TrainConfig, log: LogFn) -> DataConfig:
 
 
 def check_guide(folder: str | None, tokenizer: Tokenizer) -> None:
-    """Checks that the frozen auxiliary model of an objective has the tokenizer of the run.
+    """Checks that an objective's frozen auxiliary model has the same tokenizer as the run.
 
     Raises:
         RunError: The tokenizers differ.

@@ -1,4 +1,4 @@
-"""`report.md`: a summary of a finished run, with a plot of its loss."""
+"""Writes `report.md`, a summary of a finished run with a plot of its loss."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +21,8 @@ def write_report(
     """Writes `report.md` and `loss.png` into a run folder.
 
     Args:
-        folder: the run folder, whose `metrics.jsonl` is plotted.
-        facts: the names and the values in the first rows of the report's table.
+        folder: the run folder. Its `metrics.jsonl` is plotted.
+        facts: the names and values for the first rows of the report's table.
         validation: loss and metrics of the last evaluation.
         sample: the model's output for a prompt.
         samples: completions of a policy with their rewards, from `read_samples`. The report shows

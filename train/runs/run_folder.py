@@ -1,4 +1,4 @@
-"""Creates and checks run folders, which contain everything that is needed to resume a run.
+"""Creates and checks run folders. They contain everything that is needed to resume a run.
 
 A run folder contains `config.json`, `tokenizer/`, `checkpoints/<step>/`, `metrics.jsonl`,
 `tensorboard/` and, after training, `report.md`.
@@ -49,16 +49,16 @@ from .stages import add_stage, check_extension, last_trained, next_stage
 
 T = TypeVar("T")
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
-"""The fields that change the fingerprint of the data whenever they change the training texts."""
+"""The fields whose changes to the training texts also change the fingerprint of the data."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The folder, configuration, tokenizer and data of a run, as the training loop needs them."""
+    """The folder, configuration, tokenizer and data of a run, for the training loop."""
 
     folder: Path
     stated: TrainConfig
-    """The configuration as requested, which the folder stores."""
+    """The configuration as requested and as stored in the folder."""
     tokenizer: Tokenizer
     train: DataSplit
     validation: DataSplit
@@ -93,17 +93,18 @@ def prepare_run(
 ) -> Run:
     """Reads the data, creates the tokenizer, and inspects the run folder.
 
-    Finds every error in data, tokenizer and folder before training starts. This function does not
-    write to the folder.
+    All errors in the data, the tokenizer and the folder are found here, before training starts.
+    This function does not write to the folder.
 
     Args:
         config: The configuration from the recipe and the command line.
         folder: The run folder. The folder may exist if it contains the same run.
         log: Called with lines about the tokenizer, the data and the initial model.
-        custom: The caller's custom objective, examples and rewards. With custom examples, the
-            source in the configuration is read only to train a new vocabulary, and the model keeps
-            its configured head and labels.
-        extend: Whether to add a stage to an existing run if the configuration differs from its own.
+        custom: The caller's custom objective, examples and rewards. If there are custom examples,
+            the source in the configuration is read only to train a new vocabulary, and the model
+            keeps its configured head and labels.
+        extend: Whether to add a stage to an existing run if its configuration differs from
+          `config`.
 
     Raises:
         DataError: The data cannot be downloaded, read or split into examples.
@@ -114,32 +115,33 @@ def prepare_run(
     existing = (folder / CONFIG_FILE).is_file()
     problem = f"{folder} has no run to extend: give the folder of a run"
     require(existing or not extend, problem, RunError)
-    # If the folder has a run, the configuration must match it; if not, the folder must be empty.
+    # If the folder contains a run, the configuration must match this run. Otherwise, the folder
+    # must be empty.
     if existing:
         config, tokenizer, plan = _continued(config, folder, custom, log, extend=extend)
     else:
         config, tokenizer, plan = _begun(config, folder, custom, log)
     if plan is not None:
         log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
-    # First make all checks that do not need the data, because reading the data may take long.
+    # First run all checks that do not need the data, because reading the data may take long.
     check_length(config)
     check_guide(config.objective.guide_model, tokenizer)
     check_sample_prompt(config.model, tokenizer, config.sample_prompt)
-    # Do not put these data into `config`: the folder stores `config`, and the data may hold an open
-    # model.
+    # Do not put these data into `config`, because the folder stores `config`, and the data may
+    # contain an open model.
     data, labels = prepared_data(config, log), config.model.labels
     log(f"tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens")
     if (splits := custom.splits(tokenizer)) is not None:
         train, validation = splits
     else:
-        # Make the validation split, which is smaller, first: an error in the data then shows before
-        # a reference model scores the training split.
+        # Make the smaller validation split first, so that an error in the data is raised before a
+        # reference model scores the training split.
         validation = data.validation_split(tokenizer, labels)
         train = data.train_split(tokenizer, labels, config.seed)
     _log_split("training data", train, log)
     _log_split("validation data", validation, log)
     run = Run(folder, config, tokenizer, train, validation, plan, custom)
-    # Only a new stage may have other data; otherwise the run must continue with the same data.
+    # Only a new stage may have different data. Otherwise, the run must continue with the same data.
     if extend:
         run = _with_stage(run)
     if existing and not run.extends:
@@ -160,7 +162,8 @@ def _continued(
     if writer not in (None, version):
         log(f"{folder} was made by flaxzoo {writer} (this is {version})")
     config, tokenizer = _existing_run(config, folder, custom, extend=extend)
-    # Checkpoints of adapters do not contain the base model, so such a run reads it at every start.
+    # Checkpoints of adapters do not contain the base model, so a run with adapters reads the base
+    # model at every start.
     begins = not steps(folder) or config.lora is not None
     return config, tokenizer, _init_from_plan(config) if begins else None
 
@@ -171,8 +174,8 @@ def _begun(
     """Returns the configuration, the tokenizer and the initial parameters of a new run."""
     _check_empty(folder)
     given = config.model.vocab_size
-    # The configuration may be copied from another run; the last stage of that run does not apply
-    # here.
+    # The configuration may be copied from another run. The last stage of that run does not apply to
+    # this run.
     config = dataclasses.replace(config, stage=None)
     # The vocabulary determines the shapes of parameters, so make the tokenizer before planning
     # which parameters to copy.
@@ -194,11 +197,11 @@ def _log_split(name: str, split: DataSplit, log: LogFn) -> None:
 
 
 def _with_stage(run: Run) -> Run:
-    """Returns the run, with a new stage if its configuration differs from the stored one."""
+    """Returns the run, with a new stage if its configuration differs from the stored values."""
     old, new = open_run(run.folder)[0], run.stated
     if not differences(old, new):
         return run
-    # If the stored stage does not have its own checkpoint, compare with the stage before it.
+    # If the stored stage has no checkpoint yet, compare with the stage before it.
     old, fingerprints = last_trained(run.folder, old)
     changed = differences(old, new)
     # A fingerprint may cover only the texts, not the settings that turn texts into examples, such
@@ -220,19 +223,19 @@ def _existing_run(
 ) -> tuple[TrainConfig, Tokenizer]:
     """Returns the run in `folder` after checking that `config` requests the same run.
 
-    If `extend`, `config` may differ in the fields that a new stage may change.
+    With `extend`, `config` may differ in the fields that a new stage may change.
     """
     check_trainable(read_config(folder), folder)
     custom.check_same(folder)
     old, tokenizer = open_run(folder)
     config = dataclasses.replace(config, stage=old.stage)
-    # The folder of `init_from` may have newer checkpoints by now, but the run keeps the checkpoint
+    # The folder of `init_from` may now have newer checkpoints, but the run keeps the checkpoint
     # that it started from.
     if config.init_from == old.init_from and config.init_step is None:
         config = dataclasses.replace(config, init_step=old.init_step)
     labels = None if custom.examples is not None else old.model.labels
-    # Adjust the configuration as the stored configuration was adjusted before it was stored, and
-    # only then compare both.
+    # Before comparing, adjust the configuration in the same way as the stored configuration was
+    # adjusted.
     config = _initialized_from(config, folder, own_examples=custom.examples is not None)
     config = fit_model(config, old.model, tokenizer.target.vocab_size, labels)
     if config.lora is not None and old.lora is not None:
@@ -253,9 +256,9 @@ def _existing_run(
 
 
 def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, Tokenizer]:
-    """Completes the configuration of a new run, and makes or opens its tokenizer."""
+    """Completes the configuration of a new run, and trains or opens its tokenizer."""
     model = tokenizer = None
-    # Open the initial model before the data, which may take long, so that an error shows early.
+    # Open the initial model before the data, which may take long, so that errors are raised early.
     if config.init_from is not None:
         source, tokenizer = open_run(config.init_from)
         model = source.model
@@ -272,13 +275,13 @@ def _new_run(config: TrainConfig, *, own_examples: bool) -> tuple[TrainConfig, T
 def _initialized_from(
     config: TrainConfig, folder: str | Path | None, *, own_examples: bool
 ) -> TrainConfig:
-    """Completes the settings of vectors from the run folder, or from the initial model."""
+    """Completes the embedding settings from the run folder, or from the initial model."""
     settings = _read_from(folder, read_vector_settings) or EmbeddingSettings()
     is_default = config.objective.is_default
     objective, data = config.objective.initialized_from(config.data, settings)
     if not own_examples:
         objective = objective.of_data(data, is_default=is_default)
-    # Replace objective and data together, because a default objective is chosen by the data.
+    # Replace objective and data together, because the data determine a default objective.
     return dataclasses.replace(config, objective=objective, data=data)
 
 
@@ -288,7 +291,7 @@ def _read_from(folder: str | Path | None, read: Callable[[Path], T]) -> T | None
 
 
 def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
-    """Plans which parameters to copy from `init_from`; None if all parameters start random."""
+    """Determines which parameters to copy from `init_from`; None if all parameters are random."""
     if config.init_from is None:
         return None
     folder = local_folder(config.init_from)
@@ -297,13 +300,13 @@ def _init_from_plan(config: TrainConfig) -> InitFromPlan | None:
 
 
 def _with_new_parameters(config: TrainConfig, plan: InitFromPlan | None) -> TrainConfig:
-    """Lets a run of adapters also train classifiers and new parameters, without adapters."""
+    """Makes a run with adapters also train classifiers and new parameters directly."""
     if plan is None or config.lora is None:
         return config
     new = (*plan.new(config.model), *head_parameters(config.model))
     also = dict.fromkeys((*config.lora.also_trained, *new))
     lora = dataclasses.replace(config.lora, also_trained=tuple(also))
-    # Raise errors about patterns that match no parameter here, before the data are read.
+    # Raise errors about patterns that match no parameter now, before the data are read.
     make_lora(lora, create(config.model))
     return dataclasses.replace(config, lora=lora)
 
@@ -319,8 +322,9 @@ def fit_model(
     Args:
         config: The configuration of the run.
         initial_model: The model that initializes the run, or None for a new model.
-        vocab_size: Number of tokens in the vocabulary.
-        labels: Names of the labels in the data. If None, keeps the configured head and labels.
+        vocab_size: The number of tokens in the vocabulary.
+        labels: The names of the labels in the data. If None, the model keeps the configured head
+          and labels.
 
     Raises:
         RunError: The model has no head for this kind of data.
@@ -366,7 +370,7 @@ def create_folder(run: Run) -> None:
     Call this function after all other checks.
 
     Raises:
-        RunError: Another process has meanwhile created the folder for a different run.
+        RunError: In the meantime, another process has created the folder for a different run.
     """
     if run.extends:
         add_stage(run.folder, run.stated, _fingerprints(run))
@@ -384,7 +388,7 @@ def create_folder(run: Run) -> None:
         model, source = run.stated.model, run.stated.init_from
         settings = _read_from(source, read_vector_settings)
         vectors = run.stated.objective.vector_settings(run.stated.data, settings)
-        # Sparse vectors need the head of a masked language model; with another head, drop their
+        # Sparse vectors need the head of a masked language model. With a different head, drop their
         # settings.
         is_lost = isinstance(vectors, SparseSettings) and not HEADS[model.head].predicts_masked
         if vectors is not None and not is_lost:
@@ -393,15 +397,15 @@ def create_folder(run: Run) -> None:
             )
         if run.stated.objective.scores_pairs:
             known = _read_from(source, read_pair_scoring)
-            # In training nothing but the tokenizer lowercases texts, so a cross-encoder must not do
-            # it either.
+            # In training, only the tokenizer lowercases texts, so the cross-encoder must not
+            # lowercase them either.
             scoring = dataclasses.replace(known or PairScoring(), lowercase=False)
             write_pair_scoring(folder / IN_RUN, scoring, max_length=model.max_length)
         if (base := run.base) is not None:
             content[BASE] = dataclasses.asdict(base)
         (folder / CONFIG_FILE).write_text(to_json(content, indent=2) + "\n", encoding="utf-8")
 
-    # `prepare_run` has already raised an error for a folder that is neither a run nor empty.
+    # If the folder is neither a run nor empty, `prepare_run` has already raised an error.
     build_folder(run.folder, fill)
     # Another process may have created the folder after `prepare_run` checked it.
     made, _ = open_run(run.folder)
@@ -416,7 +420,7 @@ def create_folder(run: Run) -> None:
 
 
 def _check_same_data(run: Run) -> None:
-    """Raises RunError if the data differ from the data that the run started with."""
+    """Raises RunError if the data have changed since the run started."""
     source = run.custom.names.get("examples", run.stated.data.source_name)
     # `builtin:python-docs` reads texts of the Python installation, so it depends on Python's
     # version.

@@ -1,8 +1,9 @@
-"""Locks a run folder, so that only one process at a time trains in it.
+"""Locks a run folder, so that only one process trains in it at a time.
 
 The training process holds a record lock of the operating system on the file `lock.json` in the
-folder. The system releases the lock when the process ends, even after `kill -9`, and NFS shares it
-between machines. The file says which process holds the lock, for error messages of other processes.
+folder. The system releases the lock when the process ends, even after `kill -9`. On NFS, the lock
+also applies to other machines. The file names the process that holds the lock, for the error
+messages of other processes.
 """
 
 import contextlib
@@ -25,8 +26,8 @@ from ...data.common.progress import LogFn
 LOCK_FILE = "lock.json"
 
 _HELD: dict[Path, str] = {}
-"""The path of each file that this process has locked → the content of the file. The system would
-grant the same process a second lock on a file, which this table prevents.
+"""Maps the path of each file that this process has locked to the content of the file. The system
+would allow the same process to lock a file twice, and this table prevents it.
 """
 
 
@@ -34,7 +35,7 @@ class RunLock:
     """The lock of a run folder, held from `acquire` to the end of the `with` block."""
 
     def __init__(self, folder: Path, log: LogFn) -> None:
-        """Creates a lock without acquiring it.
+        """Creates a lock, but does not acquire it.
 
         Args:
             folder: The run folder.
@@ -52,7 +53,7 @@ class RunLock:
         """Releases the lock if this object holds it."""
         if self._file is None:
             return
-        # Remove the file before the lock is released; a waiting process checks that its file still
+        # Remove the file before releasing the lock. A waiting process checks that its file still
         # exists.
         with contextlib.suppress(OSError):
             if _is_at(self._path, self._file):
@@ -71,7 +72,8 @@ class RunLock:
         if self._file is not None:
             return
         if self._path in _HELD:
-            # Do not open and read the file: closing it would release the lock of this process.
+            # Do not open the file to read it, because closing it would release the lock of this
+            # process.
             raise self._refusal(_HELD[self._path])
         started = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"process": os.getpid(), "host": socket.gethostname(), "started": started}
@@ -98,8 +100,8 @@ class RunLock:
             # written.
             file = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
             try:
-                # Do not use flock: forked processes inherit a flock and may outlive a killed
-                # parent.
+                # Do not use flock, because forked processes inherit a flock and may outlive a
+                # killed parent.
                 if fcntl is not None:
                     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):

@@ -1,4 +1,4 @@
-"""`samples.jsonl`: some completions of each evaluation of a policy, with their rewards."""
+"""Writes and reads `samples.jsonl`, which has some completions of each evaluation of a policy."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ def write_samples(
     predictions: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,
 ) -> None:
-    """Adds completions of an evaluation's first prompts, and removes samples from later steps.
+    """Adds the completions of an evaluation's first prompts, and removes samples of later steps.
 
     Args:
         folder: the run folder.
@@ -34,7 +34,7 @@ def write_samples(
         predictions: `labels`, `answer_mask` and `reward` of each prompt, from the evaluation.
         tokenizer: the tokenizer of the policy.
     """
-    # A resumed run repeats steps, so replace the samples from this step on.
+    # A resumed run repeats steps, so replace the samples of this step and of later steps.
     earlier = [sample for sample in read_samples(folder) if sample["step"] < step]
     new = [
         {
@@ -57,5 +57,5 @@ def write_samples(
 
 
 def read_samples(folder: Path) -> list[dict[str, Any]]:
-    """Returns all samples of a run, in order: `step`, `prompt`, `completion`, `reward`."""
+    """Returns all samples of a run, in order, with `step`, `prompt`, `completion` and `reward`."""
     return read_rows(folder / SAMPLES_FILE)

@@ -47,10 +47,11 @@ def save_run(
         train.save_run("runs/mine", model, state.params, tokenizer)
 
     Args:
-        folder: The folder to create, completely or not at all. The folder may exist if it is empty.
+        folder: The folder to create. It is created completely or not at all, and may exist if it is
+          empty.
         model: The model, from `models.create` or `models.load`.
-        params: The parameters, a nested dict of arrays of any floating type, with stacked layers.
-            The parameters are stored as float32.
+        params: The parameters with stacked layers, as a nested dict of arrays of any floating type.
+            They are stored as float32.
         tokenizer: The tokenizer. A translation model with two vocabularies needs a tokenizer with a
           source and a target vocabulary.
         data: The configuration of the model's data. By default, `flaxzoo evaluate` validates on
@@ -58,10 +59,9 @@ def save_run(
             recipe for this kind of model. A classifier with several labels per text, or a
             regression, requires this argument, for example `SequenceClassificationData(…,
             target="multi_label")`.
-        embedding: How `embed` and an export compute the vector of a text, as in `models.save`.
-            Defaults to the mean of the hidden states.
-        step: The number of steps that the model was trained, which becomes the name of the
-          checkpoint.
+        embedding: How `embed` and an exported model compute the vector of a text, as in
+            `models.save`. Defaults to the mean of the hidden states.
+        step: The number of training steps of the model, which becomes the name of the checkpoint.
 
     Raises:
         UserError: The folder is not empty, a parameter does not fit the model (the message names
@@ -79,7 +79,7 @@ def save_run(
     params = fitting_params(model, params)
     check_finite(params, "the model", "save the parameters of an earlier step")
     check_vocabulary(tokenizer, model.config)
-    # The folder gets the configuration of a run that could have trained this model.
+    # Store the configuration of a run that could have trained this model.
     config = config_of_model(model.config)
     if data is not None:
         objective = default_objective(data)
@@ -106,7 +106,7 @@ def save_run(
             )
 
     if embedding is not None:
-        # `width` raises UserError if a layer does not fit.
+        # `width` raises UserError if a layer does not fit the width of the model.
         embedding.width(model.config.d_model)
     make_params_only_run(
         Path(folder),

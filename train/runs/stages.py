@@ -1,7 +1,7 @@
-"""Stages of a run: `train(…, extend=True)` adds steps, with settings that may differ.
+"""The stages of a run: `train(…, extend=True)` adds a stage, with settings that may differ.
 
-The file `config.json` has the configuration of the last stage. The entry `stages` of this file
-lists all earlier stages, each with its steps, its configuration and the fingerprints of its data.
+The file `config.json` has the configuration of the last stage. The entry `stages` in this file
+lists the steps, the configuration and the data fingerprints of each earlier stage.
 """
 
 import itertools
@@ -30,7 +30,7 @@ CHANGEABLE = (
     *(f"optimizer.{name}" for name in SCHEDULE),
     *("optimizer.weight_decay", "optimizer.max_gradient_norm"),
 )
-"""The fields that a stage may change, with all fields nested in them."""
+"""The fields that a stage may change, including all fields nested in them."""
 FIXED = ("data.kind", "data.tokenizer")
 """Exceptions to `CHANGEABLE`."""
 
@@ -47,8 +47,8 @@ def check_extension(
         new_steps: The last step of the new stage; 0 if the stage is given in epochs.
 
     Raises:
-        RunError: A field that differs must not change, the run has no checkpoint, or the stage
-          would have no step.
+        RunError: A field differs that a stage may not change, the run has no checkpoint, or the
+          stage would have no steps.
     """
     for name, (before, after) in changed.items():
         require(
@@ -79,42 +79,42 @@ def next_stage(
     """Returns the stage that begins at the newest checkpoint of a run.
 
     Args:
-        old: The stored configuration, which is that of the stage before.
+        old: The stored configuration, which is the configuration of the previous stage.
         new: The configuration of the new stage.
         folder: The run folder.
         num_examples: The number of training examples.
-        same_data: Whether the training examples are the same as in the stage before, so that their
-          order continues.
+        same_data: Whether the training examples are the same as in the previous stage, so that
+          their order continues.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
     # With the same data, the new stage continues after the examples that the run has already read.
     examples = before.examples + (start - before.start) * old.batch_size if same_data else 0
     changed = [x for x in SCHEDULE if getattr(old.optimizer, x) != getattr(new.optimizer, x)]
     if not changed and old.optimizer.schedule in ENDLESS:
-        # Continue the schedule: the run then equals a run that was configured with more steps from
-        # the start.
+        # Continue the schedule. The run is then equal to a run that was configured with more steps
+        # from the start.
         warmup = in_steps(old, num_examples).optimizer.warmup_steps
         return Stage(
             start=start, examples=examples, schedule_start=before.schedule_start, warmup=warmup
         )
-    # Any other schedule restarts, at the peak learning rate unless the new stage changes the
-    # warm-up.
+    # Any other schedule restarts. It begins at the peak learning rate, unless the new stage changes
+    # the warm-up.
     rewarmed = not {"warmup_steps", "warmup_fraction"}.isdisjoint(changed)
     warmup = warmup_of(new.optimizer, new.steps - start) if rewarmed else 0
     return Stage(start=start, examples=examples, schedule_start=start, warmup=warmup)
 
 
 def earlier_stages(folder: Path) -> list[dict[str, Any]]:
-    """Returns the stages before the last stage, each with `start`, `end` and `train`."""
+    """Returns all stages before the last stage, each with `start`, `end` and `train`."""
     return cast(list[dict[str, Any]], read_config(folder).get(STAGES, []))
 
 
 def last_trained(folder: Path, stored: TrainConfig) -> tuple[TrainConfig, Mapping[str, object]]:
-    """Returns the configuration of the last stage that has a checkpoint, and its fingerprints.
+    """Returns the configuration and the fingerprints of the last stage that has a checkpoint.
 
     Args:
         folder: The run folder.
-        stored: The stored configuration, whose stage may not have its own checkpoint yet.
+        stored: The stored configuration. Its stage may not have a checkpoint yet.
     """
     fields, earlier = read_config(folder), earlier_stages(folder)
     newest = max(steps(folder), default=0)
@@ -134,7 +134,7 @@ def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]
     old = {"train": fields["train"], "data_fingerprints": fields["data_fingerprints"]}
     finished = earlier_stages(folder)
     start = finished[-1]["end"] if finished else 0
-    # A stage that ended before its first step is not recorded.
+    # Do not record a stage that ended before its first step.
     if start != stage.start:
         finished.append({"start": start, "end": stage.start, **old})
     train = to_dict(config)
@@ -161,7 +161,7 @@ def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
 
 
 def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """Yields the settings that a stage changes, except those about its length and its position."""
+    """Yields the settings that a stage changes, except its length and its position."""
     for name in now:
         if not is_below(name, ("steps", "epochs", "stage")) and before.get(name) != now[name]:
             yield f"{name} {before.get(name)} → {now[name]}"

@@ -1,1 +1,1 @@
-"""A server of models over HTTP, with OpenAI's interface."""
+"""Serves models over HTTP, with OpenAI's interface."""

@@ -1,4 +1,4 @@
-"""The ASGI application: endpoints from a table, and errors in OpenAI's format."""
+"""The ASGI application, with endpoints from a table and errors in OpenAI's format."""
 
 import asyncio
 import contextlib
@@ -33,20 +33,20 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 """Matches the Host header of a request to one of these names."""
 Answer: TypeAlias = "JsonValue | Response | AsyncIterator[bytes]"
-"""The answer of an endpoint: JSON, a response, or the parts of a stream of server-sent events."""
+"""What an endpoint returns: JSON, a response, or the parts of a stream of server-sent events."""
 QUICK_BODY = 1 << 16
-"""The largest body, in bytes, whose fields are read in the thread of the event loop. Another thread
-reads larger bodies, because reading them takes long."""
+"""The maximum size, in bytes, of a body that is parsed in the thread of the event loop. A different
+thread parses larger bodies, because this takes long."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A model and the kinds of work that it does.
+    """A model and the kinds of work that it supports.
 
     Attributes:
-        name: its name in requests.
+        name: the name of the model in requests.
         front: the object that has the model's tokenizer, such as a `TextGenerator`.
-        workers: kind of work → the worker, such as "generation".
+        workers: the worker for each kind of work, such as "generation".
     """
 
     name: str
@@ -60,29 +60,30 @@ class Access:
     """The API key of clients, and the limits of request bodies."""
 
     key: str | None = None
-    """The key of clients (`Authorization: Bearer KEY`). If None, the server answers only clients on
-    this machine."""
+    """The key that clients must send (`Authorization: Bearer KEY`). If None, the server answers
+    only clients on this machine."""
     body_limit: PositiveInt = 2 * 1024 * 1024
     """The maximum size of a body, in bytes."""
     body_time: Positive = 30.0
-    """Seconds within which a client must send the body."""
+    """The number of seconds within which a client must send the body."""
     read_time: Positive = 10.0
-    """Seconds that a client has to read the answer after the time limit of its request."""
+    """The number of seconds that a client has to read the answer after the time limit of its
+    request."""
 
     def check(self, request: Request) -> None:
-        """Checks the key of a request, or the name of the host if the server has no key.
+        """Checks the key of a request, or the host name in the request if the server has no key.
 
         Raises:
             ApiError: the key is missing or wrong.
         """
         if self.key is None:
-            # A page of another site may reach this server by DNS rebinding. Such a page sends the
-            # name of the site's host.
+            # A page of a different site can reach this server by DNS rebinding. A request from such
+            # a page has the host name of that site.
             host = request.headers.get("host", "")
             message = f"the host {host[:100]!r} requires a key: give --api-key-file"
             require_valid(_LOOPBACK_HOST.fullmatch(host), message, code=None, status=403)
             return
-        # Compare in constant time, so that the time of a refusal reveals no part of the key.
+        # Compare in constant time, so that the response time does not reveal a part of the key.
         authorization = request.headers.get("authorization", "")
         is_right = hmac.compare_digest(authorization.encode(), f"Bearer {self.key}".encode())
         message = "the API key is missing or wrong: send Authorization: Bearer KEY"
@@ -103,10 +104,10 @@ class Service:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """Counts an open request, whose body takes memory even before the engine admits it.
+        """Counts a request as open, because its body takes memory even before it is admitted.
 
         Raises:
-            ApiError: twice as many requests as the engine admits are open.
+            ApiError: the number of open requests is twice the number that the engine admits.
         """
         if self.num_open >= 2 * self.engine.limits.max_requests:
             raise self.engine.overloaded(f"{self.num_open:,} open requests")
@@ -146,13 +147,13 @@ class Service:
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """An endpoint: a line of the table of routes.
+    """An endpoint of the server, which is an entry in the table of routes.
 
     Attributes:
         method: GET or POST.
         path: its path.
         answer: `answer(service, fields)`; without fields `answer(service, None)`.
-        summary: one line for the documentation.
+        summary: a single line for the documentation.
         fields: the dataclass of the body, or None.
         is_open: whether the endpoint needs no key.
     """
@@ -189,10 +190,10 @@ class _Handler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
-        status = 499  # the client has disconnected before an answer
+        status = 499  # the client disconnected before the answer
         request = Request(scope, receive)
 
-        # Remember the status that the client gets, to count it.
+        # Remember the status of the answer, to count it.
         async def sending(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
@@ -202,7 +203,7 @@ class _Handler:
             with contextlib.ExitStack() as exits:
                 await self._answer(request, sending, exits)
         except ClientDisconnect:
-            pass  # nobody reads an answer; the request is counted below
+            pass  # the client does not read an answer; the request is counted below
         finally:
             self.service.metrics.count(self.endpoint.path, status, time.monotonic() - started)
 
@@ -225,7 +226,7 @@ class _Handler:
         # Wait for the end of the answer or of the connection, whichever comes first.
         working = asyncio.ensure_future(self._respond(request, fields, send))
         disconnected = asyncio.ensure_future(_disconnected(request))
-        # A client that does not read its answer must not block other clients.
+        # A client that does not read the answer must not block other clients.
         limit = self.service.engine.limits.time_limit + self.service.access.read_time
         try:
             await asyncio.wait(
@@ -236,7 +237,7 @@ class _Handler:
             for task in (working, disconnected):
                 task.cancel()
             await asyncio.wait((working, disconnected))
-        # Raise the error of the answer, if any.
+        # If the answer failed, raise its error.
         if not working.cancelled():
             working.result()
 
@@ -251,7 +252,7 @@ class _Handler:
         message = f"Content-Type must be application/json, got {kind[:100]!r}"
         is_json = kind == "application/json"
         require_valid(is_json, message, code="unsupported_media_type", status=415)
-        # Refuse a long body by its Content-Length header, if any, and count the bytes in any case.
+        # If the Content-Length header is too large, refuse the body. Count the bytes in any case.
         size = request.headers.get("content-length", "0")
         too_long = ApiError(413, f"the body has more than {access.body_limit:,} bytes: shorten it")
         if size.isdigit() and int(size) > access.body_limit:
@@ -292,7 +293,7 @@ async def _disconnected(request: Request) -> None:
 async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
     """Sends a stream of server-sent events.
 
-    An error before the first event sets the status of the response.
+    If an error is raised before the first event, it determines the status of the response.
     """
 
     async def part(body: bytes, *, more: bool = True) -> None:
@@ -305,7 +306,7 @@ async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
         try:
             async for body in parts:
                 await part(body)
-        # The status was already sent, so the client reads a later error in an event.
+        # The status has already been sent, so send the error in an event.
         except Exception as error:
             await part(event_of(api_error(error).body))
     await part(b"", more=False)
@@ -314,7 +315,7 @@ async def _stream(parts: AsyncIterator[bytes], send: Send) -> None:
 def event_of(value: JsonValue) -> bytes:
     """Returns a server-sent event with JSON.
 
-    The event is ASCII, because some clients also split lines at the line separators of Unicode.
+    The event is ASCII, because some clients also split lines at Unicode line separators.
     """
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 

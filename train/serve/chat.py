@@ -53,17 +53,17 @@ class ChatFields(TextFields):
     """Messages with role and content."""
     max_tokens: PositiveInt | None = None
     """The maximum number of new tokens. Defaults to the number of tokens that fit into the context.
-    All of these tokens count toward the server's limit of tokens in the queue (`--max-tokens`)."""
+    The server's limit of tokens in the queue (`--max-tokens`) counts this maximum."""
     max_completion_tokens: PositiveInt | None = None
     """The same as `max_tokens`."""
     logprobs: bool = False
     """Whether to report the log-probability of each token."""
     top_logprobs: Alternatives = 0
-    """The number of most probable tokens to report at each position."""
+    """How many of the most probable tokens to report at each position."""
     tools: tuple[JsonFields, ...] = ()
     """Functions that the model may call."""
     tool_choice: Literal["auto", "none"] = "auto"
-    """auto: the model chooses. A request cannot force a call."""
+    """auto: the model decides whether to call a tool. A request cannot force a call."""
     parallel_tool_calls: Literal[True] = True
     """Must be true, because the number of calls cannot be limited."""
     response_format: ResponseFormat = ResponseFormat()
@@ -92,7 +92,7 @@ async def chat(service: Service, fields: ChatFields) -> Answer:
     service.engine.check_admission()
     model, worker = service.worker(fields.model, GENERATION)
     form = _form(model.front, fields)
-    # Tokenize in another thread, so that the event loop serves other requests meanwhile.
+    # Tokenize in a different thread, so that the event loop can serve other requests.
     works = await asyncio.to_thread(_works, model.front, fields, form)
     job = service.engine.submit(worker, works, tokens=num_tokens(works))
     answer = _Answer(model.front.tokenizer, fields, works, form)
@@ -124,14 +124,14 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm) -> list
     messages = [
         read_message(message, i, in_content=in_content) for i, message in enumerate(fields.messages)
     ]
-    # The instructions list the tools if the template does not.
+    # If the template does not list the tools, the instructions list them.
     listed = form.instructions(tools)
     schemas = list(fields.tools) if listed is None else None
     if listed:
         messages = with_instructions(messages, listed)
     encoded = encode_chat(tokenizer, messages, tools=schemas, add_generation_prompt=True)
     sampling = fields.sampling(generator.stored, alternatives=fields.top_logprobs)
-    # The tokens that end a turn also end the answer.
+    # Tokens that end a turn also end the answer.
     ends = turn_ends(tokenizer, template, tools=bool(tools))
     works = make_works(
         generator,
@@ -150,7 +150,7 @@ def _works(generator: TextGenerator, fields: ChatFields, form: CallForm) -> list
 
 @dataclasses.dataclass
 class _Answer:
-    """Writes the answer to a request."""
+    """Converts generated text to the answer to a request."""
 
     tokenizer: Tokenizer
     fields: ChatFields
@@ -171,7 +171,8 @@ class _Answer:
             }
             for call in written.calls
         ]
-        # In the lectures' format the content includes the call, so cut it before the call.
+        # In the format of the lectures, the content includes the call, so cut the content before
+        # the call.
         content = written.content
         if calls and self.form.in_content:
             content = content[: self.form.begins_call(content)].rstrip()
@@ -197,7 +198,7 @@ class _Answer:
         """Returns the log-probabilities of new tokens, if requested."""
         if not self.fields.logprobs:
             return None
-        # Without requested alternatives, each token has an empty list.
+        # If no alternatives are requested, each token has an empty list.
         rows = piece.alternatives or [[]] * len(piece.tokens)
         every = zip(piece.tokens, piece.log_probabilities, rows, strict=True)
         return {
@@ -214,7 +215,7 @@ class _Answer:
 
 
 class _Shown:
-    """The part of a text that a stream has sent, without white space around the answer."""
+    """Tracks which part of a text a stream has sent, without white space around the answer."""
 
     def __init__(self, form: CallForm) -> None:
         self._form, self._text, self._shown = form, "", 0
@@ -224,7 +225,7 @@ class _Shown:
         self._text += text
         if self._shown == 0:
             self._text = self._text.lstrip()
-        # The text may contain the beginning of a tool call, which is not sent.
+        # The text may contain the beginning of a tool call. Do not send this part.
         end = len(self._text[: self._form.begins_call(self._text)].rstrip())
         shown, self._shown = self._text[self._shown : end], max(end, self._shown)
         return shown
@@ -258,13 +259,13 @@ async def _stream(
         return event_of({**start, "choices": [choice]})
 
     async with job:
-        # The first part of each choice has the role, as OpenAI's clients expect.
+        # The first part of each choice contains the role, as OpenAI's clients expect.
         for i in range(len(works)):
             yield part(i, {"role": "assistant", "content": ""}, None, None)
         async for i, piece in job:
             written[i], last = piece.num_tokens, piece.reason is not None
             before = shown[i].num_sent
-            # Send calls only when the text has ended, because an incomplete call cannot be parsed.
+            # Send calls only at the end of the text, because an incomplete call cannot be parsed.
             text, calls = shown[i].take(piece.text), []
             if last:
                 content, calls = answer.parsed(shown[i].whole)

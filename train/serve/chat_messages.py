@@ -13,7 +13,7 @@ from ...models.text.chat.tools.tool import Tool, ToolCall
 from .fields import ApiError, require_valid
 
 JsonFields = Mapping[str, object]
-"""An object of a request, whose fields are not declared."""
+"""An object in a request that can have any fields."""
 
 TOOL: Mapping[str, object] = {
     "type": Literal["function"],
@@ -24,18 +24,18 @@ TOOL: Mapping[str, object] = {
     "function.parameters": JsonFields | None,
     "function.parameters.properties": JsonFields | None,
 }
-"""Field of a tool → its type. A call cannot be guaranteed to fit its schema, so strict is false."""
+"""The types of a tool's fields. `strict` must be false, because a call may not fit its schema."""
 MESSAGE: Mapping[str, object] = {
     "content": str | Sequence[object],
     "tool_calls": Sequence[JsonFields] | None,
 }
-"""Field of a message → its type. The template checks the other fields."""
+"""The types of a message's fields. The template checks all other fields."""
 CALL: Mapping[str, object] = {
     "function": JsonFields,
     "function.name": str,
     "function.arguments": str | JsonFields | None,
 }
-"""Field of a call in a message → its type."""
+"""The types of the fields of a call in a message."""
 
 
 def checked(value: JsonFields, types: Mapping[str, object], field: str, location: str) -> list[Any]:
@@ -43,12 +43,12 @@ def checked(value: JsonFields, types: Mapping[str, object], field: str, location
 
     Args:
         value: the object.
-        types: path of a field, with dots → its type.
+        types: maps the path of each field, with dots, to its type.
         field: the field of the request that contains the object.
-        location: the position of the object in the request, for messages.
+        location: the position of the object in the request, for error messages.
 
     Raises:
-        ApiError: a field has another type.
+        ApiError: a field has a different type.
     """
     values = []
     for path, kind in types.items():
@@ -64,7 +64,7 @@ def checked(value: JsonFields, types: Mapping[str, object], field: str, location
 
 
 def read_tools(objects: Sequence[JsonFields]) -> tuple[Tool, ...]:
-    """Returns the tools of a request, which the server never runs.
+    """Returns the tools of a request. The server never runs these tools.
 
     Raises:
         ApiError: a tool is not a function, or a field has the wrong type.
@@ -81,7 +81,7 @@ def _never(**arguments: object) -> None:
 
 
 def read_message(message: JsonFields, index: int, *, in_content: bool) -> dict[str, Any]:
-    """Returns a message as chat templates read it: arguments of calls are objects.
+    """Returns a message in the form for chat templates, where the arguments of calls are objects.
 
     Args:
         message: the message.
@@ -91,7 +91,7 @@ def read_message(message: JsonFields, index: int, *, in_content: bool) -> dict[s
     Raises:
         ApiError: the content or a call has the wrong type.
     """
-    # A message with calls may have no content, but every template reads the content.
+    # A message with calls may lack the content, but every template reads the content.
     result = {"content": "", **without_none(message)}
     location = f"messages[{index}]"
     content, objects = checked(result, MESSAGE, "messages", location)
@@ -105,7 +105,7 @@ def read_message(message: JsonFields, index: int, *, in_content: bool) -> dict[s
 
 
 def _call(fields: JsonFields, location: str) -> ToolCall:
-    """Returns a call of a message."""
+    """Returns a tool call from a message."""
     _, name, arguments = checked(fields, CALL, "messages", location)
     if isinstance(arguments, str) and arguments:
         try:
@@ -123,7 +123,7 @@ def _bracketed(call: ToolCall) -> str:
 
 
 def with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Appends a text to the system message, which is added if it is missing."""
+    """Appends a text to the system message, or adds a system message if there is none."""
     first, rest = {"role": "system", "content": ""}, messages
     if messages[0].get("role") == "system":
         first, *rest = messages

@@ -29,11 +29,11 @@ from .rows.inputs import texts_of
 from .text_fields import TextFields, seeds_of
 
 MOST_PROMPTS = 32
-"""The maximum number of prompts of a request."""
+"""The maximum number of prompts in a request."""
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
 SHORT = 4000
-"""Prompts of fewer characters are tokenized in the thread of the event loop."""
+"""Prompts with fewer characters than this are tokenized in the thread of the event loop."""
 
 Alternatives = Annotated[int, Range(least=0, most=5)]
 Prompts = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -44,11 +44,11 @@ class CompletionFields(TextFields):
     """Prompts to continue."""
 
     prompt: Prompts
-    """A text, the token ids of a text, or a list of texts or of lists of token ids."""
+    """A text, a list of texts, the token ids of a text, or a list of lists of token ids."""
     max_tokens: NonNegativeInt = 16
     """The maximum number of new tokens of each text."""
     logprobs: Alternatives | None = None
-    """The number of most probable tokens to report at each position, in addition to the chosen
+    """How many of the most probable tokens to report at each position, in addition to the chosen
     token."""
     echo: bool = False
     """Whether the text begins with the prompt."""
@@ -73,7 +73,7 @@ class CompletionFields(TextFields):
 
 @dataclasses.dataclass
 class _Echo:
-    """A prompt that the answer repeats before the completion, and the scores of its tokens.
+    """A prompt that the answer repeats before the completion, with the scores of its tokens.
 
     If prompts are not repeated, all fields are empty.
     """
@@ -85,7 +85,7 @@ class _Echo:
 
     @classmethod
     def of(cls, text: str, ids: Sequence[int], scores: Sequence[TokenAlternatives]) -> "_Echo":
-        """Makes the echo of a prompt, whose first token has no log-probability."""
+        """Makes the echo of a prompt. The first token has no log-probability."""
         log_probabilities = [None, *(score.log_probability for score in scores)]
         return cls(text, ids, log_probabilities, [None, *(score.best for score in scores)])
 
@@ -95,7 +95,7 @@ _NO_TEXT = Piece("", [], [], [], "length", 0)
 
 
 def head(model: Served, kind: str, prefix: str) -> JsonObject:
-    """Returns the fields that every answer begins with."""
+    """Returns the first fields of every answer."""
     identity = f"{prefix}-{uuid.uuid4().hex}"
     return {"id": identity, "object": kind, "created": int(time.time()), "model": model.name}
 
@@ -137,7 +137,7 @@ async def complete(service: Service, fields: CompletionFields) -> Answer:
             _Echo.of(_text_of(model.front, prompt, group[0].ids), group[0].ids, score)
             for prompt, group, score in zip(fields.prompts, prompts, scores, strict=True)
         ]
-    # With max_tokens 0, no tokens are generated, and the answer has only the prompt.
+    # If max_tokens is 0, no tokens are generated, and the answer has only the prompt.
     to_generate = [] if fields.max_tokens == 0 else works
     job = service.engine.submit(worker, to_generate, tokens=num_tokens(to_generate))
     answer = _Answer(model.front.tokenizer, fields, start, works, echoes)
@@ -179,7 +179,7 @@ def _text_of(generator: TextGenerator, prompt: str | tuple[int, ...], ids: list[
 
 @dataclasses.dataclass
 class _Answer:
-    """Writes the answer to a request."""
+    """Converts generated texts to the answer to a request."""
 
     tokenizer: Tokenizer
     fields: CompletionFields
@@ -190,7 +190,7 @@ class _Answer:
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens of all prompts."""
-        # The n texts of a prompt follow each other, so count the prompt of every n-th text.
+        # The n texts for a prompt are consecutive, so count the prompt of every n-th text.
         return sum(len(work.ids) for work in self.works[:: self.fields.n])
 
     def whole(self, pieces: Sequence[Piece]) -> JsonObject:
@@ -204,7 +204,7 @@ class _Answer:
         }
 
     def choice(self, index: int, piece: Piece, offset: int) -> JsonObject:
-        """Returns a choice, or a part of it.
+        """Returns a choice, or a part of a streamed choice.
 
         Args:
             index: the index of the text in the answer.
@@ -225,7 +225,7 @@ class _Answer:
             return None
         ids = [*echo.ids, *piece.tokens]
         scores = [*echo.scores, *piece.log_probabilities]
-        # Without requested alternatives, each new token has an empty list.
+        # If no alternatives are requested, each new token has an empty list.
         best = [*echo.best, *(piece.alternatives or [[]] * len(piece.tokens))]
         tokens = [self.tokenizer.decode([token], False) for token in ids]
         # The offset of a token is the number of characters before it in the whole text.
@@ -248,12 +248,12 @@ class _Answer:
         score: float | None,
         num_alternatives: int,
     ) -> JsonValue:
-        """Returns the alternatives at a position by their text, with the chosen token."""
+        """Returns the log-probabilities of the alternatives and the chosen token, by their text."""
         if row is None:
             return None
         named: JsonObject = {}
         for one, value in [*row[:num_alternatives], (token, score)]:
-            # Several tokens may have the same text, if each is only a part of a character.
+            # Several tokens may have the same text, if each token is only a part of a character.
             named.setdefault(self.tokenizer.decode([one], False), value)
         return named
 
@@ -264,7 +264,7 @@ async def _stream(
     """Yields the parts of a streamed answer."""
     offsets, written = [0] * len(answer.works), dict[int, int]()
     async with job:
-        # The job has no tasks if nothing is generated, so send the prompts here.
+        # If nothing is generated, the job has no tasks, so send the prompts here.
         if not answer.fields.max_tokens:
             for i in range(len(answer.works)):
                 yield event_of({**answer.start, "choices": [answer.choice(i, _NO_TEXT, 0)]})

@@ -1,8 +1,9 @@
-"""The engine: one thread that owns the device. asyncio only moves messages to and from this thread.
+"""The engine, a thread that owns the device. asyncio only sends messages to it and receives them.
 
 A `Worker` does one kind of work with one model, such as generation, in small steps. The engine
-calls the steps of all workers in turn. A `Job` is the work of one HTTP request: one or more tasks,
-whose events it yields. Two counters, of requests and of tokens, limit the admitted jobs.
+calls the steps of all workers in turn. A `Job` is the work of one HTTP request. It has one or more
+tasks, and yields their events. The number of admitted jobs is limited by their number of requests
+and their number of tokens.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ from ...data.common.fields import NonNegativeInt, Positive, PositiveInt
 from .fields import ApiError
 
 Work = TypeVar("Work")
-"""The work of a task: the object that its worker reads."""
+"""The work of a task, which is the object that the worker reads."""
 Event = TypeVar("Event")
-"""The events of a task: the objects that its worker sends."""
+"""An event of a task, which is an object that the worker sends."""
 IDLE_TIME = 1.0
-"""Seconds without work after which the engine compiles one more program."""
+"""The number of seconds without work after which the engine compiles one more program."""
 STOP_TIME = 1.0
-"""Seconds to wait for the engine's current step when the server ends."""
+"""The number of seconds to wait for the engine's current step when the server ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Limits:
     max_requests: PositiveInt = 512
     """Maximum number of requests that wait or run. Further requests get status 429."""
     max_tokens: PositiveInt = 1_000_000
-    """Maximum number of tokens of the requests that wait or run, including the new tokens that they
-    may generate. Further requests get status 429."""
+    """Maximum number of tokens in the requests that wait or run, including the new tokens that
+    these requests may generate. Further requests get status 429."""
     time_limit: Positive = 600.0
     """Seconds after which a request is canceled, with status 504."""
     retry_after: NonNegativeInt = 1
@@ -50,11 +51,11 @@ class Limits:
 
 @runtime_checkable
 class Worker(Protocol[Work, Event]):
-    """One kind of work with one model. The engine's thread calls all methods."""
+    """Does one kind of work with one model. The engine's thread calls all methods."""
 
     @property
     def wait(self) -> float | None:
-        """Seconds until `step` has work: 0 if it has work now, None if it has no tasks."""
+        """The seconds until `step` has work: 0 if it has work now, None if there are no tasks."""
         ...
 
     def add(self, task: "Task[Work, Event]") -> None:
@@ -62,7 +63,7 @@ class Worker(Protocol[Work, Event]):
         ...
 
     def cancel(self, task: "Task[Work, Event]") -> None:
-        """Removes a task whose client has disconnected. The task may have already ended."""
+        """Removes a task because its client has disconnected. The task may already have ended."""
         ...
 
     def step(self) -> None:
@@ -70,7 +71,7 @@ class Worker(Protocol[Work, Event]):
         ...
 
     def reset(self) -> None:
-        """Drops all tasks, after an error."""
+        """Drops all tasks after an error."""
         ...
 
     def warm_up(self) -> Sequence[Callable[[], None]]:
@@ -82,7 +83,7 @@ class Worker(Protocol[Work, Event]):
 
 
 class Task(Generic[Work, Event]):
-    """A part of a job: one text."""
+    """A part of a job, which is the work for one text."""
 
     def __init__(self, job: "Job[Event]", index: int, work: Work) -> None:
         """Creates a task.
@@ -90,7 +91,7 @@ class Task(Generic[Work, Event]):
         Args:
             job: the job.
             index: the index of the task in its job.
-            work: what the worker reads.
+            work: the object that the worker reads.
         """
         self.job, self.index, self.work = job, index, work
         self.ended = False
@@ -110,7 +111,7 @@ class Task(Generic[Work, Event]):
 
 
 class Job(Generic[Event]):
-    """The work of one request: an asynchronous context manager and iterator.
+    """The work of one request, as an asynchronous context manager and iterator.
 
     Example::
 
@@ -137,14 +138,14 @@ class Job(Generic[Event]):
         self._events: collections.deque[Posted[Event]] = collections.deque()
         self._arrived = asyncio.Event()
         limit = engine.limits.time_limit
-        # OpenAI's client library sends a failed request again unless this header forbids it.
+        # This header prevents OpenAI's client library from repeating the failed request.
         late = ApiError(
             504,
             f"the request took longer than {limit:g} s: request fewer tokens",
             code="timeout",
             headers={"x-should-retry": "false"},
         )
-        # Use one timer for all events, because a timer for each event would cost as much as
+        # Use a single timer for all events, because a timer for each event would take as long as
         # handling the event.
         self._timer = self.loop.call_later(limit, self.arrive, late)
 
@@ -173,7 +174,7 @@ class Job(Generic[Event]):
         return index, event
 
     async def results(self) -> list[Event]:
-        """Waits until all tasks have ended; returns the last event of each task."""
+        """Waits until all tasks have ended, and returns the last event of each task."""
         async with self:
             last = {index: event async for index, event in self}
         return [last[index] for index in range(len(self.tasks))]
@@ -189,8 +190,8 @@ class Job(Generic[Event]):
 
 
 Posted: TypeAlias = tuple[int, Event, bool] | ApiError
-"""A message to a job: an error; or the index of a task, its event, and whether the event is the
-last."""
+"""A message to a job: an error, or a tuple of the index of a task, its event, and whether this is
+the last event of the task."""
 AnyWorker: TypeAlias = Worker[Any, Any]
 AnyJob: TypeAlias = Job[Any]
 
@@ -210,13 +211,13 @@ class Engine:
         self.num_tokens = 0
         """The tokens of the admitted jobs."""
         self.ready = threading.Event()
-        """Set when all workers are warm."""
+        """Set when the warm-up of all workers is complete."""
         self.closing = False
         """Whether new jobs are refused."""
         self.failed = False
         """Whether the engine's thread has ended with an error."""
         self._later: collections.deque[Callable[[], None]] = collections.deque()
-        """Functions that compile more programs, called while the engine is idle."""
+        """Functions that compile more programs. They are called while the engine is idle."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[AnyJob, Posted[Any]]]] = {}
         self._tasks: dict[AnyWorker, set[Task[Any, Any]]] = {one: set() for one in self.workers}
@@ -228,7 +229,7 @@ class Engine:
         return self.ready.is_set() and not (self.closing or self.failed)
 
     def start(self) -> None:
-        """Starts the thread, which first warms up the workers."""
+        """Starts the thread, which begins with the warm-up of all workers."""
         self._thread.start()
 
     def stop(self) -> bool:
@@ -241,7 +242,7 @@ class Engine:
         """Checks that the queue has space for another job.
 
         Args:
-            tokens: its tokens.
+            tokens: the number of tokens of the job.
 
         Raises:
             ApiError: the queue is full, or the server shuts down.
@@ -251,14 +252,14 @@ class Engine:
             headers = self._retry_after
             raise ApiError(503, f"{why}: try again later", code="unavailable", headers=headers)
         full = len(self.jobs) >= self.limits.max_requests
-        # An empty queue admits a job of any size, because a job with more tokens than the limit
-        # would otherwise never be admitted.
+        # An empty queue admits a job of any size. A job with more tokens than the limit would
+        # otherwise never be admitted.
         crowded = self.jobs and self.num_tokens + tokens > self.limits.max_tokens
         if full or crowded:
             raise self.overloaded(f"{len(self.jobs):,} requests with {self.num_tokens:,} tokens")
 
     def overloaded(self, counts: str) -> ApiError:
-        """Returns the error of a refused request; `counts` describes the load of the server."""
+        """Returns the error for a refused request; `counts` describes the load of the server."""
         message = f"the server is busy ({counts}): try again later"
         return ApiError(429, message, code="overloaded", headers=self._retry_after)
 
@@ -273,7 +274,7 @@ class Engine:
 
         Args:
             worker: one of `workers`.
-            works: what the worker reads, for each task.
+            works: the object that the worker reads, for each task.
             tokens: the number of tokens that the job adds to the queue.
 
         Raises:
@@ -321,20 +322,20 @@ class Engine:
                 job.worker.cancel(task)
 
     def _run(self) -> None:
-        """Runs until `stop`."""
+        """Runs the engine until `stop`."""
         try:
             for worker in self.workers:
                 self._later.extend(worker.warm_up())
             self.ready.set()
-            # Take messages, run one step of each worker that has work, then send the events.
+            # Take messages, run one step of each worker that has work, and then send the events.
             while self._receive():
                 for worker in self.workers:
                     if worker.wait == 0:
                         self._step(worker)
                 self._deliver()
         except BaseException as error:
-            # The engine computes no more tasks, so end all jobs, because their clients would wait
-            # forever.
+            # The engine does not run any more tasks, so end all jobs. Their clients would otherwise
+            # wait forever.
             self.failed = True
             report_fault(error)
             self._refuse()
@@ -354,9 +355,9 @@ class Engine:
     def _receive(self) -> bool:
         """Takes all messages, and waits for a message if no worker has work.
 
-        Returns False to stop.
+        Returns False if the engine must stop.
         """
-        # Wait until the first worker has work, or without a limit if all workers are idle.
+        # Wait until a worker has work, or without a time limit if all workers are idle.
         waits = [wait for worker in self.workers if (wait := worker.wait) is not None]
         compiles = not waits and bool(self._later)
         wait = min(waits, default=IDLE_TIME if compiles else None)
@@ -372,7 +373,7 @@ class Engine:
             if message is None:
                 return False
             message()
-            # Take the other messages that have arrived, but do not wait for more.
+            # Also take the other messages that have arrived, but do not wait for more.
             compiles, deadline = False, time.monotonic()
 
     def _step(self, worker: AnyWorker) -> None:
@@ -383,7 +384,7 @@ class Engine:
             worker.reset()
 
     def _deliver(self) -> None:
-        """Passes the events of a step to their event loops, one call for each loop."""
+        """Passes the events of a step to their event loops, with one call for each loop."""
         outbox, self._outbox = self._outbox, {}
         for loop, events in outbox.items():
             with contextlib.suppress(RuntimeError):  # the event loop was closed
@@ -401,10 +402,10 @@ def report_fault(error: BaseException) -> None:
 
 
 def fail_tasks(tasks: Iterable[Task[Any, Any]], error: Exception) -> None:
-    """Reports an error of a model, and ends the jobs of these tasks with this error."""
+    """Reports an error of a model, and ends the jobs of the tasks with this error."""
     report_fault(error)
-    # Clients see only messages that are written for them. Other messages may quote the prompt of
-    # another client.
+    # Clients see only messages that are meant for them. Other messages may quote a prompt of a
+    # different client.
     known = isinstance(error, UserError)
     shown = str(error) if known else f"the model has failed ({type(error).__name__})"
     for task in tasks:

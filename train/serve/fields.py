@@ -1,8 +1,8 @@
 """The fields of requests, and the errors of the server.
 
 The body of an endpoint is a dataclass that derives from `Checked`. The type of a field declares its
-range, and the default is its value in a request without the field. A field that an endpoint accepts
-only with one value declares `Literal[value]`, so that an error about another value names the field.
+range, and its default applies to a request without the field. If an endpoint accepts only one value
+of a field, the type is `Literal[value]`, so that an error about a different value names the field.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-"""HTTP status → type of an error, as OpenAI's clients know it. The type for any other status
+"""The error type that OpenAI's clients expect for each HTTP status. For any other status, the type
 depends on whether the status is at least 500."""
 
 
@@ -43,8 +43,8 @@ class ApiError(Exception):
 
         Args:
             status: the HTTP status.
-            message: one line that says what is wrong, which value was given, and the remedy.
-            param: the wrong field of the request, if any.
+            message: a single line that states what is wrong, the given value, and the remedy.
+            param: the field of the request that is wrong, or None.
             code: a short name of the problem, for programs.
             headers: additional headers of the response, such as `Retry-After`.
         """
@@ -77,8 +77,8 @@ def require_valid(
     """Checks a value of a request.
 
     Args:
-        condition: what must be true.
-        message: one line for the client; see `ApiError`.
+        condition: the condition that must be true.
+        message: a single line for the client; see `ApiError`.
         param: the field of the request.
         code: a short name of the problem.
         status: the HTTP status.
@@ -98,7 +98,7 @@ def read_json(body: bytes) -> JsonObject:
     """
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant)
-        # Half of a surrogate pair is valid JSON, but it cannot be encoded as text.
+        # A single surrogate is valid in JSON, but it cannot be encoded as text.
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -126,11 +126,12 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
         body: the fields by name.
 
     Raises:
-        ApiError: a field is unknown or missing, or has a value that it does not allow.
+        ApiError: a field is unknown or missing, or has a value that is not allowed.
     """
     values = without_none(body)
     known = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore
-    # Report unknown fields first, because a misspelled field also seems to be missing.
+    # Report unknown fields first, because a misspelled field would otherwise be reported as
+    # missing.
     unknown = next((name for name in values if name not in known), None)
     if unknown is not None:
         unknown = unknown[:100]
@@ -146,7 +147,7 @@ def read_fields(cls: type[Fields], body: Mapping[str, object]) -> Fields:
         message = "the body has too many levels of lists: send fewer"
         raise ApiError(400, message, code="invalid_value") from None
     except UserError as error:
-        # An error about several fields does not say which of them is wrong, so report the one that
-        # its message names first.
+        # An error about several fields does not state which field is wrong, so report the field
+        # that the message names first.
         name = next(filter(known.__contains__, str(error).split()), None)
         raise ApiError(400, str(error), name, "invalid_value") from None

@@ -1,4 +1,4 @@
-"""Generation by a continuous batch."""
+"""Generates and scores texts for requests, in a continuous batch."""
 
 import collections
 import dataclasses
@@ -24,17 +24,18 @@ from .text_fields import TextFields
 
 GENERATION, SCORING = "generation", "scoring"
 STREAM_INTERVAL = 0.025
-"""The minimum time between two pieces of a stream, in seconds. Faster tokens are sent together."""
+"""The minimum time between two pieces of a stream, in seconds. Tokens that are generated faster are
+sent together."""
 PIECES_PER_SECOND = 400
-"""Maximum number of pieces of all streams per second. A piece takes about 0.1 ms in the event
-loop."""
+"""The maximum number of pieces per second in all streams together. A piece takes about 0.1 ms in
+the event loop."""
 MOST_ALTERNATIVES = 5
-"""The number of alternatives that are computed at each position of a prompt."""
+"""The number of most probable tokens that are computed at each position of a prompt."""
 
 
 @dataclasses.dataclass
 class Piece:
-    """A part of a text: the text since the previous piece, or the whole text."""
+    """A part of a text, which is either the text since the previous piece or the whole text."""
 
     text: str
     tokens: list[int]
@@ -42,7 +43,7 @@ class Piece:
     alternatives: list[list[tuple[int, float]]]
     """The most probable tokens at each position, if requested."""
     reason: FinishReason | None
-    """Why the text ended, or None while it grows."""
+    """The reason why the text ended, or None if it has not ended."""
     num_tokens: int
     """The number of tokens that the model has chosen so far."""
 
@@ -59,16 +60,16 @@ class TextWork:
     sampling: TextSampling
     seed: int
     index: int
-    """The index of the text among the texts with the same seed."""
+    """The index of the text among all texts with the same seed."""
     streamed: bool
-    """Whether pieces are sent while the text grows."""
+    """Whether pieces are sent while the text is generated."""
     ends: Callable[[str], int | None] | None = None
     """Returns the index where a text must end, for example after a tool call, or None if the
     text may continue."""
     alternatives: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
     created: float = dataclasses.field(default_factory=time.monotonic)
     first_token: float = 0.0
-    """Seconds until the first token."""
+    """The number of seconds until the first token."""
     shown: int = 0
     """The number of tokens that have been sent."""
 
@@ -80,9 +81,9 @@ class TextWork:
             self.growing.text, self.growing.reason = self.growing.text[:end], "stop"
 
     def piece(self) -> Piece | None:
-        """Returns the new part of the text, or None if no new character is final."""
+        """Returns the new part of the text, or None if there are no new final characters."""
         growing = self.growing
-        # A stream sends only characters that no later token can change.
+        # A stream sends only final characters, which later tokens cannot change.
         text = growing.take_settled() if self.streamed else growing.text
         if growing.reason is None and not text:
             return None
@@ -105,7 +106,8 @@ class GenerationWorker:
 
     Args:
         generator: the model.
-        settings: how many texts grow at once, and which programs are compiled in the warm-up.
+        settings: how many texts are generated at once, and which programs are compiled in the
+          warm-up.
         log: called with lines about the warm-up.
     """
 
@@ -120,7 +122,7 @@ class GenerationWorker:
 
     @property
     def wait(self) -> float | None:
-        """Seconds until the next step: 0 while a text waits or is generated, else None."""
+        """The seconds until the next step: 0 while a text waits or is generated, else None."""
         return 0.0 if self.batch.is_busy else None
 
     def add(self, task: TextTask) -> None:
@@ -159,7 +161,7 @@ class GenerationWorker:
             self._due = now + max(STREAM_INTERVAL, interval)
         for written in every:
             task = self._tasks.get(written.text)
-            # A step may give a text two tokens; the first token may end the text.
+            # A step may add two tokens to a text, and the first of them may end the text.
             if task is not None:
                 try:
                     self._send(task, written, sends=sends)
@@ -168,7 +170,7 @@ class GenerationWorker:
                     self.cancel(task)
 
     def _send(self, task: TextTask, written: Written, *, sends: bool) -> None:
-        """Appends new tokens to a text, sends its piece, and ends it."""
+        """Appends new tokens to a text, and sends a piece. Ends the text if it is complete."""
         work = task.work
         work.first_token = work.first_token or time.monotonic() - work.created
         work.alternatives += written.alternatives
@@ -182,10 +184,10 @@ class GenerationWorker:
             self.cancel(task)
 
     def warm_up(self) -> list[Callable[[], None]]:
-        """Compiles the programs for one short text, or all programs; logs which are not compiled.
+        """Compiles the programs for one short text, or all programs, and logs what it leaves out.
 
         Returns:
-            Functions that compile the programs for several short texts.
+            Functions that compile the programs for several short texts at once.
         """
         batch, settings = self.batch, self._settings
         longest, samplings = max(1, settings.warm_up_length), PLAIN
@@ -232,7 +234,7 @@ class ScoringWorker:
 
     @property
     def wait(self) -> float | None:
-        """Seconds until the next step: 0 if a prompt waits, else None."""
+        """The seconds until the next step: 0 if a prompt waits, else None."""
         return 0.0 if self._waiting else None
 
     def add(self, task: ScoringTask) -> None:
@@ -287,8 +289,8 @@ def make_works(
         fields: the settings.
         sampling: the sampling settings.
         seed: the seed of the prompt.
-        param: the field of the prompt, for messages.
-        limit: the maximum number of new tokens. If None, all tokens that fit into the context.
+        param: the field of the prompt, for error messages.
+        limit: the maximum number of new tokens. If None, as many tokens as fit into the context.
 
     Raises:
         ApiError: the prompt does not fit the context.
@@ -300,7 +302,7 @@ def make_works(
     check_token_ids(ids, generator.vocab_size, param)
     for token in sampling.logit_bias:
         check_token_ids([token], generator.vocab_size, "logit_bias")
-    # The model does not read the last new token, so this token needs no position.
+    # The model does not read the last new token, so this token does not need a position.
     room = longest - len(ids) + 1
     limit = room if limit is None else limit
     message = (
@@ -337,7 +339,7 @@ FINISH: dict[FinishReason | None, Literal["stop", "length"] | None] = {
     "length": "length",
     None: None,
 }
-"""Why a text ended, in OpenAI's terms."""
+"""Maps the reasons why a text ended to OpenAI's names for them."""
 
 
 def open_generation(

@@ -1,4 +1,4 @@
-"""The figures that `/metrics` reports, in the format of Prometheus."""
+"""The metrics that `/metrics` reports in the format of Prometheus."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ class Metrics:
             ["model"],
             registry=registry,
         )
-        # These figures are read from the engine whenever a client requests `/metrics`.
+        # These values are read from the engine whenever a client requests `/metrics`.
         for name, text, read in (
             ("flaxzoo_jobs", "Requests that wait or run.", lambda: len(engine.jobs)),
             (
@@ -76,14 +76,14 @@ class Metrics:
         for work in works:
             if work.first_token:  # 0 if nothing was generated
                 self._first_token.observe(work.first_token)
-            if work.index == 0:  # all texts of a prompt share its tokens, so count these once
+            if work.index == 0:  # count the prompt once for all of its texts
                 self.tokens.labels(model, "prompt").inc(len(work.ids))
             self.tokens.labels(model, "text").inc(work.growing.num_chosen)
 
     def watch_rows(self, model: str, read: Callable[[], float]) -> None:
-        """Adds a gauge of how many texts a model is generating; `read` returns the number."""
+        """Adds a gauge for the number of texts that a model is generating, which `read` returns."""
         self._rows.labels(model).set_function(read)
 
     def text(self) -> bytes:
-        """Returns all figures."""
+        """Returns all metrics."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The description of the server in the OpenAPI 3.1 format, from the table of endpoints.
+"""Describes the server in the OpenAPI 3.1 format, based on the table of endpoints.
 
 The declared fields of an endpoint become a JSON Schema with the types, ranges, defaults and
 docstrings of the dataclass.
@@ -24,7 +24,7 @@ SCALARS: dict[object, Schema] = {
     str: {"type": "string"},
     NoneType: {"type": "null"},
 }
-"""Type → its schema; any other type has a schema that allows every value."""
+"""Maps types to schemas. Any other type has a schema that allows every value."""
 
 ERROR: Schema = {
     "type": "object",
@@ -57,7 +57,7 @@ def fields_schema(cls: Any) -> Schema:
     """Returns the JSON Schema of a dataclass."""
     hints, docs = get_type_hints(cls, include_extras=True), field_docs(cls)
     fields = dataclasses.fields(cls)
-    # For a field without a default, `default` and `default_factory` are both MISSING.
+    # If a field has no default, `default` and `default_factory` are both MISSING.
     required = [x.name for x in fields if x.default is x.default_factory]
     return {
         "type": "object",
@@ -75,7 +75,7 @@ def fields_schema(cls: Any) -> Schema:
 
 
 def description(endpoints: Sequence[Endpoint]) -> Schema:
-    """Returns the document that describes endpoints."""
+    """Returns an OpenAPI document that describes the endpoints."""
     paths: dict[str, Schema] = {}
     schemas: dict[str, Schema] = {"Error": ERROR}
     for endpoint in endpoints:
@@ -95,7 +95,7 @@ _described = functools.lru_cache(maxsize=1)(description)
 
 
 def _operation(endpoint: Endpoint) -> Schema:
-    # GET /v1/models has the identifier get_v1_models.
+    # For example, GET /v1/models has the identifier get_v1_models.
     words = endpoint.path.replace("_", "/").replace(".", "/").split("/")
     operation: Schema = {
         "operationId": "_".join(filter(None, [endpoint.method.lower(), *words])),

@@ -1,4 +1,4 @@
-"""The built-in page to try the models: one file of HTML without external resources."""
+"""The built-in page to try the models, a single HTML file without external resources."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""The page can reach only its own server, and no other page can frame it."""
+"""The page can connect only to its own server, and no other page can embed it in a frame."""
 
 
 async def show_page(service: Service, fields: None) -> Response:

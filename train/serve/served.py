@@ -36,20 +36,20 @@ def open_models(
     """Opens models.
 
     Args:
-        names: for each model a run folder, a folder in the Hugging Face format, a name on the hub,
-          or NAME=FOLDER. The name defaults to the last part of the folder.
-        settings: how texts to embed, score, classify and translate are batched.
+        names: for each model, a run folder, a folder in the Hugging Face format, a name on the hub,
+          or NAME=FOLDER. The default for NAME is the last part of the folder's path.
+        settings: the settings for batching texts.
         log: called with lines about the models.
         ema: whether to use the moving averages of the parameters.
 
     Raises:
-        UserError: two models have the same name, or a model cannot be served or keeps no moving
+        UserError: two models have the same name, a model cannot be served, or a model has no moving
           average.
     """
     models: dict[str, Served] = {}
     for entry in names:
         name, folder = "", entry
-        # A folder's own name may have an equals sign, as in runs/lr=0.1.
+        # The name of a folder may contain an equals sign, as in runs/lr=0.1.
         if "=" in entry and not Path(entry).exists():
             name, _, folder = entry.partition("=")
         name = name or Path(folder).resolve().name

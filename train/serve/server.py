@@ -1,4 +1,4 @@
-"""Runs the application: binds its address, reads its key, and ends it after a signal."""
+"""Runs the application: binds the address, reads the key, and ends the server after a signal."""
 
 import asyncio
 import contextlib
@@ -28,17 +28,18 @@ from .rows.settings import RowSettings
 from .served import ENDPOINTS, open_models
 
 GRACE = 7.0
-"""Seconds within which requests may finish after a signal. The process then ends within 10 s."""
+"""The number of seconds that requests have to finish after a signal. The process then ends within
+10 s."""
 HEAD_TIME = 30.0
-"""Seconds within which a client must send the head of a request."""
+"""The number of seconds within which a client must send the head of a request."""
 SWITCH_INTERVAL = 0.0005
-"""Seconds after which a Python thread yields. With Python's default, which is ten times as long,
-the engine may wait that long after each call for the thread that serves the connections."""
+"""The number of seconds after which a Python thread yields. Python's default is ten times as long,
+and the engine might wait this long after each call for the thread that serves the connections."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """The signals that end the server."""
 KEY_VARIABLE = "FLAXZOO_API_KEY"
 _KEY = re.compile("[ -~]+")
-"""Matches printable ASCII."""
+"""Matches printable ASCII characters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,7 @@ class Address:
         """Returns the key from the environment or the file.
 
         Raises:
-            UserError: the key is missing although the host is not this machine, or the key is not
-                valid.
+            UserError: the host is not this machine and the key is missing, or the key is not valid.
         """
         key, origin = os.environ.get(KEY_VARIABLE), KEY_VARIABLE
         # A file that is given as an option takes precedence over the environment.
@@ -73,11 +73,11 @@ class Address:
         return key
 
     def bind(self) -> socket.socket:
-        """Returns a socket with the address, which does not listen yet.
+        """Returns a socket that is bound to the address but does not listen yet.
 
         Raises:
             UserError: another server listens on the port, the port is not allowed, or this machine
-                has no such address.
+                does not have the address.
         """
         try:
             addresses = socket.getaddrinfo(
@@ -87,7 +87,8 @@ class Address:
             family, kind, _, _, address = min(addresses, key=lambda one: one[0] != socket.AF_INET)
             with contextlib.ExitStack() as closed:
                 bound = closed.enter_context(socket.socket(family, kind))
-                # A server that has just ended leaves connections that would block the port.
+                # This option is needed because a server that has just ended leaves connections that
+                # block the port.
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind(address)
                 closed.pop_all()  # the caller closes it
@@ -96,7 +97,7 @@ class Address:
         return bound
 
     def unusable(self, error: OSError) -> UserError:
-        """Returns the error of an address that the server cannot use."""
+        """Returns the error for an address that the server cannot use."""
         reason = (error.strerror or str(error)).lower()
         return UserError(
             f"the server cannot listen on {self.host} port {self.port} ({reason}): give "
@@ -115,7 +116,7 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # uvicorn's timer of idle connections stops at the first byte of the next request.
+        # uvicorn's timer for idle connections stops at the first byte of the next request.
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,7 +124,7 @@ class _Protocol(H11Protocol):
         self._stop_timer()
 
     def _time_head(self) -> None:
-        """Starts the timer of the next head, or stops it if the client has sent the head."""
+        """Starts the timer for the next request's head, or stops it if the head has been sent."""
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer()
         elif self._timer is None:
@@ -154,13 +155,13 @@ class _Server(uvicorn.Server):
         if not self._engine.closing:
             self._engine.closing = True
             self._log("shutting down: no further requests are accepted")
-            # After the grace period, the remaining requests end with this error.
+            # The remaining requests end with this error after the grace period.
             error = ApiError(503, "the server shuts down: try again later", code="unavailable")
             loop.call_later(GRACE, self._engine.cancel_all, error)
             self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        # End a server that cannot answer any more, so that its supervisor starts another server.
+        # End a server that cannot answer any more, so that its supervisor starts a new server.
         return await super().on_tick(counter) or self._engine.failed
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -172,7 +173,7 @@ class _Server(uvicorn.Server):
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Ends the process at a signal that arrives before the server listens."""
+    """Ends the process if a signal arrives before the server listens."""
     del signum, frame
     sys.stdout.flush()
     os._exit(0)
@@ -180,7 +181,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _leaving_at_once() -> Iterator[None]:
-    """Ends the process when a signal arrives, until the server handles signals itself."""
+    """Makes signals end the process until the server handles signals itself."""
     earlier = {signum: signal.signal(signum, _leave) for signum in SIGNALS}
     try:
         yield
@@ -198,7 +199,7 @@ def _open(
     ema: bool,
     log: LogFn,
 ) -> Service:
-    """Opens the models, and returns the objects of the endpoints."""
+    """Opens the models, and returns the objects that the endpoints use."""
     models = open_models(names, rows, log, ema=ema)
     engine = Engine(limits, [w for model in models.values() for w in model.workers.values()])
     metrics = Metrics(engine)
@@ -224,15 +225,15 @@ def serve(
         names: the models; see `open_models`.
         address: the address to listen on.
         limits: the limits of the queue and of each request.
-        rows: how texts to embed, score, classify and translate are batched.
-        ema: whether to use the moving averages of the parameters of all models.
+        rows: the settings for batching texts.
+        ema: whether to use the moving averages of all models' parameters.
         log: called with lines about the start and the end.
 
     Raises:
         UserError: a model cannot be served, the address needs a key, or the engine has failed.
     """
     access = Access(address.key())
-    # Bind the port and open the models before the server listens, so that an error ends the command
+    # Bind the port and open the models before the server listens, so that errors end the command
     # early.
     with address.bind() as bound, _leaving_at_once():
         service = _open(names, access, limits, rows=rows, ema=ema, log=log)
@@ -244,8 +245,8 @@ def serve(
             access_log=False,
             lifespan="off",
             server_header=False,
-            # One second more than the grace period, so that canceled requests can send their
-            # errors.
+            # This is one second more than the grace period, so that canceled requests can send
+            # their errors.
             timeout_graceful_shutdown=int(GRACE) + 1,
             timeout_keep_alive=30,
         )
@@ -261,7 +262,7 @@ def serve(
     has_ended = engine.stop()
     require(not engine.failed, "the engine has failed, as printed above: start the server again")
     if not has_ended:
-        # The interpreter may crash if it ends while another thread compiles.
+        # Do not end the interpreter normally, because it may crash while another thread compiles.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

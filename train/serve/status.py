@@ -56,7 +56,7 @@ async def list_models(service: Service, fields: None) -> JsonObject:
 
 
 async def health(service: Service, fields: None) -> Response:
-    """Answers `/health`: 200 when warm, else 503."""
+    """Answers `/health` with status 200 after the warm-up, and with 503 before."""
     del fields
     status, code = ("ready", 200) if service.engine.is_ready else ("unavailable", 503)
     return JSONResponse({"status": status}, code)
@@ -90,7 +90,7 @@ async def detokenize(service: Service, fields: DetokenizeFields) -> JsonObject:
 
 
 async def tokenizer_info(service: Service, fields: None) -> JsonObject:
-    """Answers `/tokenizer_info`, about the first model."""
+    """Answers `/tokenizer_info` for the first model."""
     del fields
     tokenizer = next(iter(service.models.values())).front.tokenizer
     special = dataclasses.asdict(tokenizer.special_ids)
@@ -103,13 +103,13 @@ async def tokenizer_info(service: Service, fields: None) -> JsonObject:
 
 
 def plain_template(template: ChatTemplate) -> str:
-    """Returns a chat template that Jinja renders without the extensions of transformers.
+    """Returns a chat template that Jinja can render without the extensions of transformers.
 
-    The names of special tokens are set, and `{% generation %}`, which marks generated text, becomes
-    a tag without effect.
+    The template sets the names of special tokens. The tag `{% generation %}`, which marks generated
+    text, is replaced by a tag without effect.
     """
     source = template.source
-    # A tag may have marks that remove white space, as `{%- generation -%}` does.
+    # A tag may contain signs that remove white space, as in `{%- generation -%}`.
     for tag, same in (("generation", "if true"), ("endgeneration", "endif")):
         source = re.sub(rf"({{%[-+]?\s*){tag}(\s*[-+]?%}})", rf"\1{same}\2", source)
     tokens = (f"{{%- set {role} = {json.dumps(x)} %}}" for role, x in template.tokens.items())

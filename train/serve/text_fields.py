@@ -1,4 +1,4 @@
-"""The settings that all requests for text share."""
+"""The fields that all requests for text share."""
 
 import dataclasses
 import re
@@ -21,12 +21,12 @@ from ...models.decoding.serving.row_sampling import Penalty, TextSampling
 from ...models.text.generate import merged_request
 
 MOST_CHOICES, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 8, 16, 200, 1024
-"""Upper bounds: of `n`, of the number of stop strings, of their length in characters, and of the
-number of tokens in `logit_bias`."""
+"""The upper bounds of `n`, of the number of stop strings, of the length of a stop string in
+characters, and of the number of tokens in `logit_bias`."""
 
 Choices = Annotated[int, Range(least=1, most=MOST_CHOICES)]
 Bias = Annotated[float, Range(least=-100, most=100)]
-# The logits overflow float32 with larger values, and would be NaN.
+# With values outside these ranges, the logits would overflow float32 and be NaN.
 Temperature = Annotated[float, Range(least=0, most=100)]
 Repetition = Annotated[float, Range(least=0.01, most=100)]
 
@@ -46,30 +46,32 @@ class TextFields(Checked):
     model: str | None = None
     """The name of the model. Optional if the server has only one model."""
     temperature: Temperature | None = None
-    """With 0, decoding is greedy. Defaults to the setting stored with the model, else 1."""
+    """The temperature of sampling. If it is 0, decoding is greedy. Defaults to the setting stored
+    with the model, else 1."""
     top_p: TopP | None = None
-    """Samples from the most probable tokens whose probabilities sum to p."""
+    """Tokens are sampled from the most probable tokens whose probabilities sum to p."""
     top_k: NonNegativeInt | None = None
-    """Samples from the k most probable tokens."""
+    """Tokens are sampled from the k most probable tokens."""
     min_p: Fraction | None = None
-    """Samples from the tokens that are at least p times as probable as the most probable token."""
+    """Tokens are sampled from those that are at least p times as probable as the most probable
+    token."""
     repetition_penalty: Repetition | None = None
-    """A value above 1 makes tokens of the prompt and the text less likely."""
+    """A value above 1 makes tokens that occur in the prompt or in the text less likely."""
     presence_penalty: Penalty = 0.0
     """A number that is subtracted from the logit of each token that occurs in the text."""
     frequency_penalty: Penalty = 0.0
     """A number that is subtracted from the logit of a token for each of its occurrences in the
     text."""
     logit_bias: Mapping[str, Bias] = dataclasses.field(default_factory=dict)
-    """Token id → the number that is added to the logit of this token."""
+    """Maps token ids to numbers that are added to the logits of these tokens."""
     n: Choices = 1
-    """The number of texts."""
+    """The number of texts to generate for each prompt."""
     seed: Seed | None = None
-    """The same seed gives the same text. Defaults to a random seed."""
+    """The seed of sampling. The same seed gives the same text. Defaults to a random seed."""
     stop: str | tuple[str, ...] = ()
-    """Strings that end a text and are not part of it."""
+    """Strings that end a text. The text does not include them."""
     stream: bool = False
-    """Whether the text is sent piece by piece."""
+    """Whether the text is sent in pieces while it is generated."""
     stream_options: StreamOptions | None = None
     """Settings of the stream."""
     user: str | None = None
@@ -123,7 +125,7 @@ class TextFields(Checked):
 
 
 def seeds_of(fields: TextFields, num_prompts: int) -> list[int]:
-    """Returns consecutive seeds, one per prompt, from `fields.seed` or from a random seed."""
+    """Returns consecutive seeds, one per prompt, starting at `fields.seed` or at a random seed."""
     first = secrets.randbelow(SEEDS) if fields.seed is None else fields.seed
     return [(first + i) % SEEDS for i in range(num_prompts)]
 

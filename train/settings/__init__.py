@@ -1,1 +1,1 @@
-"""The settings of a run as a user gives them: in Python, in a file, and on the command line."""
+"""The settings of a run, which a user gives in Python, in a file, or on the command line."""

@@ -1,8 +1,9 @@
 """Makes the configuration of a recipe or a run, and replaces its fields by settings.
 
-A setting is a field with dots for nested fields: `optimizer.peak_learning_rate`. This module reads
-the settings that Python, files and the command line give. This file imports only what is needed to
-describe a run, because `flaxzoo bench` runs on machines that have only jax, flax and optax.
+The name of a setting is the name of a field, with dots for nested fields, such as
+`optimizer.peak_learning_rate`. This module reads settings from Python, from files and from the
+command line. It imports only what is needed to describe a run, because `flaxzoo bench` runs on
+machines that have only jax, flax and optax.
 """
 
 import contextlib
@@ -26,14 +27,14 @@ from .familiar_names import remedy_for
 
 Config = TypeVar("Config")
 OfModel = Callable[[TransformerConfig], TrainConfig]
-"""Returns a recipe's configuration for a model; see `Recipe.of_model`."""
+"""Returns the configuration of a recipe for a given model; see `Recipe.of_model`."""
 
 DERIVED = ("model.head", "model.labels")
-"""The fields that follow from the data. Help does not show these fields, and a setting for such a
-field is an error."""
+"""The fields that the data determine. The help text does not show these fields, and it is an error
+to set them."""
 
 INTERNAL = ("stage",)
-"""The fields that are not settings."""
+"""The fields that users cannot set."""
 
 OPTIONAL: dict[str, Callable[[], Any]] = {
     "lora": LoRAConfig,
@@ -41,11 +42,10 @@ OPTIONAL: dict[str, Callable[[], Any]] = {
         RotaryScaling, kind="llama3", factor=8.0, original_length=8192
     ),
 }
-"""Nested configurations that default to None. Any option of a nested configuration creates this
-configuration."""
+"""Nested configurations that default to None. Any option of such a configuration creates it."""
 
 OBJECTIVE = "objective.kind"
-"""The setting that chooses the objective."""
+"""The name of the setting that chooses the objective."""
 
 
 def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig:
@@ -59,8 +59,8 @@ def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig
         name: A recipe such as `quickstart`, or a family such as `gpt`.
         preset: A published size of the family, such as `gpt2-large`. Recipes of post-training
             accept the sizes of all families. Other recipes have a fixed size.
-        settings: Values of fields by name, with dots for nested fields. Settings are the options of
-          `flaxzoo train` with underscores, and have the same checks.
+        settings: Values of fields by name, with dots for nested fields. The names are the options
+          of `flaxzoo train` with underscores, and the same checks apply.
 
     Raises:
         UserError: The recipe, the preset or a setting is unknown (the message names the closest
@@ -70,7 +70,7 @@ def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig
     known = {x.name for x in settings_of(config, with_text=False)} | {OBJECTIVE}
     flags = [f"--{x.replace('_', '-')}" for x in sorted(known)]
     for setting in settings:
-        # A caller from Python gave names of fields, but the message would name options.
+        # A Python caller uses names of fields, but the message would name options.
         remedy = re.sub(
             r"--([\w.-]+)", lambda x: x[1].replace("-", "_"), remedy_for(setting, flags)
         )
@@ -127,11 +127,11 @@ def starting_config(
 
     Args:
         name: A recipe or a run folder.
-        given: All settings. The preset, the model to start from and the objective determine the
-          other fields and their defaults.
-        command: The command; only `train` downloads the model to start from.
-        run: The folder of the run, which may exist.
-        opens: Whether the model to start from may be opened.
+        given: All settings. The preset, the initial model and the objective determine the other
+          fields and their defaults.
+        command: The command. Only `train` downloads the initial model.
+        run: The folder of the run, which may already exist.
+        opens: Whether the initial model may be opened.
 
     Raises:
         UserError: The recipe, the preset or the objective is unknown.
@@ -142,7 +142,8 @@ def starting_config(
     if preset is None and named.of_model is not None and init_from and opens:
         config = _config_for(name, init_from, command, run, of_model=named.of_model)
     kind, objective = given.get(OBJECTIVE), config.objective
-    # If the kind of data changes, so does a default objective, but not one that the user named.
+    # If the kind of data changes, a default objective also changes, but an objective that the user
+    # named does not.
     if kind is None or (kind == objective.kind and not objective.is_default):
         return config
     return dataclasses.replace(config, objective=objective_for(config.data, kind))
@@ -169,7 +170,8 @@ def _sized(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Removes the recipe's vocabulary size if the text determines the size of the vocabulary.
 
     Raises:
-        UserError: Settings name an existing vocabulary and also settings for training one.
+        UserError: There are settings for an existing vocabulary, and also settings for training a
+          new one.
     """
     kind, size = "data.tokenizer.kind", "data.tokenizer.vocab_size"
     is_named = given.get("data.tokenizer.path") is not None
@@ -191,13 +193,13 @@ def _replaced(config: Config, given: Mapping[str, Any], prefix: str = "") -> Con
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):  # pyright: ignore[reportArgumentType]
         value, name = getattr(config, field.name), prefix + field.name
-        # Copy only the nested configurations that change: a default objective carries a mark, which
-        # a copy loses.
+        # Copy only the nested configurations that change, because a default objective has a mark
+        # that a copy would lose.
         if any(x.startswith(f"{name}.") for x in given):
             nested = OPTIONAL[name]() if value is None else value
             values[field.name] = _replaced(nested, given, f"{name}.")
         elif name in given and not dataclasses.is_dataclass(value):
-            # JSON and TOML have lists where fields have tuples.
+            # JSON and TOML have lists instead of tuples.
             values[field.name] = tuple(x) if isinstance(x := given[name], list) else x
     # Errors of nested configurations then name the whole field, such as `model.num_layers`.
     with named_below(prefix):
@@ -209,7 +211,8 @@ def _config_for(
 ) -> TrainConfig:
     """Returns the recipe for a run that starts from a model.
 
-    If the model is missing, returns the recipe unchanged. `plan` and `bench` download nothing.
+    If the model is missing, returns the recipe unchanged. `plan` and `bench` do not download
+    models.
     """
     folder = Path(init_from).expanduser()
     if command == "train":
@@ -222,14 +225,14 @@ def _config_for(
             folder = local_folder(init_from)
     if not (folder / CONFIG_FILE).is_file():
         return RECIPES[name].config
-    # Import late: `flaxzoo bench` runs on machines that lack the packages that this module needs.
+    # Import late, because `flaxzoo bench` runs on machines that lack the packages for this module.
     from ..runs.load_run import begin_with
 
     return begin_with(name, folder)
 
 
 def _resumed(name: str, init_from: str, run: Path | None, of_model: OfModel) -> TrainConfig | None:
-    """Returns the recipe for an existing run, or None if it did not start from this model.
+    """Returns the recipe for an existing run, or None if the run did not start from this model.
 
     Settings that follow from the initial model are read from the run, because the initial model
     may have been deleted.

@@ -76,11 +76,11 @@ FAMILIAR_NAMES: dict[str, str] = {
     }.items()
     for familiar in names.split()
 }
-"""Option name in other libraries and programs → the equivalent option here."""
+"""Maps option names of other libraries and programs to the equivalent option of flaxzoo."""
 
 
 def remedy_for(name: str, known: Sequence[str]) -> str:
-    """Returns a suggestion for an unknown option, to append to a message; may be empty.
+    """Returns a suggestion for an unknown option, to append to a message. It may be empty.
 
     Args:
         name: the option, with or without dashes.
@@ -95,6 +95,6 @@ def remedy_for(name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.8)
     # Prefer options whose last part is similar to options whose whole name is similar.
     similar = [flag for flag in known if ends[flag] in near] or similar_names(f"--{plain}", known)
-    # Options of the same section come first.
+    # Put options of the same section first.
     similar = sorted(similar, key=lambda flag: flag != f"--{section}{dot}{ends[flag]}")[:2]
     return f": did you mean {' or '.join(similar)}?" if similar else ""

@@ -1,4 +1,4 @@
-"""Reads and writes files of settings: `flaxzoo train run.toml`, `--save-config run.toml`."""
+"""Reads and writes files of settings, for `flaxzoo train run.toml` and `--save-config run.toml`."""
 
 import contextlib
 import json
@@ -22,12 +22,12 @@ RECIPE = "recipe"
 def read_settings(file: Path) -> list[str]:
     """Returns the recipe and the options of a file, as words of the command line.
 
-    The file has the names of the options: `steps = 10`, and `peak-learning-rate` in the
+    The keys in the file are names of options, such as `steps`, or `peak-learning-rate` in the
     section `[optimizer]`. A name may have underscores instead of hyphens.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        UserError: The file is not TOML, or names no recipe.
+        UserError: The file is not TOML, or it does not name a recipe.
     """
     try:
         fields = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def _words(setting: str, value: object) -> Iterator[str]:
     """Yields a setting as words of the command line."""
     flag = f"--{setting.replace('_', '-')}"
     if isinstance(value, bool):
-        # A switch takes no value: --no-NAME turns it off.
+        # A switch takes no value, and --no-NAME turns it off.
         section, dot, last = flag.removeprefix("--").rpartition(".")
         yield flag if value else f"--{section}{dot}no-{last}"
     elif isinstance(value, list):
@@ -57,7 +57,7 @@ def _words(setting: str, value: object) -> Iterator[str]:
 
 
 def write_settings(file: Path, config: TrainConfig) -> None:
-    """Writes a file: the recipe nearest to a configuration, and the settings that differ from it.
+    """Writes the recipe that is closest to a configuration, and the settings that differ from it.
 
     Raises:
         UserError: No recipe trains this kind of model on this kind of data.
@@ -71,7 +71,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
     )
     # TOML requires settings without a section before the first section.
     sections: dict[str, list[str]] = {"": []}
-    # Take the recipe that describes this configuration with the fewest settings.
+    # Use the recipe that describes this configuration with the fewest settings.
     for name, value in min(described, key=len).items():
         section, _, last = name.rpartition(".")
         sections.setdefault(section, []).append(f"{last} = {_toml(value)}")
@@ -81,7 +81,7 @@ def write_settings(file: Path, config: TrainConfig) -> None:
 
 
 def _recipes_like(config: TrainConfig) -> Iterator[dict[str, str]]:
-    """Yields the recipes with the same kinds of model and data, each as a dict of settings."""
+    """Yields the recipes for the same kinds of model and data, each as a dict of settings."""
     # A run that starts from a model has the sizes of that model, not of the recipe.
     start = without_none({"init_from": config.init_from})
     for name, named in RECIPES.items():
@@ -95,22 +95,22 @@ def _recipes_like(config: TrainConfig) -> Iterator[dict[str, str]]:
 
 
 def _settings(choice: dict[str, str], config: TrainConfig) -> dict[str, object] | None:
-    """Returns the settings of a file, or None if they would give another configuration.
+    """Returns the settings for a file, or None if they would result in a different configuration.
 
     Args:
-        choice: The recipe, with its preset or the model to start from.
+        choice: The recipe, with its preset or the initial model.
         config: The configuration.
     """
     name, kind = choice[RECIPE], config.objective.kind
-    # A recipe may reject a preset, or a field of another family, with a UserError.
+    # A recipe may raise UserError for a preset, or for a field of a different family.
     with contextlib.suppress(UserError):
         if starting_config(name, choice).objective.kind != kind:
             choice = {**choice, OBJECTIVE: kind}
         base = starting_config(name, choice)
         given = {**choice, **_differing(base, config)}
         made = with_settings(base, given)
-        # The head is not a setting, so compare it here: another recipe for the same data may have
-        # another head.
+        # The head is not a setting, so compare it here. A different recipe for the same data may
+        # have a different head.
         same = made.model.head == config.model.head or config.init_from is not None
         return given if same and not _differing(made, config) else None
     return None
@@ -119,8 +119,8 @@ def _settings(choice: dict[str, str], config: TrainConfig) -> dict[str, object] 
 def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, object]:
     """Returns those fields of `config` that differ from `base` and that a user can set."""
     stated, usual = flatten(to_dict(config)), flatten(to_dict(base))
-    # These fields are determined by other settings. A file describes a single stage of a run, so
-    # leave out the fields of earlier stages too.
+    # Other settings determine these fields. A file describes a single stage of a run, so the fields
+    # of earlier stages are also left out.
     implied = ("data.kind", OBJECTIVE, *DERIVED, *INTERNAL)
     if config.init_from is not None:
         implied += ("model", "data.tokenizer")

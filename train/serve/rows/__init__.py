@@ -1,1 +1,1 @@
-"""Vectors, scores, labels and translations of texts, batched over several requests."""
+"""Computes vectors, scores, labels and translations of texts, batched over several requests."""

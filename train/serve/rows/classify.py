@@ -1,4 +1,4 @@
-"""Predictions of classifiers and taggers, as `flaxzoo predict` prints them."""
+"""The endpoint for predictions of classifiers and taggers, in the format of `flaxzoo predict`."""
 
 import asyncio
 import dataclasses
@@ -24,7 +24,7 @@ HEADS = (
     *("sequence_classification", "token_classification", "next_sentence"),
     *("question_answering", "multiple_choice"),
 )
-"""The heads whose outputs are predictions."""
+"""The heads that compute predictions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class ClassifyFields(Checked):
     model: str | None = None
     """The name of the model. Optional if the server has only one model."""
     input: str | tuple[str | Mapping[str, Any], ...]
-    """A text, texts, or objects with the fields of examples to predict: `text` and `text_b`,
-    `tokens`, `context` and `question`, `context` and `choices`."""
+    """A text, a list of texts, or a list of objects with the fields of an example: `text` and
+    `text_b`, `tokens`, `context` and `question`, or `context` and `choices`."""
 
 
 def fits(config: TransformerConfig) -> bool:
@@ -44,7 +44,7 @@ def fits(config: TransformerConfig) -> bool:
 
 
 def classification_function(folder: str | Path, loaded: Loaded) -> RowFunction:
-    """Returns the function that computes the outputs for encoded examples."""
+    """Returns the function that computes a model's outputs for encoded examples."""
     predictor = Predictor.of_run(folder, loaded=loaded)
 
     def parts(items: Sequence[Any]) -> Iterator[list[dict[str, np.ndarray]]]:
@@ -80,10 +80,10 @@ async def classify(service: Service, fields: ClassifyFields) -> JsonObject:
 
 
 def _rows(split: DataSplit) -> list[Row]:
-    """Returns the sequences of encoded examples; a long example may have several sequences."""
+    """Returns the sequences of encoded examples. A long example may have several sequences."""
     examples: Any = split.examples
     arrays = [examples.example(0, i) for i in range(examples.num_examples)]
-    # Only examples whose arrays have equal shapes can be in one batch.
+    # Only examples that have arrays of the same shapes can be in the same batch.
     return [
         Row(row, token_length(row), tuple((name, x.shape) for name, x in row.items()))
         for row in arrays

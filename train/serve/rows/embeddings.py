@@ -1,4 +1,4 @@
-"""Vectors of texts, as in OpenAI's interface."""
+"""The endpoint for vectors of texts, as in OpenAI's interface."""
 
 import asyncio
 import base64
@@ -32,18 +32,19 @@ class EmbeddingFields(Checked):
     model: str | None = None
     """The name of the model. Optional if the server has only one model."""
     input: str | tuple[str, ...] | Ids | tuple[Ids, ...]
-    """A text, texts, the token ids of a text, or lists of token ids. Token ids are read unchanged,
-    without a prompt and without additional special tokens."""
+    """A text, a list of texts, the token ids of a text, or a list of lists of token ids. Token ids
+    are used unchanged, without a prompt and without additional special tokens."""
     encoding_format: Literal["float", "base64"] = "float"
-    """Lists of numbers, or the bytes of little-endian float32 numbers."""
+    """float: lists of numbers. base64: the bytes of little-endian float32 numbers."""
     dimensions: PositiveInt | None = None
-    """The number of leading dimensions to keep. Vectors of length 1 are scaled to length 1
-    again."""
+    """The number of leading dimensions to keep. If the full vectors have norm 1, the shorter
+    vectors are scaled to norm 1 again."""
     prompt_name: str | None = None
-    """The name of one of the model's prompts, which precedes each text; "" for none. Defaults to
-    the model's default prompt."""
+    """The name of the model's prompt that precedes each text; "" for no prompt. Defaults to the
+    model's default prompt."""
     truncate: bool = False
-    """Truncate texts that exceed the model's maximum length. By default, they are rejected."""
+    """Whether to truncate texts that exceed the model's maximum length. By default, they are
+    rejected."""
     user: str | None = None
     """Ignored."""
 
@@ -54,7 +55,7 @@ def fits(config: TransformerConfig) -> bool:
 
 
 def embedding_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
-    """Returns the function that embeds text rows, or None for the folder of a cross-encoder."""
+    """Returns the function that embeds rows of text, or None if the folder has a cross-encoder."""
     if kind_of(local_folder(folder)) == "CrossEncoder":
         return None
     embedder = TextEmbedder.of_run(folder, loaded=loaded)
@@ -79,7 +80,7 @@ async def embed(service: Service, fields: EmbeddingFields) -> JsonObject:
     encoded = await asyncio.to_thread(_rows, embedder, fields, worker.settings.max_inputs)
     rows = [Row(row, len(row.ids)) for row in encoded]
     vectors = np.stack(await computed(service, model, worker, rows))[:, :kept]
-    # Removing dimensions changes the length of a vector.
+    # Removing dimensions changes the norm of a vector.
     if kept < width and embedder.settings.has_length_1:
         vectors = normalized(vectors)
     return {
@@ -99,7 +100,7 @@ def to_base64(vector: np.ndarray) -> str:
 
 
 ENCODINGS = {"float": np.ndarray.tolist, "base64": to_base64}
-"""encoding_format → the JSON of a vector."""
+"""Functions that convert a vector to JSON, by encoding_format."""
 
 
 def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[TextRow]:

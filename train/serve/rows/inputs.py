@@ -1,4 +1,4 @@
-"""Checks of the texts of a request."""
+"""Checks the texts in a request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,12 @@ def as_list(value: Sequence[Any], name: str, most: int) -> list[Any]:
     """Returns the texts of a field as a list.
 
     Args:
-        value: the texts, or one text; a text may be a sequence of token ids.
-        name: the field.
-        most: the maximum number of texts of a request.
+        value: the texts, or a single text. A text may be a sequence of token ids.
+        name: the name of the field.
+        most: the maximum number of texts in a request.
 
     Raises:
-        ApiError: the field has no text, or too many texts.
+        ApiError: the field has no texts, or too many texts.
     """
     texts = texts_of(value)
     require_valid(texts, f"{name} must not be empty: give a text", name)
@@ -26,7 +26,7 @@ def as_list(value: Sequence[Any], name: str, most: int) -> list[Any]:
 
 
 def texts_of(value: Sequence[Any]) -> list[Any]:
-    """Returns the texts of a field as a list; a sequence of numbers is the tokens of one text."""
+    """Returns the texts of a field as a list. A sequence of numbers is a single text."""
     is_one = isinstance(value, str) or isinstance(next(iter(value), None), int)
     return [value] if is_one else list(value)
 
@@ -39,7 +39,7 @@ def check_not_truncated(
     Args:
         truncate: whether the client requests truncation.
         num_truncated: the number of truncated texts.
-        total: the number of all texts.
+        total: the total number of texts.
         longest: the maximum number of tokens that the model reads.
         name: the field of the texts.
 

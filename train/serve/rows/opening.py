@@ -1,4 +1,4 @@
-"""Opens the kinds of work on single texts that a model does, such as embedding."""
+"""Opens the kinds of work on single texts that a model supports, such as embedding."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,9 +24,9 @@ class Kind:
     """A kind of work on single texts.
 
     Attributes:
-        name: its name in `Served.workers`.
-        fits: returns whether a model with this configuration does this kind of work.
-        make: returns the function that computes rows with the model of a folder, or None if the
+        name: the name of the kind in `Served.workers`.
+        fits: returns whether a model with a given configuration supports this kind of work.
+        make: returns the function that computes rows with the model in a folder, or None if the
           files in the folder do not suit this kind of work.
         shapes: returns the batch shapes (number of rows, padded length) to compile before the first
           request.
@@ -44,7 +44,8 @@ KINDS = (
     Kind(rerank.KIND, rerank.fits, rerank.rerank_function),
     Kind(translate.KIND, translate.fits, translate.translation_function, shapes_of_searches),
 )
-"""All kinds. If a model supports several of these kinds, the last one is the most specific."""
+"""All kinds of work on single texts. If a model supports several kinds, the last one is the most
+specific."""
 ENDPOINTS = (
     *(*embeddings.EMBEDDINGS, *rerank.RERANK),
     *(*classify.CLASSIFY, *translate.TRANSLATE),
@@ -56,7 +57,7 @@ def open_rows(name: str, folder: str, settings: RowSettings, log: LogFn, *, ema:
     """Opens an encoder or an encoder-decoder.
 
     Raises:
-        UserError: the server supports no kind of work of this model.
+        UserError: the server does not support any kind of work of this model.
     """
     loaded = load_finite(local_folder(folder), ema=ema)
     functions, refused = row_functions(folder, loaded)
@@ -69,21 +70,21 @@ def open_rows(name: str, folder: str, settings: RowSettings, log: LogFn, *, ema:
 
 
 def row_functions(folder: str, loaded: Loaded) -> tuple[dict[Kind, RowFunction], list[str]]:
-    """Opens all work on single texts that a model does.
+    """Opens all kinds of work on single texts that a model supports.
 
     Args:
         folder: the folder of the model.
         loaded: the model and its parameters.
 
     Returns:
-        The function of each kind of work, and a log line about each kind that the model supports
+        The function for each kind of work, and a log line about each kind that the model supports
         but the folder does not.
     """
     functions: dict[Kind, RowFunction] = {}
     refused: list[str] = []
     for kind in KINDS:
         if kind.fits(loaded[0].config):
-            # A folder may lack the files of one kind of work, and still serve other kinds.
+            # A folder may lack the files for one kind of work, but still support other kinds.
             try:
                 function = kind.make(folder, loaded)
             except UserError as error:
@@ -105,10 +106,11 @@ def row_workers(
 
     Args:
         name: the name of the model in requests.
-        functions: the kinds of work of the model.
+        functions: the function for each kind of work that the model supports.
         settings: the settings of batches.
         log: called with lines about the warm-up.
-        is_main: whether programs of the most specific kind are compiled before the first request.
+        is_main: whether the programs for the most specific kind are compiled before the first
+          request.
     """
     main = next(reversed(functions), None) if is_main else None
     compiled = functions if settings.warm_up_all else {main}

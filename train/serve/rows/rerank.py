@@ -1,4 +1,4 @@
-"""Scores of documents for a query, in the formats of text-embeddings-inference and Cohere."""
+"""The endpoint that scores documents for a query, as text-embeddings-inference and Cohere do."""
 
 import asyncio
 import dataclasses
@@ -23,13 +23,13 @@ from .worker import Row, RowFunction, computed, outputs_of_rows, usage_of
 
 KIND = "rerank"
 Pair: TypeAlias = dict[str, np.ndarray]
-"""The arrays of a pair, int32 [length]."""
+"""The arrays of a query-document pair, int32 [length]."""
 RESULTS = {
     "texts": ("index", "score", "text"),
     "documents": ("index", "relevance_score", "document"),
 }
-"""The field of a request that has the documents → the names in a result. The third name is only
-in the answer if the request asks for the documents."""
+"""Maps the field of a request that contains the documents to the names in a result. The third name
+is only in the answer if the client requests the documents."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,22 +41,22 @@ class RerankFields(Checked):
     query: str
     """The query."""
     texts: tuple[str, ...] | None = None
-    """The documents. With this name, the answer has the format of
-    text-embeddings-inference: a list."""
+    """The documents. If a request has this field, the answer has the format of
+    text-embeddings-inference, which is a list."""
     documents: tuple[str | Mapping[str, str], ...] | None = None
-    """The documents, or objects with a field `text`. With this name, the answer has the format of
-    Cohere and Jina: an object with `results`."""
+    """The documents, or objects with a field `text`. If a request has this field, the answer has
+    the format of Cohere and Jina, which is an object with `results`."""
     top_n: PositiveInt | None = None
     """The number of documents to return. Defaults to all documents."""
     raw_scores: bool = False
-    """Return logits instead of scores, without the model's activation."""
+    """Whether to return the logits, without the model's activation, instead of the scores."""
     return_text: bool = False
-    """For `texts`: return `text` with each score."""
+    """For `texts`: whether to return `text` with each score."""
     return_documents: bool = False
-    """For `documents`: return `document` with each score."""
+    """For `documents`: whether to return `document` with each score."""
     truncate: bool | None = None
-    """Truncate pairs that exceed the model's maximum length. By default, they are rejected for
-    `texts`, and truncated for `documents` with a line in `meta.warnings`."""
+    """Whether to truncate pairs that exceed the model's maximum length. By default, they are
+    rejected for `texts`, and truncated for `documents` with a line in `meta.warnings`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +70,7 @@ class RerankFields(Checked):
 
     @property
     def field(self) -> str:
-        """The name of the field that has the documents, a key of `RESULTS`."""
+        """The name of the field that contains the documents, which is a key of `RESULTS`."""
         return "texts" if self.documents is None else "documents"
 
     @property
@@ -90,14 +90,14 @@ class RerankFields(Checked):
 
 
 def fits(config: TransformerConfig) -> bool:
-    """Returns whether a model may compute a single score for a pair of texts."""
+    """Returns whether a model can compute a single score for a text pair."""
     return config.head in YesNoScorer.heads or is_cross_encoder(config)
 
 
 def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
-    """Returns the function that scores encoded pairs with the model of a folder.
+    """Returns the function that scores encoded pairs with the model in a folder.
 
-    Returns None for a language model whose tokenizer does not have the tokens of the prompt.
+    The result is None for a language model if its tokenizer lacks tokens of the prompt.
     """
     if loaded[0].config.head in YesNoScorer.heads and not answers_yes_or_no(folder):
         return None
@@ -125,7 +125,7 @@ def rerank_function(folder: str | Path, loaded: Loaded) -> RowFunction | None:
 
 
 def tokens_of(tokens: BertInputs, index: int, length: int) -> Pair:
-    """Returns the arrays of a pair without padding, which may be thousands of tokens long."""
+    """Returns the arrays of a pair without the padding, which may be thousands of tokens long."""
     return {name: x[:length].copy() for name, x in tokens.example(index).items()}
 
 

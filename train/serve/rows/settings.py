@@ -7,21 +7,23 @@ from ....data.common.fields import Checked, NonNegative, NonNegativeInt, Positiv
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowSettings(Checked):
-    """The settings of batches."""
+    """The settings for batching texts."""
 
     rows: PositiveInt = 16
     """The number of texts that a language model generates at once. More rows take more memory."""
     batch_tokens: PositiveInt = 16_384
-    """The maximum total number of tokens, including padding, of the oldest waiting texts. Each
-    batch is chosen from these texts."""
+    """The maximum number of tokens, including padding, in the group of oldest waiting texts from
+    which each batch is chosen."""
     batch_wait: NonNegative = 0.003
     """Seconds that a text waits for other texts before it is embedded, scored or classified."""
     warm_up_length: NonNegativeInt = 64
-    """Programs for texts of at most this many tokens are compiled before the first request; 0
-    compiles the fewest programs. Programs that generate several texts at once are compiled while
-    the server is idle. A longer text compiles a program when it arrives."""
+    """Programs for texts of at most this number of tokens are compiled before the first request.
+    With 0, the smallest number of programs is compiled. Programs that generate several texts at
+    once are compiled while the server is idle. Programs for longer texts are compiled when such a
+    text arrives."""
     warm_up_all: bool = False
-    """Compile the programs for texts of any length and for all settings of requests before the
-    first request. By default, the log lists the programs that compile at first use."""
+    """Whether to compile the programs for all lengths of texts and for all settings of requests
+    before the first request. By default, the log lists the programs that are compiled at their
+    first use."""
     max_inputs: PositiveInt = 2048
-    """The maximum number of texts of a request."""
+    """The maximum number of texts in a request."""

@@ -1,4 +1,4 @@
-"""Translations of texts by beam search."""
+"""The endpoint that translates texts by beam search."""
 
 import asyncio
 import dataclasses
@@ -19,9 +19,9 @@ from .worker import Row, RowFunction, computed, usage_of
 
 KIND = "translation"
 PART = 8
-"""The number of tokens that a search adds before the server turns to other work."""
+"""The number of tokens that a search adds before the server continues with other work."""
 MOST_BEAMS = 32
-"""The maximum number of beams of a request; each beam adds to the memory of a batch."""
+"""The maximum number of beams in a request. Each beam increases the memory of a batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,9 @@ class TranslateFields(Checked):
     model: str | None = None
     """The name of the model. Optional if the server has only one model."""
     input: str | tuple[str, ...]
-    """A sentence, or sentences, each translated separately."""
+    """A sentence, or a list of sentences that are translated separately."""
     num_beams: PositiveInt | None = None
-    """The number of beams. With 1, decoding is greedy."""
+    """The number of beams. If it is 1, decoding is greedy."""
     length_penalty: LengthPenalty | None = None
     """The log-probability of a translation is divided by its length to the power of this number."""
     max_tokens: NewTokens | None = None
@@ -41,7 +41,8 @@ class TranslateFields(Checked):
     n: PositiveInt = 1
     """The number of translations of each text, at most `num_beams`."""
     truncate: bool = False
-    """Truncate texts that exceed the model's maximum length. By default, they are rejected."""
+    """Whether to truncate texts that exceed the model's maximum length. By default, they are
+    rejected."""
 
     def request(self, translator: TextTranslator) -> GenerationRequest:
         """Returns the settings of the search.
@@ -66,7 +67,7 @@ def fits(config: TransformerConfig) -> bool:
 
 
 def translation_function(folder: str | Path, loaded: Loaded) -> RowFunction:
-    """Returns the function that translates encoded texts with equal settings."""
+    """Returns the function that translates encoded texts which have the same settings."""
     translator = TextTranslator.of_run(folder, loaded=loaded)
 
     def parts(items: Sequence[Any]) -> Iterator[list[list[Translation]] | None]:

@@ -1,9 +1,10 @@
 """Computes the rows of several requests together, in batches of similar length.
 
 A row is a text to embed, a pair to score, an example to classify or a text to translate, encoded as
-tokens. Rows wait in the order of arrival. Each step computes one batch. A step considers the oldest
-waiting rows, up to `batch_tokens` tokens, and its batch contains the rows among them that have the
-padded length of the oldest row. The result of a row does not depend on the other rows of its batch.
+tokens. Rows wait in the order of arrival. Each step computes one batch. It considers the oldest
+waiting rows, up to a total of `batch_tokens` tokens. Of these rows, the batch contains the rows
+that have the same padded length as the oldest row. The result of a row does not depend on the other
+rows of its batch.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from .settings import RowSettings
 
 RowTask: TypeAlias = "Task[Row, Any]"
 MANY = 1 << 20
-"""An upper bound on the number of rows of a batch."""
+"""An upper bound on the number of rows in a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Row:
     """The work of a task.
 
     Attributes:
-        item: what the function of the worker reads.
+        item: the object that the worker's function reads.
         length: the number of tokens of the row.
-        group: only rows of equal groups are computed together.
+        group: the group of the row. Only rows of the same group are computed together.
         copies: the number of sequences that the device computes for the row, such as the beams of a
           search.
     """
@@ -51,14 +52,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class RowFunction:
-    """A function that computes a result for each row; the rows do not affect each other.
+    """A function that computes a result for each row. The rows do not affect each other.
 
     Attributes:
         front: the model, which encodes the texts of requests.
-        parts: yields None after each part of a long computation, then a result for each item, in
-          order.
+        parts: yields None after each part of a long computation, and finally the results for all
+          items, in order.
         longest: the maximum number of tokens of a row.
-        filler: returns an item with this number of tokens, to compile programs with.
+        filler: returns an item with a given number of tokens, for compiling programs.
     """
 
     front: Any
@@ -100,7 +101,7 @@ class RowWorker:
         self._name, self._function, self._shapes = name, function, shapes
         self._log, self._clock = log, clock
         self._arrivals: dict[RowTask, float] = {}
-        """The arrival time of each waiting task, in order."""
+        """The arrival time of each waiting task, in the order of arrival."""
         self._batch: Sequence[RowTask] = ()
         """The tasks of the batch that is being computed."""
         self._parts: Iterator[Sequence[Any] | None] = iter(())
@@ -131,7 +132,7 @@ class RowWorker:
         self._batch = ()
 
     def step(self) -> None:
-        """Computes one part of the oldest row's batch; after the last part, sends the results."""
+        """Computes one part of the oldest row's batch; sends the results after the last part."""
         if not self._batch:
             self._batch = self._next_batch()
             for task in self._batch:
@@ -167,8 +168,8 @@ class RowWorker:
     def _window(self) -> Iterator[tuple[RowTask, int]]:
         """Yields the oldest tasks of one group and their padded lengths, up to `batch_tokens`.
 
-        The number of sequences is also limited, because the server's other work waits until the
-        batch ends.
+        The number of sequences is also limited, because all other work of the server waits until
+        the batch ends.
         """
         room, first = self.settings.batch_tokens, next(iter(self._arrivals)).work
         # The search pads the number of rows to a power of two.
@@ -176,7 +177,7 @@ class RowWorker:
         left = most if first.copies > 1 else MANY
         for task in self._arrivals:
             tokens = padded_length(task.work.length, self._function.longest)
-            # Yield the oldest row even if it alone exceeds the limit.
+            # Always yield the oldest row, even if this row exceeds the limit.
             if tokens > room and room < self.settings.batch_tokens:
                 return
             if task.work.group == first.group and left:
@@ -184,14 +185,14 @@ class RowWorker:
                 yield task, tokens
 
     def _next_batch(self) -> list[RowTask]:
-        """Returns the batch of the oldest task."""
+        """Returns the batch that contains the oldest task."""
         tasks, lengths = zip(*self._window(), strict=True)
         batches = padded_batches(lengths, self._function.longest)
         # Index 0 is the oldest row, because tasks wait in the order of arrival.
         return next([tasks[i] for i in batch] for batch, _ in batches if 0 in batch)
 
     def _is_full(self) -> bool:
-        """Returns whether the batch of the oldest row has no space for another row."""
+        """Returns whether the batch with the oldest row has no space for another row."""
         batch = self._next_batch()
         # The first row of a batch is its longest row.
         length = padded_length(batch[0].work.length, self._function.longest)
@@ -201,7 +202,7 @@ class RowWorker:
 async def computed(
     service: Service, model: Served, worker: RowWorker, rows: list[Row]
 ) -> list[Any]:
-    """Computes the rows of a request; returns a result for each.
+    """Computes the rows of a request, and returns a result for each row.
 
     Raises:
         ApiError: the queue is full, or the request took too long.
@@ -213,20 +214,20 @@ async def computed(
 
 
 def outputs_of_rows(outputs: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Returns the outputs of each row, given arrays whose first axis is the rows."""
+    """Splits output arrays along their first axis, and returns the outputs of each row."""
     rows = zip(*outputs.values(), strict=True)
     return [dict(zip(outputs, row, strict=True)) for row in rows]
 
 
 def usage_of(rows: Sequence[Row], written: int = 0) -> dict[str, JsonValue]:
-    """Returns the counts of tokens that were read and written, as OpenAI's `usage`."""
+    """Returns the numbers of tokens read and written, in the form of OpenAI's `usage`."""
     read = sum(row.length for row in rows)
     completion: dict[str, JsonValue] = {"completion_tokens": written} if written else {}
     return {"prompt_tokens": read, **completion, "total_tokens": read + written}
 
 
 def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
-    """Returns the shapes (number of rows, padded length) that batches of short rows may have."""
+    """Returns the possible shapes (number of rows, padded length) of batches of short rows."""
     most = function.longest
     if not settings.warm_up_all:
         most = min(settings.warm_up_length, most)
@@ -239,5 +240,5 @@ def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[t
 
 
 def shapes_of_searches(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
-    """Returns the shape of one text of the shortest length; its search needs several programs."""
+    """Returns the shape of one text of the shortest length. A search needs several programs."""
     return shapes_of_short_rows(function, settings)[:1]
