@@ -49,8 +49,8 @@ class CausalDecoderConfig(CausalLMConfig):
     norm_eps: Positive = 1e-5
     """Constant added to the mean square in normalization."""
     dropout_rate: Rate = 0.0
-    """Dropout rate of embeddings, attention weights and the outputs of both sublayers; the papers
-    use no dropout."""
+    """Dropout rate of embeddings, attention weights and the outputs of both sublayers. The papers
+    do not use dropout."""
     classifier_dropout: Rate | None = None
     """Dropout rate of the hidden states that token classification reads. Defaults to 0.1."""
     num_kv_heads: Size | None = None
@@ -202,7 +202,7 @@ class CausalDecoder(CausalLM):
         return NORMS[self.config.norm_kind](self.config, self.execution, name="final_norm")(x)
 
     def _positions(self, position_ids: Int[AnyArray, "#B #T"]) -> Positions:
-        """Returns the rotations for the tokens, with separate rotations for windowed layers."""
+        """Returns the rotations of all tokens, which may differ in windowed layers."""
         c = self.config
         # Only the layers that attend to all tokens scale the rotary frequencies.
         full = rotary_positions(

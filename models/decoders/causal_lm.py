@@ -136,8 +136,8 @@ class CausalLM(nn.Module):
 
         Args:
           input_ids: token ids.
-          attention_mask: 1 for the tokens that may be attended to. If there is a cache, the mask
-            covers all S slots of the cache, including the slots that this call writes. A mask
+          attention_mask: 1 for the tokens that other tokens may attend to. If there is a cache, the
+            mask covers all S slots of the cache, including the slots that this call writes. A mask
             `[B, T, S]` specifies for each token all tokens that it may attend to, including itself.
           position_ids: position of each token. Defaults to the index of the token among the real
             tokens of its sequence or, in a packed sequence, of its document.

@@ -1,4 +1,4 @@
-"""Granite 3: a Llama that multiplies embeddings, scores, sublayer outputs and logits by constants.
+"""Granite 3: a Llama that scales embeddings, attention scores, sublayer outputs and logits.
 
 Granite Team 2024, "Granite 3.0 language models", section 3. The factors follow the maximal update
 parametrization (Yang et al. 2022), which makes the size of activations independent of the width.

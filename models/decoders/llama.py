@@ -6,7 +6,7 @@
 - Llama 2: Touvron et al. 2023, "Llama 2: open foundation and fine-tuned chat models", section 2.2.
   In the largest model several query heads share a key/value head.
 - Llama 3: Grattafiori et al. 2024, "The Llama 3 herd of models", section 3.2. Llama 3 has a
-  vocabulary of 128,256 tokens, and a larger base of the rotary wavelengths. From Llama 3.1 on,
+  vocabulary of 128,256 tokens, and a larger base for the rotary wavelengths. From Llama 3.1 on,
   rotary frequencies are scaled for longer contexts.
 """
 
@@ -37,7 +37,7 @@ class LlamaConfig(CausalDecoderConfig):
     """
 
     d_ff: Size | None = None
-    """Width of the feed-forward layer, F. If None, 8/3 D rounded up to a multiple of 256."""
+    """Width of the feed-forward layer, F. Defaults to 8/3 D, rounded up to a multiple of 256."""
     norm_eps: Positive = 1e-5
     """Constant added to the mean square in normalization; 1e-6 in the first Llama."""
     rope_base: Positive = 10_000.0

@@ -52,7 +52,7 @@ class Qwen3MoeConfig(MixtureDecoderConfig):
     stacked. The unused parameters have no effect.
     """
     d_ff_dense: Size | None = None
-    """Width of the feed-forward layer in `dense_layers`. If None, 4 D."""
+    """Width of the feed-forward layer in `dense_layers`. Defaults to 4 D."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

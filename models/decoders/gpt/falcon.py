@@ -93,7 +93,7 @@ class FalconConfig(GPTConfig):
 
 
 def _bfloat16(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Rounds to the precision of bfloat16."""
+    """Rounds values to the precision of bfloat16."""
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 

@@ -214,7 +214,7 @@ class GPT(CausalLM):
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=c.causal
         )
         x = table(input_ids)
-        # Narrow embeddings are projected to D first, because positions have size D.
+        # Project narrow embeddings to D first, because position vectors have size D.
         if c.d_embedding is not None:
             x = self._project(x, c.d_model, "embedding_projection")
         x = positions.at_input(x)
@@ -225,7 +225,7 @@ class GPT(CausalLM):
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
         """Returns the output of the last layer, normalized in pre-norm models.
 
-        The output is projected to the width W of the token embeddings, if W is not D.
+        If the width W of the token embeddings is not D, the output is projected to W.
         """
         c = self.config
         if c.norm_position == "pre" and c.final_norm:

@@ -1,8 +1,8 @@
 """GPT-J: attention and feed-forward in parallel, with the same normalized input.
 
-Wang and Komatsuzaki 2021, "GPT-J-6B: a 6 billion parameter autoregressive language model". The
-first 64 dimensions of each head are rotated, in neighboring pairs; attention has no biases, but the
-logits have a bias.
+Wang and Komatsuzaki 2021, "GPT-J-6B: a 6 billion parameter autoregressive language model".
+Neighboring pairs of the first 64 dimensions of each head are rotated. Attention has no biases, but
+the logits have a bias.
 """
 
 import dataclasses
