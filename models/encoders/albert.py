@@ -2,10 +2,10 @@
 
 Lan et al. 2020, "ALBERT: a lite BERT for self-supervised learning of language representations",
 section 3 and table 1. A linear map projects the embeddings to the width of the layers. The layers
-are divided into groups of consecutive layers. All layers of a group run the same few inner layers,
-with the same parameters. The published models have one group with one inner layer. The presets have
-the sizes of version 2, without dropout in the layers. The second objective of ALBERT is to predict
-the order of two segments.
+are divided into groups of consecutive layers, and all layers of a group run the same few inner
+layers with the same parameters. The published models have one group with one inner layer. The
+presets have the sizes of version 2, without dropout in the layers. The second training objective of
+ALBERT is to predict the order of two segments.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class AlbertConfig(EncoderConfig):
     num_groups: Size = 1
     """Number of groups of consecutive layers that share their parameters, at most `num_layers`."""
     inner_layers: Size = 1  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of inner layers per layer of a group. Each inner layer has its own parameters."""
+    """Number of inner layers in each layer of a group. Each inner layer has its own parameters."""
     activation: Activation = "gelu_tanh"
     """Non-linearity of the feed-forward layers and of the head for masked words."""
     dropout_rate: Rate = 0.0
@@ -49,7 +49,7 @@ class AlbertConfig(EncoderConfig):
     """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
     answering."""
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two segments of an input."""
+    """Number of token types; token types distinguish the two segments of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a model without a head also returns the pooled first token."""
     head: str = head_field((*ENCODER_HEADS, "pretraining"), default="pretraining")

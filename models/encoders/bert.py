@@ -3,8 +3,9 @@
 - Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for language
   understanding", section 3. BERT has token types, exact GELU, and a pooler over the first token.
   BERT normalizes the embeddings and each residual sum.
-- Small sizes: Turc et al. 2019, "Well-read students learn better", table 1.
-- An embedder with the vocabulary of XLM-R: Wang et al. 2024, "Multilingual E5 text embeddings".
+- Turc et al. 2019, "Well-read students learn better", table 1, published the small sizes.
+- Wang et al. 2024, "Multilingual E5 text embeddings", published an embedder with the vocabulary of
+  XLM-R.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class BertConfig(EncoderConfig):
     """
 
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two segments of an input."""
+    """Number of token types; token types distinguish the two segments of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether a model without a head also returns the pooled first token."""
     head: str = head_field(

@@ -1,9 +1,10 @@
 """ELECTRA: a BERT that learns to distinguish replaced tokens from original tokens.
 
 Clark et al. 2020, "ELECTRA: pre-training text encoders as discriminators rather than generators",
-section 2 and table 6. A small generator, an ELECTRA with the head `masked_lm`, fills in masked
-words, and the discriminator finds the replaced tokens. Embeddings may be narrower than the layers.
-As in the authors' code, the body has no pooler; classifiers pool the first token with gelu.
+section 2 and table 6. A small generator (an ELECTRA with the head `masked_lm`) fills in masked
+words, and the discriminator finds the tokens that the generator replaced. Embeddings may be
+narrower than the layers. As in the authors' code, the body has no pooler; classifiers pool the
+first token with gelu.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class ElectraConfig(EncoderConfig):
     head_activation: ClassVar[Activation | None] = "gelu"
 
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two segments of an input."""
+    """Number of token types; token types distinguish the two segments of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings. Defaults to D; a linear map projects other widths to D."""
     head: str = head_field(

@@ -6,8 +6,8 @@ configuration from `EncoderConfig` and its module from `Encoder`, and overrides 
 differ. `electra.py` is an example.
 
 The layer follows Devlin et al. 2019, "BERT: Pre-training of deep bidirectional transformers for
-language understanding", section 3: normalization after each residual sum. Unlike in the papers,
-initial weights are normally distributed, not truncated.
+language understanding", section 3, and normalizes each residual sum. Unlike in the papers, initial
+weights are normally distributed, not truncated.
 """
 
 import dataclasses
@@ -52,9 +52,9 @@ from ..nn.typing import Array, Bool, Float, Int
 from ..registry import AxisRules, one_token
 
 POOLING_HEAD = "sequence_classification"
-"""The only head that, in every family, can pool all tokens instead of the first token."""
+"""The only head that can pool all tokens, instead of the first token, in every family."""
 POOLERS = {**ACTIVATIONS, "tanh": jnp.tanh}
-"""The non-linearities of poolers."""
+"""The non-linearities that a pooler can have."""
 ENCODER_HEADS = (
     *("none", "masked_lm", "sequence_classification", "token_classification"),
     *("multiple_choice", "question_answering"),
@@ -223,7 +223,7 @@ class PostNormLayer(Layer[EncoderConfig]):
         c, e = self.config, self.execution
         attn = context.self_attention(inputs)
 
-        # Self-attention; only a causal model has a cache.
+        # Self-attention (only a causal model has a cache).
         y, cache, weights = self.attention(c, e, c.init_std, name="attention")(x, attn)
         x = self.add(x, y, "attention", attn.rng)
         x = LayerNorm(c, e, name="attention_norm")(x)
@@ -270,8 +270,8 @@ class Encoder(nn.Module):
 
         Args:
           input_ids: token ids; `[B, C, T]` for head "multiple_choice".
-          attention_mask: 1 for the tokens that may be attended to. If there is a cache, the mask
-            covers all S slots of the cache, including the slots that this call writes. A mask
+          attention_mask: 1 for the tokens that other tokens may attend to. If there is a cache, the
+            mask covers all S slots of the cache, including the slots that this call writes. A mask
             `[B, T, S]` specifies for each token all tokens that it may attend to, including itself.
           token_type_ids: 0 in the first segment of a sequence, 1 in the second. Defaults to 0.
           position_ids: position of each token, from 0. The model adds `position_offset`. Defaults
@@ -302,7 +302,7 @@ class Encoder(nn.Module):
         num_choices = 1
         if input_ids.ndim == 3:
             num_choices = input_ids.shape[1]
-            # [B, C, T] to [B · C, T]; inputs that are None stay None.
+            # [B, C, T] to [B · C, T]; inputs that are None remain None.
             arrays = input_ids, attention_mask, token_type_ids, position_ids, segment_ids
             input_ids, attention_mask, token_type_ids, position_ids, segment_ids = jax.tree.map(
                 lambda x: x.reshape(-1, x.shape[-1]), arrays
@@ -325,7 +325,7 @@ class Encoder(nn.Module):
             causal=causal,
             skip_padding=causal or (c.skips_padding and not per_query),
         )
-        # Embeddings and layers.
+        # Run the embeddings and the layers.
         positions = self.make_positions(
             c, e, position_ids, input_ids.shape[1], cache=cache, causal=causal
         )
@@ -446,7 +446,7 @@ class Encoder(nn.Module):
     ) -> Float[Array, "B D"] | None:
         """Returns the pooled vector for the head, or None if the head does not need one."""
         c, e = self.config, self.execution
-        # Heads with a transform, and all pooling modes except cls, pool the hidden states without a
+        # Heads with a transform and all pooling modes except cls pool the hidden states without a
         # pooler.
         reads_tokens = c.head_transform and c.head_spec.needs_pooler and c.head != "none"
         if (c.pooling != "cls" and c.head in c.pooling_heads) or reads_tokens:
@@ -469,7 +469,7 @@ class Encoder(nn.Module):
 
 
 def smallest_inputs(config: EncoderConfig) -> dict[str, np.ndarray]:
-    """Returns inputs with a single token; for multiple choice, with a single choice."""
+    """Returns inputs with a single token, and a single choice for multiple choice."""
     if not config.head_spec.takes_choices:
         return one_token(config)
     return {"input_ids": np.zeros((1, 1, 1), np.int32)}

@@ -34,7 +34,7 @@ class GteConfig(NomicBertConfig):
     """Dropout rate of embeddings, attention weights, the product with the gate, the outputs of both
     sublayers, and the inputs of classifiers."""
     num_token_types: Count = 0
-    """Number of token types, which distinguish the two segments of an input."""
+    """Number of token types; token types distinguish the two segments of an input."""
     position_base: Positive = 160_000.0
     """Base of the rotary wavelengths."""
 

@@ -97,7 +97,7 @@ class ModernBertConfig(EncoderConfig):
 
     @property
     def output_init_std(self) -> float | None:
-        """Standard deviation of the initial output map of each sublayer: σ / √(2 L)."""
+        """Standard deviation of the initial output projection of each sublayer: σ / √(2 L)."""
         return None if self.init_std is None else self.init_std / math.sqrt(2 * self.num_layers)
 
     @property
@@ -107,7 +107,7 @@ class ModernBertConfig(EncoderConfig):
 
     @property
     def score_init_std(self) -> float | None:
-        """Standard deviation of the initial maps to labels, 1 / √D."""
+        """Standard deviation of the initial linear maps to labels, 1 / √D."""
         return self.d_model**-0.5
 
 
@@ -143,7 +143,7 @@ class ModernBERT(Encoder):
     layer = ModernBertLayer
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Adds the scales of the norms before attention. The first layer has no such norm."""
+        """Adds the scales of the norms that precede attention. The first layer has no such norm."""
         del x
         shape = max(self.config.num_layers - 1, 0), self.config.d_model
         ones = nn.initializers.ones

@@ -41,7 +41,7 @@ class NomicBertConfig(EncoderConfig):
     """Dropout rate of embeddings, attention weights, the outputs of both sublayers, and the inputs
     of classifiers."""
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two segments of an input."""
+    """Number of token types; token types distinguish the two segments of an input."""
     positions: PositionKind = "rotary"
     """How the model represents positions; every published model uses rotary positions."""
     position_base: Positive = 1_000.0

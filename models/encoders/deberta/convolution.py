@@ -1,7 +1,7 @@
 """A convolution over tokens, whose result is added to the output of the first layer.
 
-This convolution is part of the authors' code of DeBERTa version 2 (He et al. 2021). With the
-embeddings x and the output y of the first layer, the second layer reads LayerNorm(y + activation(x
+This convolution is part of the authors' code for DeBERTa version 2 (He et al. 2021). If x are the
+embeddings and y is the output of the first layer, the second layer reads LayerNorm(y + activation(x
 ∗ W + b)). The convolution reads zeros in place of padding and of the tokens of other documents.
 """
 
@@ -34,7 +34,7 @@ class Convolution(nn.Module):
     """A convolution over the tokens around each token.
 
     Attributes:
-      config: width, initial standard deviation and dropout rate.
+      config: the width, the initial standard deviation, and the dropout rate.
       execution: precision.
       size: number of tokens that the convolution reads for each token: the token itself, and the
         same number of tokens on each side.
@@ -50,7 +50,7 @@ class Convolution(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], mask: AttentionMask, rng: RowKeys | None
     ) -> FirstLayerTerm:
-        """Returns the term that is added to the first layer's output, from the embeddings x."""
+        """Computes the term that is added to the first layer's output from the embeddings x."""
         c, e = self.config, self.execution
         half, (batch, length, _) = self.size // 2, x.shape
         # Each diagonal of the mask belongs to one offset, and shows which tokens may attend to the

@@ -52,7 +52,7 @@ class DebertaConfig(DisentangledConfig):
     norm_eps: Positive = 1e-7
     """Constant added to the variance in layer normalization."""
     num_token_types: Count = 0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Number of token types, which distinguish the two segments of an input."""
+    """Number of token types; token types distinguish the two segments of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings. Defaults to D; a linear map projects other widths to D."""
     convolution_size: Size | None = None

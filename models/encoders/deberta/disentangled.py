@@ -5,8 +5,9 @@ equation 4. The score of query i and key j is
 
     (q_i · k_j + q_i · k(i - j) + k_j · q(i - j)) / √(3H),
 
-where k(d) and q(d) are projections of the vector of distance d. All layers share the table of these
-vectors. In version 2, large distances share vectors in logarithmic buckets.
+where k(d) and q(d) are projections of the vector of distance d. All layers share one table of these
+distance vectors. In version 2, large distances are grouped into logarithmic buckets, and each
+bucket has one vector.
 
 Unlike the authors' code, this implementation applies no dropout to the distance vectors.
 """
@@ -54,7 +55,7 @@ class DisentangledConfig(EncoderConfig):
     the distance. p2c: the product of the distance and the key's content. The scores are divided by
     √(3H) with both terms, and by √(2H) with one term."""
     position_distance: Size | None = None
-    """M: all distances of at least M share one vector. If None, M is `max_length`."""
+    """The distance M; all distances of at least M share one vector. If None, M is `max_length`."""
     position_buckets: Annotated[int, Range(least=2, most=2**27)] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of distance buckets in each direction, S: one bucket for each distance up to S / 2,
     and wider buckets for distances up to M. If None, each distance up to M has its own vector.
@@ -76,7 +77,7 @@ class DisentangledConfig(EncoderConfig):
 
     @property
     def farthest(self) -> int:
-        """M: all distances of at least M share one vector."""
+        """The distance M; all distances of at least M share one vector."""
         return self.position_distance or self.max_length
 
     @property
@@ -104,7 +105,7 @@ class DistancePositions(Positions):
     """The vectors of the R = 2T - 1 distances -(T - 1) … T - 1, query position minus key
     position."""
     projected: dict[str, Float[Array, "R N H"]] = struct.field(default_factory=dict)
-    """Within a layer, the projections of these vectors for each term."""
+    """The projections of these vectors for each term, set within a layer."""
 
 
 def make_distance_positions(
@@ -118,8 +119,8 @@ def make_distance_positions(
 ) -> DistancePositions:
     """Returns the positions of tokens; see `make_positions` for the arguments.
 
-    Distances are differences of token indices in a row, as in the authors' code. A document of a
-    packed row is contiguous, so its distances are the same as without packing.
+    Distances are differences between token indices in a row, as in the authors' code. A document of
+    a packed row is contiguous, so its distances are the same as without packing.
     """
     c, e = config, execution
     shared = make_positions(c, e, position_ids, length, cache=cache, causal=causal)
@@ -134,7 +135,7 @@ def make_distance_positions(
     distance = jnp.arange(1 - length, length)
     if c.position_buckets is not None:
         distance = logarithmic_buckets(distance, c.position_buckets, c.farthest)
-    # Distance 0 is in the middle of the table, and far distances share its first and last row.
+    # Distance 0 is in the middle of the table, and far distances share the first or the last row.
     row = jnp.clip(distance + rows, 0, 2 * rows - 1)
     return DistancePositions(**vars(shared), distances=table.astype(e.dtype)[row])
 
@@ -170,12 +171,11 @@ class DisentangledAttention(MultiHeadAttention):
         self, query: Float[Array, "B T N H"], keys: Keys, context: AttentionContext
     ) -> Float[Array, "B N T T"] | None:
         """Returns the terms of the scores that depend on distances, in float32."""
-        # There is a vector for every distance in the row, so `by_distance` only needs to shift
-        # products.
+        # Each distance in the row has a vector, so `by_distance` only needs to shift the products.
         vectors = cast(DistancePositions, context.positions).projected
         terms: list[Array] = []
         if "c2p" in vectors:
-            backwards = vectors["c2p"][::-1]  # in the order of key minus query
+            backwards = vectors["c2p"][::-1]  # ordered by key minus query position
             products = jnp.einsum(
                 "BTNH,RNH->BNTR", query, backwards, preferred_element_type=jnp.float32
             )
