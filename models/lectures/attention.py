@@ -1,8 +1,8 @@
 """Self-attention with options from the lectures that no published family uses.
 
-- `attention` "simple": no linear maps; the input is divided into N slices, which are used as
-  queries, keys and values.
-- `head_convolution`: a causal convolution over tokens after the projections (So et al. 2021).
+- `attention` "simple": attention has no linear maps; the input is divided into N slices, which are
+  used as queries, keys and values.
+- `head_convolution`: a causal convolution over tokens follows the projections (So et al. 2021).
 - `positions` "relative": a vector for each clipped distance is added to keys and values (Shaw et
   al. 2018, equations 3 and 4).
 - `positions_at` "queries_keys" and "projections": position vectors are added to the inputs of the
@@ -123,8 +123,8 @@ def relative_scores(
 ) -> Float[Array, "B N T S"]:
     """Returns the float32 product of each query and the vector of its distance to each key."""
     products = jnp.einsum("BTNH,RH->BNTR", query, vectors, preferred_element_type=jnp.float32)
-    # Multiply by all R vectors, then select by key. This avoids an array of vectors per query and
-    # key.
+    # Multiply by all R vectors, then select one product per key. This avoids an array with a vector
+    # per query and key.
     return jnp.einsum("BNTR,BTSR->BNTS", products, distances.astype(jnp.float32))
 
 
@@ -134,6 +134,6 @@ def relative_values(
     vectors: Float[Array, "R H"],
 ) -> Float[Array, "B T N H"]:
     """Returns, for each query, the sum of distance vectors weighted by the attention weights."""
-    # Sum the weights per distance first. This avoids an array of vectors per query and key.
+    # Sum the weights per distance first. This avoids an array with a vector per query and key.
     by_distance = jnp.einsum("BNTS,BTSR->BNTR", weights, distances)
     return jnp.einsum("BNTR,RH->BTNH", by_distance, vectors)

@@ -1,7 +1,7 @@
-"""The convolution over tokens after the projections of attention (So et al. 2021, "Primer").
+"""The convolution over tokens that follows the projections in attention (So et al. 2021, "Primer").
 
-Each head's queries, keys and values are convolved over the preceding tokens: with the taps w of a
-head and channel, out_t = w₀ x_t + w₁ x_{t−1} + w₂ x_{t−2} at width 3. The convolution reads zeros
+Each head's queries, keys and values are convolved over the preceding tokens: if w are the taps of a
+head and channel, out_t = w₀ x_t + w₁ x_{t−1} + w₂ x_{t−2} for width 3. The convolution reads zeros
 in place of padding and of tokens of other documents. The taps are initialized to (1, 0, 0), the
 identity.
 
@@ -25,10 +25,11 @@ class EarlierTokens:
     """The earlier tokens that a convolution may read. They are the same for all layers."""
 
     real: Bool[Array, "B T"] | None
-    """For each token, whether later tokens may read it. If None, they may read all tokens."""
+    """For each token, whether later tokens may read it. If None, later tokens may read all
+    tokens."""
     readable: Bool[Array, "#B T w"] | None
     """For each token, whether it may read the tokens at the distances 1, 2, … w before it. If None,
-    it may read all real tokens.
+    each token may read all real tokens.
     """
     are_beams: bool = struct.field(pytree_node=False)
     """Whether the T tokens continue T beams with separate histories. If False, they continue one
@@ -72,7 +73,7 @@ def _last(x: Bool[Array, "B n"], length: int) -> Bool[Array, "B {length}"]:
 
 
 class HeadConvolution(nn.Module):
-    """A causal convolution over tokens with taps for each head and channel.
+    """A causal convolution over tokens with separate taps for each head and channel.
 
     Attributes:
       width: the number of taps.
@@ -89,7 +90,7 @@ class HeadConvolution(nn.Module):
         earlier: EarlierTokens,
         history: Float[Array, "B M w N H"] | None = None,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B M w N H"] | None]:
-        """Returns the convolved projections, and the history after them.
+        """Returns the convolved projections, and the history for the next call.
 
         Args:
           x: projections of T tokens.

@@ -1,4 +1,4 @@
-"""The mixin of the lecture variants, which is the first base class of a variant's layers."""
+"""The mixin for layers of the lecture variants, which is the first base class of such a layer."""
 
 from typing import ClassVar, cast
 

@@ -22,7 +22,7 @@ class LectureTransformerConfig(LectureOptions, transformer.EncoderDecoderConfig)
 
     @property
     def encoder(self) -> "LectureTransformerConfig":
-        """The configuration of the encoder, without head convolution, which is causal."""
+        """The configuration of the encoder. It omits head convolution, which is causal."""
         return dataclasses.replace(self, head_convolution=None)
 
 

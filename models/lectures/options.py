@@ -82,7 +82,8 @@ class LectureOptions(_Base):
             f"head_convolution {self.head_convolution} follows projections, and attention "
             '"simple" has none: leave head_convolution out',
         )
-        # The input itself is query, key and value. All slices of the input have the same size.
+        # The input itself is used as query, key and value. All slices of the input have the same
+        # size.
         part = self.d_model // self.num_heads
         require(
             (self.kv_heads, self.key_dim, self.value_dim) == (self.num_heads, part, part),
@@ -117,7 +118,8 @@ class LectureOptions(_Base):
             f"max_length {self.max_length} has more positions than {self.d_model} binary "
             "digits: raise d_model or choose other positions",
         )
-        # Only positions "table" read `position_table`, which has one vector for each position.
+        # Only the position kind "table" reads `position_table`, which has one vector for each
+        # position.
         rows = self.max_length * self.position_dim if kind == "table" else 0
         num_values = len(self.position_table or ())
         require(
@@ -128,7 +130,7 @@ class LectureOptions(_Base):
 
     @property
     def longest_input(self) -> int | None:
-        """The longest input in tokens, or None if positions do not come from a table."""
+        """The maximum input length in tokens, or None if positions do not come from a table."""
         return self.max_length if self.positions in ("learned", "table") else None
 
     @property
@@ -144,7 +146,7 @@ class LectureOptions(_Base):
 
     @property
     def recent_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes `[w, N, H]` of the last inputs of the convolutions of queries, keys and values."""
+        """Shapes `[w, N, H]` of the last inputs of the query, key and value convolutions."""
         if self.head_convolution is None:
             return ()
         before = self.head_convolution - 1

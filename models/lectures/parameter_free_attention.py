@@ -1,14 +1,14 @@
-"""Attention without parameters: any similarity, simple self-attention, and kernel regression.
+"""Attention without parameters: with any similarity, simple self-attention, kernel regression.
 
 - Simple self-attention: Bloem, "Machine Learning at VU", lecture 10. Each output is the average of
-  all inputs, weighted by the softmax of their dot products.
+  all inputs, weighted by the softmax of their dot products with the corresponding input.
 - Kernel regression: Nadaraya 1964, "On estimating regression"; Watson 1964, "Smooth regression
   analysis". Each estimate is the average of all known values, weighted by a kernel of the distance
   between each value's key and the query.
 
 Simple self-attention and kernel regression are soft look-ups: they compute scores of all pairs, a
 softmax over the keys, and a weighted average of the values. Learned attention
-(`models.nn.attention`) adds linear maps of the queries, keys and values.
+(`models.nn.attention`) also applies linear maps to the queries, keys and values.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def scaled_scores(
 def gaussian_scores(
     queries: Float[Array, "*batch Q D"], keys: Float[Array, "*batch K D"]
 ) -> Float[Array, "*batch Q K"]:
-    """Returns -|q - k|² / 2, the logarithm of a Gaussian kernel of bandwidth 1."""
+    """Returns -|q - k|² / 2, the logarithm of a Gaussian kernel with bandwidth 1."""
     # Use differences: q · k would lose precision by cancellation for keys far from 0.
     difference = queries[..., :, None, :] - keys[..., None, :, :]  # [..., Q, K, D]
     return -jnp.sum(jnp.square(difference), axis=-1) / 2
@@ -77,14 +77,14 @@ def similarity_attention(
         y = models.similarity_attention(x, x, x, score=lambda q, k: -abs(q - k.swapaxes(-1, -2)))
 
     Args:
-      queries: Q vectors of size D, with any batch axes.
+      queries: Q vectors of size D, with any number of batch axes.
       keys: K vectors of size D.
       values: a vector of size V for each key.
-      score: the similarity. dot: q · k. scaled: q · k / √D. gaussian: `-|q - k|² / 2`, which
-        is kernel regression of bandwidth 1. `score` can also be a function of queries and keys that
+      score: the similarity. dot: q · k. scaled: q · k / √D. gaussian: `-|q - k|² / 2`, which gives
+        kernel regression with bandwidth 1. `score` can also be a function of queries and keys that
         returns scores `[..., Q, K]`.
-      mask: True where query (row) may attend to key (column). A row without any True attends to
-        all keys equally.
+      mask: True where the query (row) may attend to the key (column). A row without any True
+        attends to all keys equally.
 
     Returns:
       One vector for each query, of size V.

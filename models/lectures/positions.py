@@ -1,6 +1,6 @@
 """Kinds of positions from the lectures, and the places where position vectors are added.
 
-- counter, binary: 1, 2, 3, … in the last dimension; binary digits in the last dimensions.
+- counter: 1, 2, 3, … in the last dimension; binary: binary digits in the last dimensions.
 - appended_counter: embeddings of D - 1 dimensions, and 1, 2, 3, … as the last dimension.
 - table: the vectors in `position_table`.
 - relative: Shaw et al. 2018, "Self-attention with relative position representations", section 3:
@@ -57,7 +57,7 @@ def clipped_distances(
 
 
 def binary_positions(length: int, bits: int) -> np.ndarray:
-    """Returns the binary digits of 0, 1, 2 …, a table float32[length, bits] of zeros and ones.
+    """Returns the binary digits of 0, 1, 2 … as a table float32[length, bits] of zeros and ones.
 
     The least significant digit is last: `binary_positions(16, 4)[5]` is
     `[0, 1, 0, 1]`.
@@ -67,7 +67,7 @@ def binary_positions(length: int, bits: int) -> np.ndarray:
 
 
 def position_vectors(config: TransformerConfig, length: int) -> np.ndarray:
-    """Returns the vectors of positions 0 to length - 1, a table float32[length, D].
+    """Returns the vectors of positions 0 to length - 1 as a table float32[length, D].
 
     Args:
       config: a configuration with additive positions that are not learned.

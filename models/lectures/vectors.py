@@ -1,4 +1,4 @@
-"""Vectors as inputs instead of tokens: image patches, nodes of a graph, or measurements."""
+"""Uses vectors as inputs instead of tokens, such as image patches, graph nodes, or measurements."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def apply_to_vectors(
     """Applies a model to vectors in place of the embeddings of tokens.
 
     The model adds positions to the vectors. For a graph, pass a mask `[B, T, T]` that is True where
-    node (row) may attend to node (column), and a model with positions "none".
+    the node of a row may attend to the node of a column, and a model with positions "none".
 
     Example::
 
@@ -34,7 +34,7 @@ def apply_to_vectors(
       **inputs: additional inputs of the model, such as `attention_mask`.
 
     Returns:
-      The output of the model, as for `input_ids` `[B, T]`.
+      The same output as for `input_ids` of shape `[B, T]`.
 
     Raises:
       UserError: `embeddings` are not `[B, T, D]`.
