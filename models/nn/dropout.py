@@ -95,8 +95,8 @@ def dropout(
 
     Args:
       x: `[B, T, …]` for the tokens of sequences, or `[B, D]` for one vector per sequence.
-      rate: the dropout rate, in [0, 1). If 0, there is no dropout.
-      rng: one key per sequence. If None, there is no dropout.
+      rate: the dropout rate, in [0, 1). If 0, dropout is off.
+      rng: one key per sequence. If None, dropout is off.
       name: the name of this dropout in its layer.
 
     Raises:
@@ -130,8 +130,8 @@ def drop_weights(
 
     Args:
       weights: the attention weights of all queries and keys.
-      rate: the dropout rate, in [0, 1). If 0, there is no dropout.
-      rng: a layer's key for each sequence. If None, there is no dropout.
+      rate: the dropout rate, in [0, 1). If 0, dropout is off.
+      rng: a layer's key for each sequence. If None, dropout is off.
     """
     if rate == 0 or rng is None:
         return weights
