@@ -1,4 +1,4 @@
-"""The typed configuration of a training run; its fields are options of the command line."""
+"""The typed configuration of a training run. Its fields are options of the command line."""
 
 import dataclasses
 import json
@@ -65,8 +65,8 @@ class TrainConfig(Checked):
     init_from: str | None = None
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body from the
-    initial model. From the model's head, it takes the layers that its own head also has. The
-    run then uses only `dropout_rate` of the field `model`, and ignores `data.tokenizer`."""
+    initial model. It also takes the layers of the initial model's head that exist in its own head.
+    The run then uses only `dropout_rate` of the field `model`, and ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
     lora: LoRAConfig | None = None
@@ -80,7 +80,7 @@ class TrainConfig(Checked):
     micro_batches: PositiveInt = 1
     """Number of equal parts of each batch that run one by one, to save memory."""
     seed: Seed = 0
-    """Seed of the initial parameters, of dropout, and of the order of the examples."""
+    """The seed for the initial parameters, for dropout, and for the order of the examples."""
     log_every: PositiveInt = 10
     """Number of steps between two logged lines of metrics."""
     evaluate_every: NonNegativeInt = 0
@@ -193,7 +193,7 @@ def objective_of(config: TrainConfig, custom: Objective | None = None) -> Object
     if config.model.num_token_types > 1:
         return objective
 
-    # RoBERTa and DistilBERT have no token types: only separator tokens mark the segments of a
+    # RoBERTa and DistilBERT have no token types. Only separator tokens mark the segments of a
     # sequence.
     def without_types(inputs: Inputs) -> Inputs:
         return {name: x for name, x in inputs.items() if name != "token_type_ids"}
@@ -230,11 +230,11 @@ def in_steps(config: TrainConfig, num_examples: int) -> TrainConfig:
 def warmup_of(optimizer: OptimizerConfig, steps: int) -> int:
     """Returns the number of warm-up steps, reduced if the run is not longer than the warm-up."""
     warmup = optimizer.warmup_steps or int(optimizer.warmup_fraction * steps)
-    # A run of few steps may be shorter than its recipe's warm-up.
+    # A run with few steps may be shorter than the warm-up of its recipe.
     return warmup if warmup < steps else min(max(steps // 10, 1), steps - 1)
 
 
-# Fields that affect how a run is executed, not its result: a resumed run may change them.
+# The fields that affect only how a run is executed. A resumed run may change them.
 OPERATIONAL_FIELDS = (
     "micro_batches",
     "mesh",
@@ -283,7 +283,7 @@ def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_below(name: str, entries: Iterable[str]) -> bool:
-    """Returns whether a field is an entry or nested in one, as `data.length` is in `data`."""
+    """Returns whether a field is an entry or is nested in one, like `data.length` in `data`."""
     return f"{name}.".startswith(tuple(f"{entry}." for entry in entries))
 
 

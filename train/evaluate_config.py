@@ -1,4 +1,4 @@
-"""The tasks of evaluations during training; the fields are options of the command line."""
+"""The tasks of evaluations during training. The fields are options of the command line."""
 
 import dataclasses
 

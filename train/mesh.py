@@ -19,12 +19,14 @@ class MeshConfig(Checked):
     """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
 
     data: Devices = -1
-    """Number of copies of the model, which share the batch; -1: all remaining devices."""
+    """Number of copies of the model, over which each batch is divided; -1: all remaining
+    devices."""
     fsdp: Devices = 1
-    """Number of shards of the parameters and the optimizer state; the shards share the batch."""
+    """Number of shards of the parameters and the optimizer state. The batch is also divided over
+    them."""
     expert: Devices = 1
-    """Number of shards of the experts of a mixture; the shards share the batch. All other
-    parameters are sharded over this axis as they are over `fsdp`."""
+    """Number of shards of the experts in a mixture of experts. The batch is also divided over them.
+    All other parameters are sharded over this axis as they are over `fsdp`."""
     context: Devices = 1
     """Number of shards of the tokens of each sequence."""
     tensor: Devices = 1

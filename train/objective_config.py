@@ -23,8 +23,8 @@ Scores = Mapping[str, object]
 strings."""
 D = TypeVar("D", bound=DataConfig)
 OpenReference = Callable[[], Callable[[Any], np.ndarray]]
-"""Opens the model that a run starts from, and returns a function that computes the
-log-probabilities of answers under this model."""
+"""Opens the initial model of a run, and returns a function that computes the log-probabilities of
+answers under this model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,8 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     compares_by_dot: ClassVar[bool] = False
     """Whether evaluations compare text vectors by their dot product instead of their cosine."""
     scores_pairs: ClassVar[bool] = False
-    """Whether the model is a cross-encoder. A cross-encoder has a single label, which may have
-    another name in the model of `init_from`."""
+    """Whether the model is a cross-encoder. A cross-encoder has a single label, which may have a
+    different name in the model of `init_from`."""
     compares_with_start: ClassVar[bool] = False
     """Whether a run with `init_from` also evaluates the initial model. Its report then shows
     answers of both models."""
@@ -78,7 +78,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
     def with_models(
         self, objective: Objective, model: TransformerConfig, execution: Execution
     ) -> Objective:
-        """Adds the auxiliary models of an objective, whose sizes depend on the run's model.
+        """Adds the objective's auxiliary models, with sizes that depend on the run's model.
 
         Args:
             objective: the result of `build`.
@@ -143,7 +143,7 @@ class ObjectiveConfig(Checked, ABC, Generic[D]):
         return None
 
     def of_data(self, data: D, *, is_default: bool) -> "ObjectiveConfig[D]":
-        """Returns the objective to use for the data; reads the data if the choice depends on them.
+        """Returns the objective to use for the data. Reads the data if the choice depends on them.
 
         Args:
             data: The data.

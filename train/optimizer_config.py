@@ -1,4 +1,4 @@
-"""The hyperparameters of the optimizer; the fields are options of the command line."""
+"""The hyperparameters of the optimizer. The fields are options of the command line."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ LayerDecay = Annotated[float, Range(above=0, most=1)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Checked):
-    """AdamW (Loshchilov & Hutter 2019) or another update rule, and the learning rate.
+    """The settings of AdamW (Loshchilov & Hutter 2019) or a different update rule.
 
     The other update rules are LAMB (You et al. 2020), Adafactor (Shazeer & Stern 2018) and Muon
     (Jordan et al. 2024).
@@ -36,10 +36,10 @@ class OptimizerConfig(Checked):
     """
 
     name: OptimizerName = "adamw"
-    """adamw; lamb: AdamW's update scaled by the norm of each parameter array, for large batches;
-    adafactor: no first moment, a second moment factored into rows and columns, and learning rates
-    relative to the parameters; muon: orthogonal updates of the matrices inside layers, and AdamW
-    for all other parameters."""
+    """The update rule. lamb: AdamW's update, scaled by the norm of each parameter array, for large
+    batches. adafactor: no first moment, a second moment that is factored into rows and columns, and
+    learning rates relative to the parameters. muon: orthogonal updates for the matrices inside
+    layers, and AdamW for all other parameters."""
     peak_learning_rate: Positive
     """The largest learning rate of the run, reached at the end of the warm-up."""
     schedule: ScheduleName = "cosine"
@@ -52,23 +52,24 @@ class OptimizerConfig(Checked):
     final_fraction: NonNegative = 0.1
     """Learning rate of the last step divided by the peak (linear, cosine and wsd)."""
     decay_fraction: Fraction = 0.2
-    """Length of the decay of wsd as a fraction of the run."""
+    """Length of the decay in the schedule wsd, as a fraction of the run."""
     beta1: Rate = 0.9
-    """Decay of the first moment, the running mean of the gradient."""
+    """Decay of the first moment, which is the running mean of the gradient."""
     adafactor_momentum: bool = False
     """Whether Adafactor also keeps a first moment, with decay beta1."""
     muon_beta: Rate = 0.95
     """Decay of Muon's momentum. beta1 and beta2 apply to the parameters that AdamW updates."""
     beta2: Rate = 0.95
-    """Decay of the second moment, the running mean of the squared gradient. Adafactor uses 1 -
-    step^-0.8 instead."""
+    """Decay of the second moment, which is the running mean of the squared gradient. Adafactor uses
+    1 - step^-0.8 instead."""
     epsilon: Positive = 1e-8
-    """ε, which is added to the root of the second moment in the denominator of the update."""
+    """ε, which is added to the square root of the second moment in the denominator of the
+    update."""
     state_dtype: StateDtype = "float32"
     """Precision of the two moments of AdamW and LAMB. float32: 8 bytes per parameter. bfloat16: 6
     bytes, the first moment in bfloat16. bfloat16_stochastic: 4 bytes, both moments in bfloat16 with
     stochastic rounding. int8: about 2.1 bytes, both moments in int8 with a scale per block. Muon
-    stores one moment per matrix instead of two, and needs half of these bytes.
+    stores one moment per matrix instead of two, and therefore needs half as many bytes.
     """
     weight_decay: NonNegative = 0.1
     """Weight decay of matrices. Biases and the scales of norms have no weight decay."""

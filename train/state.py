@@ -12,16 +12,16 @@ from ..models.nn.typing import Array, Key, Params, PyTree
 
 @struct.dataclass
 class TrainState:
-    """The state of training between two steps, a tree of arrays or of their shapes or shardings."""
+    """The state of training between two steps, as a tree of arrays, of shapes or of shardings."""
 
     step: PyTree
     """The number of steps taken, int32[]."""
     params: Params
     opt_state: optax.OptState
     frozen: Params | None = None
-    """Parameters that no step changes: the parameters of an objective's reference model, of the
-    base model of adapters, or, under the key `auxiliary`, of frozen auxiliary models of the
-    objective. If None, all parameters are trained."""
+    """Parameters that no step changes. They belong to an objective's reference model, to the base
+    model of adapters or, under the key `auxiliary`, to the objective's frozen auxiliary models. If
+    None, all parameters are trained."""
     auxiliary: Params | None = None
     """Parameters of auxiliary models that the objective trains, by the model's name. None if the
     objective has no such models."""
@@ -42,8 +42,8 @@ def init_state(
     Args:
         params: the parameters to train.
         tx: the optimizer.
-        frozen: parameters of the reference model, for an objective with a `reference`. The frozen
-          arrays must not be arrays of `params`, because a compiled step donates its state.
+        frozen: parameters of the reference model, for an objective with a `reference`. They must
+          not share arrays with `params`, because a compiled step donates its state.
         auxiliary: parameters of auxiliary models that the objective trains; see
           `Objective.initial_models`.
     """
@@ -53,7 +53,7 @@ def init_state(
 
 
 def count_parameters(params: PyTree) -> int:
-    """Returns the number of scalar parameters in a tree of arrays or of their shapes."""
+    """Returns the number of scalar parameters in a tree of arrays or of shapes."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 

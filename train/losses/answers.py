@@ -47,13 +47,13 @@ def clipped_loss(ratio: Array, advantages: Array, low: float, high: float) -> di
 
     Args:
         ratio: ρ, the probability ratio of each token or of each answer.
-        advantages: A, an array with as many axes as `ratio`.
+        advantages: A, an array with the same number of axes as `ratio`.
         low: the largest relative decrease of ρ without clipping.
         high: the largest relative increase of ρ without clipping.
     """
     clipped = jnp.clip(ratio, 1 - low, 1 + high)
     # The gradient is 0 only if the ratio has left the range in the direction that the advantage
-    # rewards.
+    # encourages.
     below = (ratio < 1 - low) & (advantages < 0)
     above = (ratio > 1 + high) & (advantages > 0)
     return {

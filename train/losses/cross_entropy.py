@@ -46,7 +46,7 @@ def softmax_cross_entropy(
 def sigmoid_cross_entropy(
     logits: Float[Array, "B L"], labels: Float[Array, "B L"], weights: Float[Array, " B"]
 ) -> Float[Array, ""]:
-    """Sums weight · the mean cross-entropy of L binary labels over sequences, in nats.
+    """Sums weight · (mean cross-entropy of L binary labels) over sequences, in nats.
 
     Args:
         logits: the logit of each label.
@@ -62,7 +62,7 @@ def sigmoid_cross_entropy(
 def squared_error(
     predictions: Float[Array, " B"], labels: Float[Array, " B"], weights: Float[Array, " B"]
 ) -> Float[Array, ""]:
-    """Sums weight · (prediction - label)² over sequences; weight 0 for sequences to ignore."""
+    """Sums weight · (prediction - label)² over sequences. The weight 0 excludes a sequence."""
     errors = jnp.square(predictions.astype(jnp.float32) - labels)
     # 0 · NaN is NaN, so a weight of 0 alone would not exclude a prediction.
     return jnp.sum(jnp.where(weights != 0, weights * errors, 0))

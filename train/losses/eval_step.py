@@ -14,7 +14,7 @@ from .objective import ApplyFn, Batch, Objective, Outputs, Predictions, Terms
 
 State = TypeVar("State")
 EvaluatedBatch = tuple[Terms, Terms, Predictions]
-"""The sum of each term over a batch, the count of its items, and the predictions."""
+"""The sum of each term over a batch, the count of each term's items, and the predictions."""
 EvaluateFn = Callable[[State, dict[str, np.ndarray]], EvaluatedBatch]
 """`evaluate_fn(model_state, batch) -> (sums, counts, predictions)`."""
 

@@ -66,7 +66,7 @@ def classification_scores(gold: Labels, predicted: Labels, names: Sequence[str])
 
 
 def _f1(gold: np.ndarray, predicted: np.ndarray, *, average: str) -> float:
-    """Returns F1 over all labels that occur, or F1 of label 1 if `average` is "binary"."""
+    """Returns F1 over all labels that occur, or only F1 of label 1 if `average` is "binary"."""
     from sklearn.metrics import f1_score
 
     # Leave out labels that never occur, because each would add 0 to a macro mean.

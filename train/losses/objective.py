@@ -24,7 +24,7 @@ Batch = Mapping[str, Array]
 Terms = dict[str, Float[Array, ""]]
 Predictions = dict[str, Array]
 Outputs = Any
-"""The outputs of a model, a dataclass that the model's head defines."""
+"""The outputs of a model, in a dataclass that the model's head defines."""
 ApplyFn = Callable[..., Outputs]
 """`apply_fn({"params": params}, **inputs)` returns a model's outputs; `rng` enables dropout."""
 
@@ -41,7 +41,7 @@ AUXILIARY = "auxiliary"
 class AuxiliaryModel:
     """A model that an objective runs in addition to the run's model.
 
-    Examples are the generator that a discriminator learns from, and a teacher.
+    Examples are a teacher, and the generator whose tokens a discriminator learns to detect.
     """
 
     apply_fn: ApplyFn
@@ -72,7 +72,7 @@ class Objective:
     """The weight of each trained term in the loss."""
     inputs: Callable[[Batch], "Inputs | tuple[Inputs, ...]"]
     """Returns the model's keyword arguments for a batch. If it returns a tuple, the model runs once
-    for each entry, each time with different dropout, and the outputs are a tuple. An example may
+    for each entry with different dropout each time, and the outputs are a tuple. An example may
     have several consecutive rows, such as the texts of a pair; dropout differs between rows."""
     counts: Callable[[Batch], Terms]
     """Returns the number of items that each sum of `terms` is averaged over. Sums without a
@@ -94,7 +94,7 @@ class Objective:
     A rollout computes log-probabilities under this reference policy once for all updates of a
     step."""
     regularizers: tuple[str, ...] = ()
-    """The terms that are part of the training loss, but not of the loss of an evaluation."""
+    """The terms that are part of the training loss but not of the evaluation loss."""
     models: Mapping[str, AuxiliaryModel] = dataclasses.field(default_factory=dict)
     """Auxiliary models by name. In the train state, `auxiliary` has the parameters of trained
     auxiliary models, and `frozen` has the parameters of frozen ones. Only `params`, the model of
@@ -383,7 +383,7 @@ def packed_weights(segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def row_weights(batch: Batch) -> Float[Array, " B"]:
-    """Returns 1 for each row (in multiple choice each question) that is not filler, else 0."""
+    """Returns 1 for real rows and 0 for filler; in multiple choice, one value per question."""
     # [B, T], or [B, choices, T]; the first token of a row is real unless the row is filler.
     mask = batch["attention_mask"]
     return mask.reshape(mask.shape[0], -1)[:, 0].astype(jnp.float32)

@@ -22,7 +22,7 @@ def pair_inputs(batch: Batch) -> Inputs:
 
 
 def pair_weights(batch: Batch) -> Float[Array, " B"]:
-    """Returns the weight of each pair: by default 1, and 0 for filler pairs."""
+    """Returns the weight of each pair, which defaults to 1, and is 0 for filler pairs."""
     # A pair is filler if both of its texts consist of padding.
     real = jnp.any(batch["attention_mask"] != 0, axis=(1, 2)).astype(jnp.float32)
     return real * batch["pair_weights"] if "pair_weights" in batch else real

@@ -29,7 +29,7 @@ def contrast(
     Args:
         scores: the scores of the documents: first the positive, then the negatives.
         real: a mask of the real documents; only real documents are candidates.
-        scale: the factor that multiplies σ(score), because σ(score) lies between 0 and 1.
+        scale: the factor that multiplies σ(score), which is only between 0 and 1.
     """
     logits = scale * jax.nn.sigmoid(scores)
     return jax.nn.logsumexp(jnp.where(real, logits, MASKED), axis=1) - logits[:, 0]
@@ -75,7 +75,7 @@ def lambda_loss(
         labels: the relevance of each document, at least 0.
         real: a mask of the real documents; missing documents form no pairs.
         weighting: the formula for the weights of pairs.
-        sigma: the factor that multiplies differences of scores.
+        sigma: the factor that multiplies the differences between scores.
 
     Returns:
         For each query, the sum over its pairs. `ordered_pairs` returns a mask of these pairs.

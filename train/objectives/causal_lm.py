@@ -15,7 +15,7 @@ from ..objective_config import ObjectiveConfig, Scores, entropy_baseline, perple
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLMConfig(ObjectiveConfig[CausalLMData]):
-    """Next-token prediction; it has no hyperparameters."""
+    """Next-token prediction. It has no hyperparameters."""
 
     kind = "causal_lm"
     data_kinds = (CausalLMData,)

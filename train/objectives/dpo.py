@@ -37,7 +37,7 @@ class DPOConfig(ObjectiveConfig[DPOData]):
     loss_type: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
     """The loss function for a pair; see `train.dpo`."""
     label_smoothing: Annotated[float, Range(least=0, below=0.5)] = 0.0
-    """For the loss `robust`: the share of pairs with swapped answers."""
+    """For the loss `robust`: the assumed fraction of pairs with swapped answers."""
     reference: Literal["precomputed", "frozen"] = "precomputed"
     """precomputed: the reference's log-probabilities are computed before training and cached for
     later runs. frozen: each step computes these log-probabilities from frozen parameters."""

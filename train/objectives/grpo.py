@@ -1,7 +1,7 @@
 """Group relative policy optimization (GRPO), which compares the answers to each prompt.
 
-A batch consists of answers sampled by an earlier state of the model, the old policy. The advantage
-of an answer is its reward minus the mean reward for its prompt.
+A batch consists of answers that were sampled from the old policy, which is an earlier state of the
+model. The advantage of an answer is its reward minus the mean reward for its prompt.
 """
 
 import dataclasses

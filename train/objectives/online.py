@@ -43,7 +43,7 @@ class OnlineConfig(ObjectiveConfig[PolicyData]):
     temperature: Positive = 1.0
     """Divisor of the logits in sampling and in the loss."""
     num_iterations: PositiveInt = 1
-    """Number of passes over the answers that a step has sampled."""
+    """Number of passes over the answers that a step samples."""
     num_mini_batches: PositiveInt = 1
     """Number of updates in each pass over the answers."""
     beta: NonNegative

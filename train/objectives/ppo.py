@@ -147,8 +147,8 @@ def ppo(settings: PPOConfig = PPOConfig()) -> Objective:
     epsilon, epsilon_value = settings.epsilon, settings.epsilon_value
 
     def counts(batch: Batch) -> Terms:
-        # The policy is trained on the tokens of answers only; the values are also trained on the
-        # token after each answer.
+        # The policy is trained only on the tokens of answers, but the values are also trained on
+        # the token after each answer.
         tokens, values = (jnp.sum(mask).astype(jnp.float32) for mask in _masks(batch))
         return {
             _POLICY: tokens,
@@ -228,8 +228,8 @@ def ppo_targets(
     value_mask = mask | after
     positions = jnp.arange(mask.shape[1])
     last = jnp.max(jnp.where(value_mask, positions, -1), axis=1, keepdims=True)  # [B, 1]
-    # Token rewards: the score at the last position that has a value, minus the divergence at each
-    # token.
+    # The token rewards are the score, at the last position that has a value, minus the divergence
+    # at each token.
     rewards = jnp.where(positions == last, scores[:, None], 0.0)
     if reference_log_probs is not None:
         rewards -= settings.beta * jnp.where(mask, log_probs - reference_log_probs, 0.0)

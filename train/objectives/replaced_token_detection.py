@@ -59,9 +59,9 @@ class ReplacedTokenConfig(ObjectiveConfig[PretrainingData]):
     next_command = "train bert-classify --init-from {run} --data.source tsv:train.tsv"
 
     generator_size: Annotated[float, Range(above=0, most=1)] = 0.25
-    """The number of heads, the width and the feed-forward width of the generator, relative to the
-    discriminator. Both models have the same number of layers. (Clark et al., section 3.2, recommend
-    1/4 to 1/2.)"""
+    """The generator's number of heads, width and feed-forward width, relative to the discriminator.
+    Both models have the same number of layers. (Clark et al., section 3.2, recommend 1/4 to
+    1/2.)"""
     detection_weight: Positive = 50.0
     """The weight of the detection loss, λ."""
     embeddings: Literal["shared", "disentangled", "separate"] = "shared"
@@ -175,7 +175,7 @@ class DetectionOutputs:
     logits: Float[Array, "B T"]
     """The discriminator's logits, which are above 0 for tokens that are probably replaced."""
     replaced: Float[Array, "B T"]
-    """1 for the tokens that differ from the original text."""
+    """Whether each token differs from the original text: 1 or 0."""
 
 
 def _forward_with_types(types: bool) -> Callable[..., DetectionOutputs]:

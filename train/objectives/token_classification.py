@@ -48,7 +48,7 @@ def _tag_weights(batch: Batch) -> Float[Array, "B T"]:
 
 
 def _tag_predictions(outputs: Outputs) -> Predictions:
-    # Keep the best label of each token only, so that the predictions of a split stay small.
+    # Keep only the best label of each token, so that the predictions for a split stay small.
     probabilities = jax.nn.softmax(outputs.logits, axis=-1)
     return {
         "label_ids": jnp.argmax(probabilities, axis=-1),

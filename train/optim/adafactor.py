@@ -38,9 +38,10 @@ class Factored(NamedTuple):
     """The factored second moment of a matrix, or of each matrix in a stack."""
 
     rows: Array
-    """Means over the output axes, float32; the shape is the parameter's without these axes."""
+    """Means over the output axes, float32. The shape is the parameter's shape without these
+    axes."""
     columns: Array
-    """Means over the input axes, float32; the shape is the parameter's without these axes."""
+    """Means over the input axes, float32. The shape is the parameter's shape without these axes."""
 
 
 class FactoredState(NamedTuple):
@@ -93,8 +94,8 @@ def scale_by_factored_rms() -> optax.GradientTransformation:
             axes = axes_of_matrix(name, gradient.ndim)
             rows = jnp.expand_dims(moment.rows, axes.outputs)
             columns = jnp.expand_dims(moment.columns, axes.inputs)
-            # The moment is rows · columns / mean(rows), because both factors contain the overall
-            # scale.
+            # The second moment is rows · columns / mean(rows), because both factors contain the
+            # overall scale.
             mean = jnp.mean(rows, axes.inputs, keepdims=True)
             return gradient * jax.lax.rsqrt(rows / mean) * jax.lax.rsqrt(columns)
 

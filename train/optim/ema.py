@@ -38,7 +38,7 @@ def parameter_ema(decay: float) -> optax.GradientTransformation:
     def update(
         updates: PyTree, state: ParameterEma, params: PyTree | None = None
     ) -> tuple[PyTree, ParameterEma]:
-        # As the last transformation of an optimizer, this one gets the final updates.
+        # This is the optimizer's last transformation, so it gets the final updates.
         new = optax.apply_updates(params, updates)  # pyright: ignore[reportArgumentType]
         ema = jax.tree.map(lambda old, x: decay * old + (1 - decay) * x, state.ema, new)
         return updates, ParameterEma(ema)

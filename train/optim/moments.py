@@ -7,14 +7,14 @@ significant bits of bfloat16 cannot represent such a change.
 
 **8 bits** (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization"): a moment is
 divided into blocks of 64 to 127 numbers along its last axis (32 to 256 for some sizes). Each block
-has a float32 scale, its largest absolute value, and each number has an 8-bit code. The paper uses a
-table of codes that is dense near zero; this module uses a fourth power instead. Code k of a first
-moment, from -127 to 127, represents the fraction sign(k) · (|k| / 127)⁴ of the scale. Code k of a
-second moment, from 0 to 255, represents the fraction ((k + 1) / 256)⁴. No code of a second moment
-represents zero, because updates are divided by the square root of the moment. Codes have the shape
-of the parameter and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ blocks, so it can be
-divided into up to 2ⁿ shards of whole blocks. The moments of vectors, of small parameters, and of
-parameters whose last axis cannot be divided into such blocks stay in float32.
+has a float32 scale, which is its largest absolute value, and each number has an 8-bit code. The
+paper uses a table of codes that is dense near zero; this module uses a fourth power instead. Code k
+of a first moment, from -127 to 127, represents the fraction sign(k) · (|k| / 127)⁴ of the scale.
+Code k of a second moment, from 0 to 255, represents the fraction ((k + 1) / 256)⁴. No code of a
+second moment represents zero, because updates are divided by the square root of the moment. Codes
+have the shape of the parameter and are sharded with it. A last axis of 64 · 2ⁿ numbers has 2ⁿ
+blocks, so it can be divided into up to 2ⁿ shards of whole blocks. The moments of vectors, of small
+parameters, and of parameters whose last axis cannot be divided into such blocks stay in float32.
 
 The random bits depend only on the optimizer's step count, the parameter's name and the index of the
 number, so they are the same on any number of devices and in a resumed run.
@@ -127,7 +127,7 @@ def is_quantized(name: str, param: Leaf) -> bool:
 
 
 def num_blocks(size: int) -> int:
-    """Returns the number of blocks along a last axis, a power of 2; see `SPLIT_ABOVE`."""
+    """Returns the number of blocks along a last axis, which is a power of 2; see `SPLIT_ABOVE`."""
     blocks = 1
     while size % (2 * blocks) == 0 and size // blocks >= SPLIT_ABOVE:
         blocks *= 2

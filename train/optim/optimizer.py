@@ -89,7 +89,7 @@ def make_optimizer(
             *([scale_by_trust_ratio_per_layer()] if lamb else []),
             optax.scale_by_learning_rate(make_schedule(config, steps, schedule_start)),
         ),
-        # Multiply by the rates of parameters last, so that they scale the weight decay as well.
+        # Multiply by the parameters' rates last, so that the rates also scale the weight decay.
         *([scale_by_factors(rates)] if uneven else []),
         # The moving average needs the final update.
         *([] if config.ema_decay is None else [parameter_ema(config.ema_decay)]),
@@ -151,7 +151,7 @@ def scale_by_factors(factors_of: Callable[[PyTree], PyTree]) -> optax.GradientTr
     """
 
     def init(params: PyTree) -> optax.EmptyState:
-        # Compute the factors here too, so that errors are raised before the first step. optax also
+        # Also compute the factors here, so that errors are raised before the first step. optax also
         # calls `init` with a single leaf, which has no path, to find the parameters in the state.
         if not jax.tree_util.treedef_is_leaf(jax.tree.structure(params)):
             factors_of(params)
@@ -175,9 +175,9 @@ def trained_factors(params: PyTree, patterns: Sequence[str]) -> PyTree:
 
     Args:
         params: parameters or their shapes.
-        patterns: regular expressions that match the whole path of a parameter or of a subtree. A
-          single layer of the stack has the path `layers/3/…`; a parameter of all layers has the
-          path under which it is stored, `layers/attention/…`.
+        patterns: regular expressions, which must match the whole path of a parameter or of a
+          subtree. A single layer of the stack has the path `layers/3/…`; a parameter of all layers
+          has the path under which it is stored, `layers/attention/…`.
 
     Raises:
         UserError: a pattern matches nothing, or all parameters are frozen.

@@ -11,10 +11,11 @@ from ..optimizer_config import OptimizerConfig
 def make_schedule(config: OptimizerConfig, steps: int, start: int = 0) -> optax.Schedule:
     """Returns a linear warm-up from 0 to the peak, followed by the decay `config.schedule`.
 
-    BERT uses linear decay with `final_fraction` 0. Of its 1,000,000 steps, 10,000 are warm-up, and
-    then the rate decays to 0. In this module, steps are counted from 1, so the first step has a
-    positive rate and the last step has the rate 0. (The original code counts from 0 and also decays
-    during the warm-up, so after the warm-up its rate is 1 - warm-up / steps = 0.99 of the peak.)
+    BERT uses linear decay with `final_fraction` 0. The first 10,000 of its 1,000,000 steps are
+    warm-up, and then the rate decays to 0. In this module, steps are counted from 1, so the first
+    step has a positive rate and the last step has the rate 0. (The original code counts from 0 and
+    also decays during the warm-up, so after the warm-up its rate is 1 - warm-up / steps = 0.99 of
+    the peak.)
 
     Warm-up-stable-decay (`wsd`) keeps the peak until the last `decay_fraction` of the run, then
     decays linearly (Hu et al. 2024, section 4; Hägele et al. 2024, section 3, with their linear

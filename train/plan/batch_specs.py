@@ -55,7 +55,7 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
     Each example is a single text without padding, and the loss covers every possible position.
     """
     rng = np.random.default_rng(seed)
-    # How many different values each kind of array may contain.
+    # The number of different values that each kind of array may contain.
     sizes = {
         Values.SOURCE_TOKEN: config.model.input_vocab_size,
         Values.TARGET_TOKEN: config.model.vocab_size,

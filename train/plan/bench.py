@@ -44,7 +44,7 @@ class Bench:
     cached: bool
     """Whether the program came from the compilation cache."""
     seconds: tuple[float, ...]
-    """Duration of each timed step."""
+    """The duration of each timed step."""
     model_flops: int
     """FLOPs of the step's matmuls over all devices, without recomputation."""
     peak_bytes: int

@@ -15,7 +15,7 @@ from ...data.common.fields import require
 
 GIB = 1 << 30
 Device: TypeAlias = Any
-"""A `jax.Device`. No public type has the `coords` and `slice_index` of a TPU."""
+"""A `jax.Device`. There is no public type that has the `coords` and `slice_index` of a TPU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Chip(abc.ABC):
     """The available sizes of a unit: a torus such as `2x2x4`, or a number of GPUs."""
 
     unit: ClassVar[str]
-    """The name of a unit, a group of chips that share an interconnect: `slice` or `host`. The
-    network connects units.
+    """The name of a unit, which is a group of chips that share an interconnect: `slice` or `host`.
+    The network connects units.
     """
     package: ClassVar[str]
     """The module whose presence shows that the compiler is installed."""
@@ -98,7 +98,7 @@ class Tpu(Chip):
     """An axis of the topology is a ring if its length is a multiple of this number, and otherwise a
     line."""
     megacore: bool = False
-    """Whether jax needs an option to treat the two cores of a chip as one device."""
+    """Whether jax must be configured to treat the two cores of a chip as one device."""
 
     unit = "slice"
     package = "libtpu"
@@ -124,7 +124,7 @@ class Tpu(Chip):
 
     def devices(self, name: str, units: int, shape: tuple[int, ...]) -> list[Device]:
         """See `Chip`."""
-        # libtpu takes the name of one slice. A separate option has the number of slices.
+        # libtpu expects the name of one slice. A separate option has the number of slices.
         name = name.rsplit("*", 1)[-1]
         options: dict[str, str | int | tuple[int, ...]] = {}
         if self.megacore:
@@ -194,7 +194,7 @@ class Gpu(Chip):
         """Returns variables that let XLA compile on a machine without a GPU."""
         # Check the environment variable here, because the compiler's message would not name it.
         memory_fraction()
-        # Autotuning times kernels, which needs a GPU.
+        # Turn off autotuning, because it times kernels and would need a GPU.
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
         return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"}
 

@@ -44,7 +44,7 @@ def least_memory(config: TrainConfig, num_devices: int) -> LeastMemory:
 
     Args:
         config: The run, with the final vocabulary size.
-        num_devices: The number of devices; everything is sharded evenly over all devices.
+        num_devices: The number of devices. All arrays are sharded evenly over all devices.
     """
     model = create(config.model)
     shapes = parameter_shapes(model)

@@ -73,7 +73,7 @@ class Plan:
     code_bytes: int = 0
     """Bytes of the compiled program."""
     out_of_memory: str | None = None
-    """The compiler's message if the step does not fit."""
+    """The compiler's message if the step does not fit; otherwise None."""
     device_flops: int = 0
     """FLOPs of the step's matmuls on one device, with recomputation."""
     hbm_bytes: int = 0
@@ -164,7 +164,7 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
         RunError: The compiler is not installed, or it ended its process.
     """
     chip = topology.chip
-    # Look for the compiler here, because without it the worker would end with a traceback.
+    # Look for the compiler here, because the worker would end with a traceback without it.
     require(
         importlib.util.find_spec(chip.package) is not None,
         f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', or "

@@ -61,7 +61,7 @@ def report(
         f"{config.model.vocab_size:,}"
     )
     yield from filter(None, (plan.attention, plan.exchange))
-    # First say whether the step fits, then give the figures that explain the answer.
+    # First state whether the step fits, and then report the figures that explain the answer.
     yield verdict(plan, topology)
     yield from _advice(plan, config, topology)
     yield ""

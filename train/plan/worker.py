@@ -123,7 +123,7 @@ def _with_rollout(
         end_ids=(0,),
         adapter=lora_of(config.lora, model),
     )
-    # Shapes are enough to compile, so no array is made.
+    # Compilation needs only shapes, so do not create arrays.
     group = objective.num_generations
     shape = rows // group, config.data.length - answer_length
     sharding = batch_sharding(mesh, shape)

@@ -1,4 +1,4 @@
-"""Custom objectives, examples, rewards and callbacks, passed to `train.train`."""
+"""Custom objectives, examples, rewards and callbacks, which are passed to `train.train`."""
 
 import dataclasses
 import hashlib
@@ -20,7 +20,7 @@ from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction, function_name
 
 MakeExamples = Callable[[Tokenizer], tuple[ExampleSource, ExampleSource]]
-"""Makes the training and the validation examples, in this order, given the run's tokenizer."""
+"""Makes the training and the validation examples, in this order, from the run's tokenizer."""
 
 CUSTOM = "custom"
 """The key in a run's `config.json` for the names of its custom objective, examples and rewards."""
@@ -129,7 +129,7 @@ class Custom:
             folder: The run folder.
 
         Raises:
-            RunError: The objective, the examples or the rewards are missing or different.
+            RunError: The objective, the examples or the rewards are missing, or are different.
         """
         previous = custom_names(read_config(folder))
         for what in ("objective", "examples", "rewards"):

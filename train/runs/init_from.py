@@ -24,7 +24,7 @@ SHOWN = 3
 """The number of parameters or fields that an error message lists. The message only states the
 number of the others."""
 SIZES = ("vocab_size", "max_length", "num_layers", "d_model", "d_ff")
-"""The configuration fields that most often explain why the shapes of two bodies differ."""
+"""The configuration fields that most often explain different shapes in two bodies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +86,13 @@ def plan_init_from(
 
 
 def head_parameters(model: TransformerConfig) -> list[str]:
-    """Returns the names of the head's parameters that fit only the same head and labels."""
+    """Returns the names of head parameters that fit only a model with the same head and labels."""
     prefixes = _prefixes_of_labels(model)
     return [name for name, _ in named(parameter_shapes(create(model))) if name.startswith(prefixes)]
 
 
 def _prefixes_of_labels(model: TransformerConfig) -> tuple[str, ...]:
-    """Returns the prefixes of the head's parameters that fit only the same head and labels."""
+    """Returns prefixes of head parameters that fit only a model with the same head and labels."""
     return tuple(f"{HEAD}{part}/" for part in HEADS[model.head].own_params)
 
 

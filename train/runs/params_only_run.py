@@ -65,7 +65,7 @@ def make_params_only_run(
     """
 
     def fill(folder: Path) -> None:
-        # Imported late, because orbax is slow to load.
+        # Import late, because orbax is slow to load.
         import orbax.checkpoint as ocp
 
         save_tokenizer(folder / TOKENIZER)

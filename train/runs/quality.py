@@ -40,8 +40,8 @@ class QualityClassifier(PickledByFields):
     The model is loaded on first use, separately in each worker of ``flaxzoo prepare``.
 
     Attributes:
-        folder: The run folder of a classifier of single texts with two labels, or with a label
-          ``good``, or an equivalent folder in the Hugging Face format.
+        folder: The folder of a run, or of a model in the Hugging Face format. The model must
+          classify single texts, and have two labels or a label ``good``.
         threshold: The minimum probability of the good label for a document to be kept.
 
     Example::

@@ -1,4 +1,4 @@
-"""The reference model of DPO: log-probabilities of completions under a frozen model."""
+"""The reference model of DPO, which computes log-probabilities of completions."""
 
 import hashlib
 import io
@@ -40,7 +40,8 @@ class ReferenceModel(PickledByFields):
     or a different run with the same reference and data, therefore does not compute them again.
 
     Attributes:
-        folder: A run folder, or a folder in the Hugging Face format, with a causal language model.
+        folder: The folder of a run, or of a model in the Hugging Face format, with a causal
+          language model.
         step: The checkpoint. Defaults to the newest checkpoint.
         log: Called with a line that states how many pairs will be scored.
 

@@ -59,7 +59,7 @@ def _shown(value: float | int) -> str:
 
 def draw_curve(folder: Path, file: Path) -> None:
     """Draws training and validation loss over steps, as a PNG."""
-    # Do not use pyplot, which selects a window system and is not thread-safe.
+    # Do not use pyplot, because it selects a window system and is not thread-safe.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=100, layout="constrained")

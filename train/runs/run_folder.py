@@ -422,7 +422,7 @@ def create_folder(run: Run) -> None:
 def _check_same_data(run: Run) -> None:
     """Raises RunError if the data have changed since the run started."""
     source = run.custom.names.get("examples", run.stated.data.source_name)
-    # `builtin:python-docs` reads texts of the Python installation, so it depends on Python's
+    # `builtin:python-docs` reads texts from the Python installation, so it depends on Python's
     # version.
     builtin = source.startswith("builtin:")
     require(

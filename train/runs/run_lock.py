@@ -32,7 +32,7 @@ would allow the same process to lock a file twice, and this table prevents it.
 
 
 class RunLock:
-    """The lock of a run folder, held from `acquire` to the end of the `with` block."""
+    """The lock of a run folder, which is held from `acquire` to the end of the `with` block."""
 
     def __init__(self, folder: Path, log: LogFn) -> None:
         """Creates a lock, but does not acquire it.

@@ -18,7 +18,7 @@ from ..config import Stage, TrainConfig, flatten, in_steps, is_below, to_dict, w
 from .config_json import from_dict
 
 STAGES = "stages"
-"""The key of the earlier stages in `config.json`."""
+"""The key in `config.json` for the earlier stages."""
 SCHEDULE = (
     *("schedule", "peak_learning_rate", "warmup_steps", "warmup_fraction"),
     *("final_fraction", "decay_fraction"),
@@ -144,7 +144,7 @@ def add_stage(folder: Path, config: TrainConfig, fingerprints: Mapping[str, str]
 
 
 def described_stages(folder: Path, config: TrainConfig) -> dict[str, str]:
-    """Returns a row of the report for each stage, or no rows if the run has a single stage."""
+    """Returns a row for each stage in the report, or no rows if the run has a single stage."""
     finished = earlier_stages(folder)
     if not finished:
         return {}

@@ -33,7 +33,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 """Matches the Host header of a request to one of these names."""
 Answer: TypeAlias = "JsonValue | Response | AsyncIterator[bytes]"
-"""What an endpoint returns: JSON, a response, or the parts of a stream of server-sent events."""
+"""The result of an endpoint: JSON, a response, or the parts of a stream of server-sent events."""
 QUICK_BODY = 1 << 16
 """The maximum size, in bytes, of a body that is parsed in the thread of the event loop. A different
 thread parses larger bodies, because this takes long."""
@@ -45,7 +45,7 @@ class Served:
 
     Attributes:
         name: the name of the model in requests.
-        front: the object that has the model's tokenizer, such as a `TextGenerator`.
+        front: an object with the model's tokenizer, such as a `TextGenerator`.
         workers: the worker for each kind of work, such as "generation".
     """
 
@@ -152,7 +152,7 @@ class Endpoint:
     Attributes:
         method: GET or POST.
         path: its path.
-        answer: `answer(service, fields)`; without fields `answer(service, None)`.
+        answer: called as `answer(service, fields)`, or `answer(service, None)` without fields.
         summary: a single line for the documentation.
         fields: the dataclass of the body, or None.
         is_open: whether the endpoint needs no key.
@@ -183,7 +183,7 @@ def api_error(error: Exception) -> ApiError:
 
 @dataclasses.dataclass(frozen=True)
 class _Handler:
-    """Answers the requests to an endpoint. A client that disconnects cancels the work."""
+    """Answers the requests to an endpoint. If a client disconnects, its work is canceled."""
 
     service: Service
     endpoint: Endpoint

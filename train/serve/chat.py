@@ -42,7 +42,7 @@ class ResponseFormat(Checked):
     """The format of an answer."""
 
     type: Literal["text"] = "text"
-    """The format must be text, because other formats cannot be guaranteed."""
+    """The format. It must be text, because the server cannot guarantee other formats."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class ChatFields(TextFields):
     tool_choice: Literal["auto", "none"] = "auto"
     """auto: the model decides whether to call a tool. A request cannot force a call."""
     parallel_tool_calls: Literal[True] = True
-    """Must be true, because the number of calls cannot be limited."""
+    """Must be true, because the server cannot limit the number of calls."""
     response_format: ResponseFormat = ResponseFormat()
     """The format must be text."""
     store: Literal[False] = False
@@ -88,7 +88,7 @@ class ChatFields(TextFields):
 
 async def chat(service: Service, fields: ChatFields) -> Answer:
     """Answers `/v1/chat/completions`."""
-    # Refuse early if the server is busy, because tokenizing a long conversation takes time.
+    # If the server is busy, refuse early, because tokenizing a long conversation takes time.
     service.engine.check_admission()
     model, worker = service.worker(fields.model, GENERATION)
     form = _form(model.front, fields)

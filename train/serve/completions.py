@@ -91,7 +91,7 @@ class _Echo:
 
 
 _NO_TEXT = Piece("", [], [], [], "length", 0)
-"""The completion if `max_tokens` is 0."""
+"""The empty completion for `max_tokens` 0."""
 
 
 def head(model: Served, kind: str, prefix: str) -> JsonObject:

@@ -44,9 +44,9 @@ class Limits:
     """Maximum number of tokens in the requests that wait or run, including the new tokens that
     these requests may generate. Further requests get status 429."""
     time_limit: Positive = 600.0
-    """Seconds after which a request is canceled, with status 504."""
+    """The number of seconds after which a request is canceled with status 504."""
     retry_after: NonNegativeInt = 1
-    """Seconds after which a client may try again."""
+    """The number of seconds after which a refused client may try again."""
 
 
 @runtime_checkable
@@ -209,7 +209,7 @@ class Engine:
         self.jobs: set[AnyJob] = set()
         """The admitted jobs. Only the event loop may read this set."""
         self.num_tokens = 0
-        """The tokens of the admitted jobs."""
+        """The number of tokens of the admitted jobs."""
         self.ready = threading.Event()
         """Set when the warm-up of all workers is complete."""
         self.closing = False
@@ -239,7 +239,7 @@ class Engine:
         return not self._thread.is_alive()
 
     def check_admission(self, tokens: int = 0) -> None:
-        """Checks that the queue has space for another job.
+        """Checks that the queue has space for one more job.
 
         Args:
             tokens: the number of tokens of the job.

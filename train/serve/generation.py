@@ -176,7 +176,7 @@ class GenerationWorker:
         work.alternatives += written.alternatives
         work.grow(written.tokens, written.log_probs)
         ended = work.growing.reason is not None
-        # The first piece of a text never waits for other pieces.
+        # The first piece of a text is sent immediately.
         due = ended or (work.streamed and (sends or work.shown == 0))
         if due and (piece := work.piece()) is not None:
             task.send(piece, last=ended)

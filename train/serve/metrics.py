@@ -20,7 +20,7 @@ class Metrics:
         """Creates the counters.
 
         Args:
-            engine: the engine whose queue is shown.
+            engine: the engine. Its queue is part of the metrics.
         """
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(

@@ -169,8 +169,8 @@ _GENERIC: Mapping[object, Callable[..., Schema]] = {
 async def describe(service: Service, fields: None) -> Schema:
     """Answers `/openapi.json`."""
     del fields
-    # Make the description once, because this endpoint needs no key, and the descriptions of fields
-    # are read from source code.
+    # Make the description only once: this endpoint needs no key, and reading the descriptions of
+    # fields from source code is slow.
     return _described(tuple(service.endpoints))
 
 

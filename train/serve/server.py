@@ -83,7 +83,8 @@ class Address:
             addresses = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            # Prefer an IPv4 address: if a host has IPv4 and IPv6 addresses, clients try both.
+            # Prefer an IPv4 address, because clients try both if a host has IPv4 and IPv6
+            # addresses.
             family, kind, _, _, address = min(addresses, key=lambda one: one[0] != socket.AF_INET)
             with contextlib.ExitStack() as closed:
                 bound = closed.enter_context(socket.socket(family, kind))
@@ -166,7 +167,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # The system chooses the port if the user gives port 0, so ask the socket.
+        # If the user gives port 0, the system chooses the port, so read it from the socket.
         address = self.servers[0].sockets[0].getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         self._log(f"listening on http://{host}:{address[1]}")

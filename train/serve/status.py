@@ -1,4 +1,4 @@
-"""Endpoints about the server (models, health, metrics), and endpoints that tokenize texts."""
+"""Endpoints for the state of the server (models, health, metrics) and for tokenizing texts."""
 
 import asyncio
 import dataclasses
@@ -24,8 +24,8 @@ class TokenizeFields(Checked):
     """The text."""
     add_special_tokens: bool = True
     """Whether to add the special tokens that the tokenizer puts around a text. If False, the name
-    of a control token in the text, such as `<|endoftext|>`, is read as this token; if True, such
-    names are ordinary text."""
+    of a control token in the text, such as `<|endoftext|>`, is converted to this token. If True,
+    such names are treated as ordinary text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

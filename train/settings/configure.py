@@ -1,4 +1,4 @@
-"""Makes the configuration of a recipe or a run, and replaces its fields by settings.
+"""Makes the configuration of a recipe or a run, and replaces its fields with settings.
 
 The name of a setting is the name of a field, with dots for nested fields, such as
 `optimizer.peak_learning_rate`. This module reads settings from Python, from files and from the
@@ -123,7 +123,7 @@ def starting_config(
     run: Path | None = None,
     opens: bool = True,
 ) -> TrainConfig:
-    """Returns the configuration that settings change.
+    """Returns the configuration before settings are applied.
 
     Args:
         name: A recipe or a run folder.

@@ -1,6 +1,7 @@
 """Names of options in other libraries and programs, and the equivalent options of flaxzoo.
 
-This file imports only the standard library, because options are read before other imports.
+This file imports only the standard library, because options are read before other modules are
+imported.
 """
 
 import difflib
@@ -93,7 +94,7 @@ def remedy_for(name: str, known: Sequence[str]) -> str:
     section, dot, last = plain.rpartition(".")
     ends = {flag: flag.lstrip("-").rpartition(".")[2] for flag in known}
     near = difflib.get_close_matches(last, ends.values(), n=1, cutoff=0.8)
-    # Prefer options whose last part is similar to options whose whole name is similar.
+    # Prefer options with a similar last part over options with a similar whole name.
     similar = [flag for flag in known if ends[flag] in near] or similar_names(f"--{plain}", known)
     # Put options of the same section first.
     similar = sorted(similar, key=lambda flag: flag != f"--{section}{dot}{ends[flag]}")[:2]

@@ -89,7 +89,7 @@ def _recipes_like(config: TrainConfig) -> Iterator[dict[str, str]]:
             continue
         if start or type(named.config.model) is type(config.model):
             yield {RECIPE: name, **start}
-        # A family without sizes to train rejects every preset.
+        # If no published size of a family can be trained, the family rejects every preset.
         if not start and name in families():
             yield from ({RECIPE: name, "preset": x} for x in families()[name].presets)
 
@@ -117,7 +117,7 @@ def _settings(choice: dict[str, str], config: TrainConfig) -> dict[str, object] 
 
 
 def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, object]:
-    """Returns those fields of `config` that differ from `base` and that a user can set."""
+    """Returns the fields of `config` that differ from `base` and that a user can set."""
     stated, usual = flatten(to_dict(config)), flatten(to_dict(base))
     # Other settings determine these fields. A file describes a single stage of a run, so the fields
     # of earlier stages are also left out.
@@ -134,6 +134,6 @@ def _differing(base: TrainConfig, config: TrainConfig) -> dict[str, object]:
 
 
 def _toml(value: object) -> str:
-    """Returns a value as TOML. TOML has no null, so None becomes the word that an option takes."""
+    """Returns a value as TOML. TOML has no null, so None becomes "None", as in an option."""
     # A JSON string is also a TOML string, and a JSON list is also a TOML list.
     return json.dumps("None" if value is None else value, ensure_ascii=False)

@@ -43,21 +43,20 @@ def multiple_negatives(
     - `doc_to_doc`: the documents of other examples, compared with d_i.
 
     With `partition` "joint", one sum contains all candidates (Li et al. 2023, "GTE", equation 4,
-    uses all four directions). With "per_direction", the loss is the mean of the losses of the
-    directions (Günther et al. 2023, equation 2, is the symmetric loss). The hardness α adds α ·
-    sim(q_i, d), without gradient, to the logits of some negatives d (Lan et al. 2025, "LLaVE",
-    equation 5; Schechter Vera et al. 2025, "EmbeddingGemma", uses only an example's hard
-    negatives).
+    uses all four directions). With "per_direction", the loss is the mean over the directions
+    (Günther et al. 2023, equation 2, is the symmetric loss). The hardness α adds α · sim(q_i, d),
+    without gradient, to the logits of some negatives d (Lan et al. 2025, "LLaVE", equation 5;
+    Schechter Vera et al. 2025, "EmbeddingGemma", uses only an example's hard negatives).
 
     Args:
         vectors: the vectors of the batch.
         real: masks of the real texts; only real texts are candidates.
         scale: s, the inverse of the temperature.
         similarity: cosine, or the scalar product.
-        directions: the kinds of texts and of their candidates, such as query_to_doc.
+        directions: the pairs of text kinds that are compared, such as query_to_doc.
         partition: whether there is one softmax for all directions, or one softmax per direction.
-        hardness: the negatives whose logits are raised: from other examples, from the same example,
-            or both.
+        hardness: the negatives whose logits are raised, from other examples, the same example, or
+            both.
         hardness_strength: α.
 
     Returns:
@@ -70,7 +69,7 @@ def multiple_negatives(
     real_documents = real.documents.reshape(1, -1)
     same = jnp.eye(batch, dtype=bool)
     same_example = jnp.repeat(same, num_documents, axis=1)  # [B, B · C]
-    # For each direction: the texts to classify, their candidates, and a mask of the real
+    # For each direction, the texts to classify, their candidates, and a mask of the real
     # candidates.
     pools: dict[Direction, tuple[Array, Array, Bool[Array, "_ N"]]] = {
         "query_to_doc": (anchors, documents, real_documents),

@@ -42,7 +42,7 @@ def batch_all_triplet(
         counted = is_positive[:, None] & is_negative[None] & (losses > 0)
         return jnp.sum(jnp.where(counted, losses, 0.0)), jnp.sum(counted, dtype=jnp.float32)
 
-    # Process one anchor at a time, so that memory holds arrays [B, B] only.
+    # Process one anchor at a time, so that the largest arrays in memory are [B, B].
     sums, counts = jax.lax.map(of_anchor, (distances, positive, negative))
     return jnp.sum(sums) / jnp.maximum(jnp.sum(counts), 1)
 

@@ -77,7 +77,7 @@ def contrastive(
         vectors: the vectors of the batch.
         labels: y.
         distance: d, the kind of distance between the anchor and the first document.
-        margin: the smallest distance at which two dissimilar texts have the loss 0.
+        margin: two dissimilar texts have the loss 0 if their distance is at least this number.
     """
     d = DISTANCES[distance](vectors.anchors, vectors.documents[:, 0])
     near = jnp.square(jax.nn.relu(margin - d))

@@ -16,7 +16,7 @@ Distance: TypeAlias = Literal["cosine", "euclidean", "manhattan"]
 
 @flax.struct.dataclass
 class Vectors:
-    """The vectors of a batch, float32: the outputs of an embedding objective.
+    """The vectors of a batch, float32, which are the outputs of an embedding objective.
 
     For packed rows, the vectors have the axes R, S in place of B until `of_examples` joins these
     axes.
@@ -72,7 +72,7 @@ class Real:
 
     @property
     def negatives(self) -> Bool[Array, "B N"]:
-        """A mask of the real negatives of examples that have an anchor and a positive."""
+        """A mask of the real negatives in examples that have an anchor and a positive."""
         return self.pairs[:, None] & self.documents[:, 1:]
 
 
@@ -83,7 +83,7 @@ def unit(x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
 
 
 _BEFORE_DOT: Mapping[Similarity, Callable[[Array], Array]] = {"cosine": unit, "dot": lambda x: x}
-"""The function that is applied to both vectors before their scalar product, by similarity."""
+"""For each similarity, the function that is applied to both vectors before the scalar product."""
 
 
 def each_to_each(a: Array, b: Array, similarity: Similarity) -> Float[Array, "N M"]:

@@ -89,7 +89,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
 
     @abstractmethod
     def losses(self, vectors: Vectors, batch: Batch) -> Array:
-        """Returns the loss of each item, an array with the shape of `items`."""
+        """Returns the loss of each item, as an array with the shape of `items`."""
 
     def items(self, real: Real) -> Bool[Array, "..."]:
         """Returns a mask of the items that are not filler; by default each pair is an item."""
@@ -286,7 +286,7 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
             if text:
                 prompts[name] = text
             elif text is not None:
-                # Clear prompts of the initial model that training did not use, so that a search
+                # Clear prompts of the initial model that training did not use, so that retrieval
                 # does not use them either.
                 prompts |= dict.fromkeys(prompts.keys() & aliases, "")
         return dataclasses.replace(

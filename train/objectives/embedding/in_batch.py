@@ -89,7 +89,7 @@ class GISTConfig(EmbeddingObjective):
     """The folder of the guide, which is an embedding model with the same tokenizer. The guide is
     not trained."""
     temperature: Positive = 0.01
-    """The temperature, which divides the cosine similarities."""
+    """The temperature that divides the cosine similarities."""
     margin: NonNegative = 0.0
     """The minimum difference between the positive's similarity and a negative's similarity, both
     computed by the guide. A negative with a smaller difference is left out."""
@@ -99,7 +99,7 @@ class GISTConfig(EmbeddingObjective):
     contrast_anchors: bool = True
     """Whether the anchors of other examples are also negatives."""
     contrast_positives: bool = True
-    """Whether the positives of other examples are also negatives for each positive."""
+    """Whether each positive is also compared with the positives of other examples, as negatives."""
 
     def losses(self, vectors: Vectors, batch: Batch) -> Float[Array, " B"]:
         """Returns the loss of each pair."""

@@ -100,7 +100,7 @@ class ContrastiveConfig(ScoredPairsConfig):
     score_range = (0.0, 1.0)
 
     margin: NonNegative = 0.5
-    """The smallest distance at which two different texts have the loss 0."""
+    """Two different texts have the loss 0 if their distance is at least this number."""
     distance: Distance = "cosine"
     """How the distance between two vectors is computed; cosine is 1 - cos."""
 

@@ -27,7 +27,7 @@ LOSSES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeveralConfig(EmbeddingObjective):
-    """The settings of the losses of several data sets (`--data.source "sets:A=… | B=…"`).
+    """The settings for several data sets with separate losses (`--data.source "sets:A=… | B=…"`).
 
     All examples of a training batch come from one data set, and the loss of this data set is used
     for the batch. An evaluation batch may contain examples of two data sets, but these are never
@@ -122,7 +122,7 @@ class SeveralConfig(EmbeddingObjective):
         # The array `data_set` of a batch has the indices of data sets in this order.
         complete = dataclasses.replace(self, kinds=tuple(f"{n}={kinds[n]}" for n in data.sets))
         # Check that all objectives together use at most one guide, and that each objective accepts
-        # the scores of its data set.
+        # the scores in its data set.
         _ = complete.guide_model
         for name, made in complete._chosen().items():
             made.of_data(data.sets[name], is_default=False)

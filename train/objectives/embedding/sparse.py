@@ -1,4 +1,4 @@
-"""SPLADE: sparse vectors with a weight for each token of the vocabulary."""
+"""The SPLADE objective, for sparse vectors with a weight for each token of the vocabulary."""
 
 import dataclasses
 import functools
@@ -76,9 +76,9 @@ class SpladeConfig(MultipleNegativesConfig):
     """The formula for a token's weight. relu: log(1 + max(0, logit)). log1p_relu: log(1 + log(1 +
     max(0, logit))). Defaults to the setting of `init_from`, else relu."""
     document_weight: NonNegative = 3e-5
-    """The weight of the regularizer on the vectors of documents."""
+    """The weight of the regularizer for the vectors of documents."""
     query_weight: NonNegative = 5e-5
-    """The weight of the regularizer on the vectors of anchors."""
+    """The weight of the regularizer for the vectors of anchors."""
     ramp_fraction: Fraction = 1 / 3
     """The fraction of the run during which the weights of the regularizers grow quadratically from
     0."""
@@ -178,7 +178,7 @@ class SpladeConfig(MultipleNegativesConfig):
             counts=counts,
             terms=terms,
             regularizers=tuple(weights),
-            # Only the weights of the regularizers grow; the weight of the ranking loss is constant.
+            # Only the weights of the regularizers grow. The weight of the ranking loss is constant.
             ramps=dict.fromkeys(weights, self.ramp_steps) if self.ramp_steps else {},
         )
 

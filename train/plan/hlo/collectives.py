@@ -134,7 +134,7 @@ def first_group(attributes: str, num_devices: int) -> tuple[int, ...]:
     """
     if permuted := _PERMUTED.search(attributes):
         pairs = [tuple(integers(pair)) for pair in permuted[1].split("},{")]
-        # A device that keeps its array sends nothing, so look for a pair of different devices.
+        # A device that keeps its array does not send it, so look for a pair of different devices.
         return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0][:1])
     if listed := _LISTED.search(attributes):
         return tuple(integers(listed[1]))
@@ -162,7 +162,7 @@ def _mesh_group(axes: str, order: str, used: str, num_devices: int) -> tuple[int
     for name, digits in _MESH_AXIS.findall(axes):
         length = int(digits)
         before, size = spanned.get(name, ("1", "1"))
-        # If the axis has no numbers after it, the group spans the whole axis.
+        # If no numbers follow the axis, the group spans the whole axis.
         before, size = (int(before), int(size)) if before else (1, length)
         shape += [before, size, length // before // size]
         index += [0, slice(None), 0]

@@ -80,7 +80,7 @@ def _window_pairs(
         int(setting("pad", "0_0").split("_")[0]),
         int(setting("lhs_dilate", "1")),
     )
-    # indices[o, w] is the index in the dilated input that output o reads at window index w.
+    # indices[o, w] is the index in the dilated input that is read for output o and window index w.
     outputs, offsets = np.arange(length)[:, None], np.arange(window)[None]
     indices = outputs * stride + offsets * window_dilation - padding
     is_inside = (indices >= 0) & (indices <= (size - 1) * input_dilation)

@@ -50,7 +50,7 @@ def _gpu_flops(
 ) -> int:
     """Returns a kernel's FLOPs for queries [B, T, N, H], keys [B, S, K, H], values [B, S, K, V].
 
-    If the window is 0, there is no window.
+    With a window of 0, attention is not limited to a window.
     """
     queries, keys, values = operands(call, computation)[:3]
     batch, num_queries, heads, key_dim = queries.shape

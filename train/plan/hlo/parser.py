@@ -147,7 +147,7 @@ class HloProgram:
         Each of the n branches of a conditional counts as 1 / n runs, as if the branches took turns.
 
         Args:
-            fused: Whether to descend into fusions as well.
+            fused: Whether to include the computations of fusions.
         """
         yield from self._runs(self.entry, 1.0, fused)
 

@@ -107,7 +107,7 @@ def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[Te
     """Returns the rows of the input.
 
     Raises:
-        ApiError: the input is empty, a text is too long or without tokens, or an id is unknown.
+        ApiError: the input is empty, a text is too long or has no tokens, or a token id is unknown.
     """
     inputs = as_list(fields.input, "input", most)
     if isinstance(inputs[0], str):

@@ -12,10 +12,11 @@ class RowSettings(Checked):
     rows: PositiveInt = 16
     """The number of texts that a language model generates at once. More rows take more memory."""
     batch_tokens: PositiveInt = 16_384
-    """The maximum number of tokens, including padding, in the group of oldest waiting texts from
-    which each batch is chosen."""
+    """The maximum number of tokens, including padding, in the group of oldest waiting texts. Each
+    batch is chosen from this group."""
     batch_wait: NonNegative = 0.003
-    """Seconds that a text waits for other texts before it is embedded, scored or classified."""
+    """The number of seconds that a text waits for other texts before it is embedded, scored or
+    classified."""
     warm_up_length: NonNegativeInt = 64
     """Programs for texts of at most this number of tokens are compiled before the first request.
     With 0, the smallest number of programs is compiled. Programs that generate several texts at

@@ -2,9 +2,9 @@
 
 A row is a text to embed, a pair to score, an example to classify or a text to translate, encoded as
 tokens. Rows wait in the order of arrival. Each step computes one batch. It considers the oldest
-waiting rows, up to a total of `batch_tokens` tokens. Of these rows, the batch contains the rows
-that have the same padded length as the oldest row. The result of a row does not depend on the other
-rows of its batch.
+waiting rows, up to a total of `batch_tokens` tokens. The batch contains those of them that have the
+same padded length as the oldest row. The result of a row does not depend on the other rows of its
+batch.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class RowWorker:
     """Computes a `RowFunction` for the rows of all requests; see `engine.Worker`.
 
     Args:
-        name: the model and the kind of work, for the log.
+        name: the names of the model and of the kind of work, for the log.
         function: the function.
         settings: the settings of batches.
         shapes: the batch shapes (number of rows, padded length) to compile before the first
