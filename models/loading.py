@@ -70,7 +70,7 @@ def load(
         `optimizer.ema_decay` keeps, instead of the last parameters.
 
     Returns:
-      The Flax module and its parameters, to call `model.apply` with `{"params": params}`.
+      The Flax module and its parameters: `model.apply({"params": params}, input_ids=…).logits`.
 
     Raises:
       FileNotFoundError: The folder or the checkpoint does not exist.

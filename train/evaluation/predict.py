@@ -213,7 +213,7 @@ def predict_yes_no(
         log: called with a line that describes the file.
 
     Returns:
-        For each pair `{"text": …, "text_b": …, "score": number}`, in the order of the file.
+        A dict for each pair, in the order of the file: `{"text": …, "text_b": …, "score": number}`.
 
     Raises:
         FileNotFoundError: the folder is not a run folder, or does not have the checkpoint.
