@@ -173,7 +173,7 @@ def mix(
     """Mixes the training examples of several sources.
 
     Args:
-      parts: The weight and the examples of each source, by its name.
+      parts: Maps the name of each source to its weight and its examples.
       unit: The unit of the weights.
       fingerprint: A hash of the weights and sources, which becomes the fingerprint of the split.
 

@@ -37,8 +37,8 @@ Programs can use three quarters of the memory of a GPU (`XLA_CLIENT_MEM_FRACTION
 """
 SIZES = """## What each family needs
 
-The table has the largest published size of each family, with the row length of its recipe and
-AdamW, and the first topology of the table above that fits this size.
+For each family, the table shows the largest published size, trained with AdamW at the row length of
+its recipe. The topology is the first one in the table above that this size fits on.
 """
 
 

@@ -52,7 +52,7 @@ def _forward(projection: Projection, real: Array) -> tuple[Array, Residuals]:
         merged = jnp.where(is_greater, values, best[0]), jnp.where(is_greater, indices, best[1])
         return merged, None
 
-    # The maximum of each vocabulary entry so far, and its position: [B, V] each.
+    # For each vocabulary entry, the maximum logit so far and its position, both [B, V].
     none = jnp.full((rows, vocabulary), NEVER), jnp.zeros((rows, vocabulary), jnp.int32)
     (values, indices), _ = jax.lax.scan(add, none, _chunks(projection.hidden, real))
     return values, (projection, indices, values)

@@ -1,4 +1,4 @@
-"""The type of the models of all families."""
+"""The common type of the models of all families."""
 
 from typing import Protocol, runtime_checkable
 

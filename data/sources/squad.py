@@ -86,7 +86,7 @@ def read_questions(source: LabelledSource, *, labelled: bool = True) -> Iterator
 
 
 def questions_to_predict(lines: Iterator[Line], unread: set[str]) -> Iterator[SpanExample]:
-    """Reads questions without answers.
+    """Reads questions whose answers are to be predicted.
 
     Args:
       lines: The lines of a file in the SQuAD format, or JSON lines
@@ -134,7 +134,7 @@ def from_record(record: Record) -> SpanExample:
 
 
 def unanswered(record: Record) -> SpanExample:
-    """Makes a question without answers from a record: passage, question, optionally an id."""
+    """Makes a question with unknown answers from a record: passage, question, optionally an id."""
     passage, question, *id = record.values
     with_answers = Record(record.location, (passage, question, [], *id))
     return replace(from_record(with_answers), answers=None, group=passage)

@@ -74,7 +74,7 @@ class LabelledExamples(ABC, Generic[E]):
 
     Attributes:
       tokens: R sequences of tokens, including special tokens.
-      examples: The n examples that the sequences are made from; predictions need them.
+      examples: The n examples that the sequences are made from. Predictions are computed from them.
       values: The labels, by default one for each example; None if unknown (in prediction).
       notes: Remarks for the log, such as the number of truncated examples.
     """

@@ -163,7 +163,7 @@ def tokenizer_with_sentinels(data: DocumentsData, number: int) -> Tokenizer:
         tokenizer = train_tokenizer(data.texts(), config, reserved=reserved)
     if has_mask or tokenizer.sentinels:
         return tokenizer
-    # Import the module only here, because it imports the package tokenizers, which is slow to load.
+    # Import the class only here: its module imports the package `tokenizers`, which loads slowly.
     from ..tokenizers.sentinels import SentinelTokenizer
 
     return SentinelTokenizer(tokenizer, number)

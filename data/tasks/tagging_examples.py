@@ -77,8 +77,8 @@ def from_record(record: Record, names: tuple[str, ...] | None) -> TaggingExample
       names: The names of the tags, if the tags are numbers as in published data sets.
 
     Raises:
-      DataError: A value is not a list, the lists differ in length, or an item is not a word or a
-        tag.
+      DataError: A value is not a list, the lists differ in length, an item of the first list is not
+        a word, or an item of the second list is not a tag.
     """
     words, tags = record.values
     words = words_of(words, record.location)

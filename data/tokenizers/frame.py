@@ -187,7 +187,7 @@ class Frame:
     def join_offsets(
         self, ids: Sequence[int], offsets: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Adds special tokens to the ids of one text, and ``(0, 0)`` to its offsets for each."""
+        """Adds special tokens to the ids of one text, and an offset ``(0, 0)`` for each of them."""
         before, after = ([(0, 0)] * len(marks) for marks in self.single.marks)
         return self.join(ids).ids, [*before, *offsets, *after]
 

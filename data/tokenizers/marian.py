@@ -1,8 +1,8 @@
 """Implements the tokenizers of Marian (Junczys-Dowmunt et al. 2018), as used by opus-mt models.
 
-Each language has a sentencepiece model that splits its text into pieces. A JSON vocabulary, which
-both languages share or each language has separately, assigns ids to the pieces. The ids and texts
-are the same as with transformers' ``MarianTokenizer``, with two differences:
+Each language has a sentencepiece model that splits its text into pieces. A JSON vocabulary maps
+pieces to ids; the two languages either share one vocabulary or have one each. The ids and texts are
+the same as with transformers' ``MarianTokenizer``, with two differences:
 
 - Text is never encoded as special tokens, as with ``split_special_tokens`` in transformers.
 - The ids of special tokens in targets are from the target vocabulary. Transformers uses the ids
@@ -196,7 +196,7 @@ class MarianTokenizer(ExportedTokenizer):
 
 
 def _language_and_text(text: str) -> tuple[list[str], str]:
-    """Separates a code such as ``>>fr<<`` from the text; the list is empty without a code."""
+    """Separates a code such as ``>>fr<<`` from the text; the list is empty if there is none."""
     code = re.findall(r"(?s)\A>>.*?<<", text)
     return code, text.removeprefix("".join(code))
 

@@ -267,7 +267,7 @@ def _train_sentencepiece(corpus: _Corpus, lowercase: bool) -> Tokenizer:
         )
     except RuntimeError as error:
         message = str(error)
-        # Two of the library's error messages state a vocabulary size that would be possible.
+        # Two of the library's error messages state the largest or the smallest possible size.
         for pattern, check in _BOUNDS.items():
             for bound in re.findall(pattern, message):
                 check(corpus, int(bound))

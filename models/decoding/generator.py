@@ -86,12 +86,12 @@ class Generator:
     ) -> Iterator[np.ndarray]:
         """Continues prompts, a few tokens at a time.
 
-        The result of row r depends only on its prompt, `seed` and r. Rows do not end by themselves:
-        the caller checks for `request.eos_token_id` and may stop. When a row reaches the model's
-        `max_length`, the oldest quarter of its tokens is dropped, and the remaining tokens are read
-        again at new positions. A row that crosses the model's `reread_length` is also read again.
-        The length of the cache doubles when it is full, so that n tokens require only O(log n)
-        compiled programs.
+        The result of row r depends only on its prompt, `seed` and r. Generation does not stop at
+        an end token: to stop there, the caller must look for `request.eos_token_id`. When a row
+        reaches the model's `max_length`, the oldest quarter of its tokens is dropped, and the
+        remaining tokens are read again at new positions. A row that crosses the model's
+        `reread_length` is also read again. The length of the cache doubles when it is full, so that
+        n tokens require only O(log n) compiled programs.
 
         Args:
           prompts: the token ids of each row, at least one each.

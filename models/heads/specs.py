@@ -59,8 +59,8 @@ class HeadSpec:
     """Linear maps below `head/` whose parameters only the same head with the same labels can reuse.
     """
     hf_tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """For each linear map below `head/`, except for the map to the vocabulary, its name in Hugging
-    Face's BERT.
+    """The name that each linear map below `head/` has in Hugging Face's BERT. The map to the
+    vocabulary is not included.
     """
     hf_class_suffix: str
     """The suffix of transformers classes with this head, such as `ForMaskedLM`."""

@@ -72,7 +72,7 @@ def real_tokens(
     segment_ids: Int[AnyArray, "B T"] | None,
     cache: Cache | None,
 ) -> Float[Array, "B T"] | None:
-    """Returns an array with 1 for the real tokens of a call and 0 for padding.
+    """Returns a mask of the tokens of a call: 1 for real tokens, 0 for padding.
 
     Returns None if all tokens are real, or if the mask does not have an entry for each token.
     """

@@ -389,7 +389,7 @@ class FusedAttention(nn.Module):
         segments: Segments | None,
         use_window: Bool[Array, ""] | None,
     ) -> Float[Array, "B T N V"]:
-        """Returns the result of a kernel, with or without the window.
+        """Returns the output of a kernel for windowed or full attention.
 
         Args:
           kernel: a function like the entries of `KERNELS`. Training with a sharded `context` axis

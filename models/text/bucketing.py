@@ -33,8 +33,8 @@ def padded_length(number: int, longest: int) -> int:
 def padded_rows(number: int, length: int) -> int:
     """Returns the number of rows of the next batch, given the number of remaining rows.
 
-    The number is a power of two, and at most a quarter of the rows are padding. For example, 5 rows
-    are divided into a batch of four and a batch of one.
+    The number of rows is a power of two, and at most a quarter of these rows are padding. For
+    example, five rows are divided into a batch of four and a batch of one.
     """
     tokens = TOKENS_IN_CACHE if jax.default_backend() == "cpu" else TOKENS_AT_ONCE
     # Find the largest power of two such that a batch with this many rows does not exceed the

@@ -268,7 +268,7 @@ def forget_flags() -> None:
 
 
 def _option_named(name: str) -> str:
-    """Returns the option of a field, or the name itself if no option or several options fit.
+    """Returns the option that sets a field, or the name itself if no or several options fit.
 
     `data.tokenizer.path` is also known as `tokenizer.path`, and `model.d_model` as `d_model`.
     """
@@ -347,7 +347,7 @@ def add_option(
     *,
     default: object = dataclasses.MISSING,
 ) -> argparse.Action:
-    """Adds the option of a field.
+    """Adds the option that sets a field.
 
     Args:
         group: a parser or an option group.

@@ -195,7 +195,7 @@ class RecipeParser(OptionParser):
         formatter.add_text(f"example: {self._example}")
         formatter.add_text(self.description)
         formatter.start_section("options")
-        # Options in no titled group are specific to the command.
+        # The options that belong to no titled group are specific to the command.
         formatter.add_arguments([*self._optionals._group_actions, *most_used])
         formatter.end_section()
         formatter.add_text(f"All {len(self._actions)} options: {self.prog} --help-all")

@@ -60,7 +60,7 @@ def launch(command: list[str], processes: int) -> int:
             if gpus:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             started.append(_start(command, environment, first=index == 0))
-        # The end of the block waits for the threads.
+        # On leaving this block, wait until the threads have printed all output.
         with ThreadPoolExecutor(len(started)) as printing:
             printing.map(_print_prefixed, started, range(len(started)))
             try:

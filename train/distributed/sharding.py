@@ -304,8 +304,8 @@ def process_shard(mesh: Mesh) -> tuple[int, int]:
         shards.setdefault(device.process_index, set()).add(rows.indices(number)[0])
     local = shards[jax.process_index()]
     size = len(local)
-    # The share of a process must consist of consecutive shards, and begin at a multiple of its
-    # size.
+    # The `size` shards of a process must be consecutive, and the index of the first must be a
+    # multiple of `size`.
     aligned = [set(range(first, first + size)) for first in range(0, number, size)]
     sizes = ", ".join(f"mesh.{name} {length}" for name, length in mesh.shape.items())
     require(

@@ -220,7 +220,8 @@ def sampled_tokens(projection: Projection, keys: Array) -> Int[Array, "B M"]:
 def _at_masked(batch: Batch, tokens: Int[Array, "B M"]) -> Int[Array, "B T"]:
     """Returns the tokens of a batch with replacements at the masked positions."""
     ids = batch["input_ids"]
-    # Unused slots for masked tokens have weight 0. They get the index T, which the update drops.
+    # Unused slots for masked tokens have weight 0. Set their index to T, which is out of range, so
+    # that the update drops them.
     targets = jnp.where(batch["masked_weights"] > 0, batch["masked_positions"], ids.shape[1])
     rows = jnp.arange(ids.shape[0])[:, None]
     return jnp.asarray(ids).at[rows, targets].set(tokens, mode="drop")

@@ -232,7 +232,7 @@ def _run(
     price: float | None,
     bytes_per_token: float,
 ) -> Iterator[str]:
-    """Yields the totals of all steps: tokens, text, FLOPs and, with an estimate, time and cost."""
+    """Yields the totals of all steps: tokens, text, FLOPs and, if estimated, time and cost."""
     steps = config.steps
     tokens = plan.tokens * steps
     yield f"the run of {steps:,} steps"

@@ -53,7 +53,7 @@ def _recipes_of(file: str) -> Mapping[str, Recipe]:
 
 RECIPES: Mapping[str, Recipe] = _Recipes()
 """Maps the name of a recipe to the recipe. The recipes of a model family are in the file of this
-family. A family without a file in this folder has one recipe for all of its sizes. The recipes of
+family. A family without a file in this folder has one recipe for all of its sizes. The recipes for
 post-training, reinforcement learning and embedding models have separate files."""
 
 
@@ -63,8 +63,8 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
     Args:
         name: A recipe such as `quickstart`, or a family such as `gpt`.
         preset: A published size, such as `gpt2-large`. The recipe of a family accepts the sizes of
-            this family, and recipes of post-training accept the sizes of all families. Other
-            recipes have a fixed size.
+            this family, and post-training recipes accept the sizes of all families. Other recipes
+            have a fixed size.
 
     Raises:
         UserError: The recipe or preset is unknown (the message names the closest match), or the
@@ -78,7 +78,7 @@ def recipe(name: str, preset: str | None = None) -> TrainConfig:
     if name in FAMILIES and preset not in families()[name].presets and preset not in presets():
         family_presets = list(families()[name].presets)
         raise UserError(f"no preset named {preset!r}: {suggest(preset, family_presets)}")
-    # Recipes of post-training accept models of any family.
+    # Post-training recipes accept models of any family.
     if (of_model := RECIPES[name].of_model) is not None:
         return of_model(registry.preset(preset))
     # Recipes of a family accept only the presets of this family.

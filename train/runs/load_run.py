@@ -90,11 +90,11 @@ def config_of_model(model: TransformerConfig, problem_type: object = None) -> Tr
 def begin_with(name: str, folder: Path) -> TrainConfig:
     """Returns the configuration of a recipe, adapted to the model that the run starts from.
 
-    For a published model, in the Hugging Face format or imported as a run, the settings come from a
-    preset of its size. If the run trains an embedding model, the maximum length of texts is the
-    length in the settings of the folder, but at most `MOST_TOKENS`. For a model that flaxzoo
-    trained, the settings come from the recipe, but precision and rematerialization come from the
-    folder.
+    The settings for a published model, which may be in the Hugging Face format or imported as a
+    run, come from a preset of its size. If the run trains an embedding model, the
+    maximum length of texts is the length that the folder states, but at most `MOST_TOKENS`. The
+    settings for a model that flaxzoo trained come from the recipe, except for precision and
+    rematerialization, which come from the folder.
 
     Args:
         name: A recipe that trains models of any family.
@@ -114,7 +114,7 @@ def begin_with(name: str, folder: Path) -> TrainConfig:
 
 
 def _with_stated_length(config: TrainConfig, folder: Path) -> TrainConfig:
-    """Sets the length of texts to the length in the settings of an embedding model's folder."""
+    """Sets the length of texts to the length that the folder of an embedding model states."""
     if not isinstance(config.data, EmbeddingData):
         return config
     settings = read_vector_settings(folder)

@@ -190,7 +190,7 @@ class _Answer:
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens of all prompts."""
-        # The n texts for a prompt are consecutive, so count the prompt of every n-th text.
+        # The n texts for a prompt are consecutive: take every n-th text to count each prompt once.
         return sum(len(work.ids) for work in self.works[:: self.fields.n])
 
     def whole(self, pieces: Sequence[Piece]) -> JsonObject:

@@ -88,7 +88,7 @@ class HubData:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of columns and of the fields in columns of structs, as ``translation.en``."""
+        """The names of all columns and of all fields of structs, such as ``translation.en``."""
         return tuple(_DatasetTable(self.splits[self.training], self.name).paths)
 
     def to_evaluate(self, names: tuple[str, ...]) -> str | None:
@@ -161,7 +161,7 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
         try:
             loaded = load(*names)
             return loaded if isinstance(loaded, Mapping) else {"train": loaded}
-        # The package lets arbitrary exceptions of downloads and parsers propagate.
+        # Catch all exceptions, because the package does not wrap those of downloads and parsers.
         except Exception as error:
             reasons.append(reason_of(error)[:200])
     raise DataError(

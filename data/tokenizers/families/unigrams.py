@@ -142,7 +142,7 @@ def with_masks(vocabulary: Vocabulary, settings: Settings) -> Vocabulary:
     stated = settings.stated
     names = [stated.get("mask_token", "<mask_1>"), stated.get("mask_token_sent", "<mask_2>")]
     masks = [str(getattr(name, "content", name)) for name in names if name is not None]
-    # The reserved tokens have the first ids: padding, end, masks and unused tokens.
+    # The reserved tokens (padding, end, masks and unused tokens) have the lowest ids.
     ends = [settings.named("pad_token"), settings.named("eos_token")]
     first = [(name, 0.0) for name in [*ends, *dict.fromkeys(masks)]]
     unused = [(f"<unk_{n}>", -100.0) for n in range(2, settings.number("offset", 103))]

@@ -102,8 +102,8 @@ class DistancePositions(Positions):
     """The positions of a batch, with the distance vectors."""
 
     distances: Float[Array, "R D"] | None = None
-    """The vectors of the R = 2T - 1 distances -(T - 1) … T - 1, query position minus key
-    position."""
+    """The vector of each distance. A distance is a query position minus a key position, from
+    -(T - 1) to T - 1, so R = 2T - 1."""
     projected: dict[str, Float[Array, "R N H"]] = struct.field(default_factory=dict)
     """The projections of these vectors for each term, set within a layer."""
 
@@ -130,8 +130,8 @@ def make_distance_positions(
     table = Embedding(2 * rows, c.d_model, execution=e, name="distance_embedding").embedding
     if c.norm_distances:
         table = LayerNorm(c, e, name="distance_norm")(table)
-    # Query position minus key position, -(T - 1) to T - 1; each distance selects a row of the
-    # table.
+    # A distance is a query position minus a key position, from -(T - 1) to T - 1. It selects a row
+    # of the table.
     distance = jnp.arange(1 - length, length)
     if c.position_buckets is not None:
         distance = logarithmic_buckets(distance, c.position_buckets, c.farthest)

@@ -63,7 +63,7 @@ def _own_fields(config: NomicBertConfig) -> JsonObject:
 
 
 def rotary_fields(**defaults: JsonValue) -> tuple[Field | FixedField, ...]:
-    """Returns BERT's fields for an encoder with rotary positions, with the given defaults."""
+    """Returns the fields of BERT that a rotary encoder also has, with the given defaults."""
     rows = with_defaults(BERT_FIELDS, **defaults)
     return tuple(
         row for row in rows if row.hf not in ("position_embedding_type", "add_cross_attention")

@@ -44,9 +44,11 @@ def multiple_negatives(
 
     With `partition` "joint", one sum contains all candidates (Li et al. 2023, "GTE", equation 4,
     uses all four directions). With "per_direction", the loss is the mean over the directions
-    (Günther et al. 2023, equation 2, is the symmetric loss). The hardness α adds α · sim(q_i, d),
-    without gradient, to the logits of some negatives d (Lan et al. 2025, "LLaVE", equation 5;
-    Schechter Vera et al. 2025, "EmbeddingGemma", uses only an example's hard negatives).
+    (Günther et al. 2023, equation 2, is the symmetric loss).
+
+    The option `hardness` selects negatives d and adds α · sim(q_i, d) to their logits. This term
+    has no gradient (Lan et al. 2025, "LLaVE", equation 5). In Schechter Vera et al. 2025,
+    "EmbeddingGemma", only the hard negatives of an example get this term.
 
     Args:
         vectors: the vectors of the batch.

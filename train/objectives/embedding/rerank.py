@@ -115,7 +115,8 @@ class _Loss:
     """A loss that depends on scores, labels and a mask of the real documents, all `[B, C]`."""
 
     total: Callable[[RerankConfig, Array, Array, Array], Float[Array, ""]]
-    """Returns the sum of the loss over its items: pairs, queries, or pairs of documents."""
+    """Computes the sum of the loss over all items. An item is a query with a document, a query, or
+    a pair of documents."""
     num_items: Callable[[Array, Array], Float[Array, ""]]
     """Computes the number of items from the labels and the mask of the real documents."""
 

@@ -153,7 +153,7 @@ class RowWorker:
                 task.send(result, last=True)
 
     def warm_up(self) -> tuple[()]:
-        """Compiles the programs of short batches."""
+        """Compiles the programs for each batch shape in `shapes`."""
         for num_rows, length in self._shapes:
             start = time.perf_counter()
             self._function.compute([self._function.filler(length)] * num_rows)
@@ -240,5 +240,5 @@ def shapes_of_short_rows(function: RowFunction, settings: RowSettings) -> list[t
 
 
 def shapes_of_searches(function: RowFunction, settings: RowSettings) -> list[tuple[int, int]]:
-    """Returns the shape of one text of the shortest length. A search needs several programs."""
+    """Returns only the smallest shape, because a search needs several programs for each shape."""
     return shapes_of_short_rows(function, settings)[:1]

@@ -2,7 +2,7 @@
 
 The script performs these steps in order:
 
-1. It creates separate namespaces for users, files, processes and the network.
+1. It enters new namespaces, with their own users, mounts, processes and network.
 2. It creates a file system with a read-only Python and an empty folder in memory.
 3. It limits time, memory, files and processes.
 4. It gives up all capabilities.
@@ -93,7 +93,7 @@ def _mount(
 
 
 def enter_namespaces() -> None:
-    """Enters new namespaces for users, files, processes and the network."""
+    """Enters new user, mount, PID, network, IPC and UTS namespaces."""
     user, group = os.getuid(), os.getgid()
     _call("unshare", _NEW_USER | _NEW_FILES | _NEW_PIDS | _NEW_NET | _NEW_IPC | _NEW_UTS)
     # The kernel accepts a group map only from a process that has disabled setgroups.
