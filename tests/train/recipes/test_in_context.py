@@ -26,10 +26,10 @@ def test_examples_of_a_task_that_was_never_trained_on_raise_the_accuracy(tmp_pat
         model=dataclasses.replace(recipe.model, max_length=96),
         data=dataclasses.replace(recipe.data, source=copying, length=96),
         # A higher rate learns in fewer steps.
-        optimizer=dataclasses.replace(recipe.optimizer, peak_learning_rate=4e-3, warmup_steps=20),
-        steps=150,
-        evaluate_every=150,
-        checkpoint_every=150,
+        optimizer=dataclasses.replace(recipe.optimizer, peak_learning_rate=2e-3, warmup_steps=20),
+        steps=300,
+        evaluate_every=300,
+        checkpoint_every=300,
         sample_prompt=None,
     )
     train.train(config, tmp_path / "run")
