@@ -46,7 +46,7 @@ class Values(Enum):
     MASK = "mask"
     """1 for real items, 0 for padding."""
     SEGMENT = "segment"
-    """The number of the text to which a token belongs, counted from 1; 0 for padding."""
+    """The number of the text that a token belongs to, counted from 1; 0 for padding."""
     TEXT_POSITION = "text_position"
     """The position of a token within its segment, from 0."""
     INDEX = "index"

@@ -319,7 +319,7 @@ def preferences(row: Row, location: str) -> Iterator[Preference]:
     elif isinstance(chosen, str) and isinstance(rejected, str):
         both = _implicit(chosen, rejected)
     else:
-        # If there is no prompt, the common first messages of both lists are the prompt.
+        # Without a prompt, the common first messages of both lists are the prompt.
         lists = [_messages(row[side], side, location) for side in ("chosen", "rejected")]
         first = _num_common(*lists)
         both = [Dialogue(messages, tools, first) for messages in lists]

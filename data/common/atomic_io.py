@@ -63,7 +63,7 @@ def check_output_path(path: Path, made_from: str) -> None:
 
     Args:
       path: The final path.
-      made_from: The input from which the output is made; see ``files.input_lines``.
+      made_from: The input of the output; see ``files.input_lines``.
 
     Raises:
       DataError: See ``check_file``. Also raised if the output path is an input file, possibly under

@@ -184,7 +184,7 @@ def _write(documents: Iterable[str], tokenizer: Tokenizer, key: str, folder: Pat
         for chunk in chunks(documents, len):
             for ids in tokenizer.encode_batch(chunk):
                 ids = [*special.before, *ids, *special.after]
-                # A single token cannot be predicted, because there is no input before it.
+                # A single token cannot be predicted, because it has no preceding input.
                 if len(ids) > 1:
                     starts.append(tokens.append(ids))
             # Count the bytes of all texts, because bits per byte refers to texts, not to tokens.

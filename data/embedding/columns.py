@@ -84,7 +84,7 @@ def find_fields(names: Sequence[str], source: str) -> tuple[str, ...]:
         [name for name in names if name.casefold() in customary]
         for customary in (ANCHORS, POSITIVES, SCORES, TEXTS, LABELS)
     )
-    # If there is no positive, a text and a label form a labeled text.
+    # Without a positive, a text and a label form a labeled text.
     if not positives and len(texts) == len(labels) == 1:
         return (*texts, *labels)
     require(

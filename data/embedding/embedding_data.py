@@ -245,7 +245,7 @@ class EmbeddingData(ColumnsData):
 
 
 def _classes(examples: Sequence[EmbeddingExample]) -> np.ndarray | None:
-    """Returns the label index of each example, int32 [n], or None if there are no labels."""
+    """Returns the label index of each example, int32 [n], or None without labels."""
     labels = [example.label or "" for example in examples]
     if not any(labels):
         return None

@@ -53,7 +53,7 @@ class RerankData(ColumnsData):
     for records without scores. Defaults to 4, or to 0 if the records have scores.
     """
     sampled_from: Literal["all", "bm25"] = "all"
-    """The documents from which sampled negatives are drawn. all: all documents of other queries.
+    """The documents that sampled negatives are drawn from. all: all documents of other queries.
     bm25: the first 20 documents that BM25 finds for the query, which are harder to distinguish from
     the positive. If BM25 finds too few documents, other documents are also drawn.
     """

@@ -50,7 +50,7 @@ class Denoising(Checked):
         return sizes + 1, sizes + 1
 
     def longest_text(self, source_length: int, target_length: int | None = None) -> int:
-        """Returns the maximum length of a text for which the source and the target always fit.
+        """Returns the maximum text length so that the source and the target always fit.
 
         Args:
           source_length: The maximum number of tokens in a source.

@@ -21,7 +21,7 @@ class PackedTexts(PickledByFields):
 
     A row contains consecutive documents from a random position on. The first and the last document
     may be incomplete. The number of examples in an epoch is the number of rows that the whole text
-    would fill. In rare cases, a row ends with padding, because there was no room for the special
+    would fill. In rare cases, a row ends with padding, because it has no room for the special
     tokens of another text.
 
     Attributes:

@@ -45,8 +45,8 @@ class Example(NamedTuple):
       input_ids: The tokens of segment A, and of segment B if the example is a pair, with special
         tokens, int32 [n].
       token_type_ids: The token type of each token, int32 [n].
-      label: 0 if B continues A, 1 if B comes from another document or from before A, None if there
-        is no B.
+      label: 0 if B continues A, 1 if B comes from another document or from before A. None without
+        B.
       segment_ids: In a row of several texts, the number of the text that contains each token,
         counted from 1, int32 [n]; None in other rows.
     """
@@ -65,7 +65,7 @@ class Selection(NamedTuple):
       first: The first sentence of A.
       middle: The first sentence that follows A.
       other: The first sentence of B, or None for a single text.
-      end: The first sentence that follows B; if there is no B, the first sentence that follows A.
+      end: The first sentence that follows B; without B, the first sentence that follows A.
       short: Whether the example has a random shorter target length.
     """
 

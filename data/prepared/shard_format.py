@@ -55,7 +55,7 @@ class Settings:
       packing: How documents fill sequences: ``concat`` or ``first-fit``.
       validation_fraction: The fraction of documents held out for validation. The hash of a document
         decides whether it is held out.
-      keep: The name and fingerprint of the selector of documents; empty if there is no selector.
+      keep: The name and fingerprint of the selector of documents; empty without a selector.
       format: The version of the record format.
       selector: The selector itself, which is not written to files.
     """

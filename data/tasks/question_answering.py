@@ -269,8 +269,8 @@ class _Question:
       ids: The tokens of the question.
       passage: The tokens of the passage.
       windows: The half-open range of passage tokens in each window.
-      span: The first and the last passage token of the answer. It is (-1, -1) if there is no
-        answer, and None if the location is unknown or no window contains the whole answer.
+      span: The first and the last passage token of the answer. It is (-1, -1) without an answer,
+        and None if the location is unknown or no window contains the whole answer.
       problem: The reason why training omits the question; empty if there is none.
     """
 

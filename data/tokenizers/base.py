@@ -320,7 +320,7 @@ class Tokenizer(ABC):
 
         Use this method to predict the words at blanks in a text. In contrast, ``encode`` treats
         ``[MASK]`` as ordinary characters. The tokenizer's Hugging Face folder states whether the
-        mask includes the spaces before and after it. If there is no folder, the mask includes only
+        mask includes the spaces before and after it. Without a folder, the mask includes only
         the spaces before it.
 
         Args:
@@ -338,7 +338,7 @@ class Tokenizer(ABC):
                 f"this {self.kind} tokenizer has no mask token: use a model that was trained on "
                 "masked tokens"
             )
-        # If there is no folder, the mask includes the spaces before it.
+        # Without a folder, the mask includes the spaces before it.
         if self.batch_settings is None:
             text = re.sub(f" +(?={re.escape(self.token(mask))})", "", text)
         # Encode the names of other special tokens as ordinary text.

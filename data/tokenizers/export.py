@@ -152,8 +152,8 @@ class ExportedTokenizer(Tokenizer):
             "clean_up_tokenization_spaces": False,
         }
         config = plain | self.transformers_config()
-        # transformers cannot make batches without a padding token, so use the end token if there is
-        # no padding token.
+        # transformers cannot make batches without a padding token, so use the end token as padding
+        # if none is set.
         if "eos_token" in config:
             config.setdefault("pad_token", config["eos_token"])
         if keeps_class:

@@ -158,7 +158,7 @@ class SentinelTokenizer(ExportedTokenizer):
 
 
 def started_by_padding(special: SpecialIds) -> SpecialIds:
-    """Returns the special tokens; if there is no begin token, uses the padding token as such."""
+    """Returns the special tokens; without a begin token, uses the padding token as such."""
     return special if special.bos is not None else dataclasses.replace(special, bos=special.pad)
 
 

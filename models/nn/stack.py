@@ -237,7 +237,7 @@ class LayerContext:
 def _of_layer(
     factors: Float[Array, "L N"] | None, layer: int | Int[Array, ""]
 ) -> Float[Array, " N"] | None:
-    """Returns the mask factors of a layer's heads, or None if there is no head mask."""
+    """Returns the mask factors of a layer's heads, or None without a head mask."""
     return None if factors is None else factors[layer]
 
 

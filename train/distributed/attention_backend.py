@@ -62,7 +62,7 @@ class KernelChoice:
     reason: str = ""
     """The reason why the faster kernel was not chosen."""
     ring: int = 1
-    """The number of devices in a ring; 1 if there is no ring."""
+    """The number of devices in a ring; 1 without a ring."""
 
     @property
     def description(self) -> str:

@@ -19,7 +19,7 @@ from .fsdp import GradientFn, Way, compute_dtype, exchanged
 from .sharding import divided_axes
 
 ONCE = ("data", "fsdp")
-"""The mesh axes over which gradients can be summed once per step."""
+"""The mesh axes where gradients can be summed once per step."""
 LARGEST_PART = 0.9
 """By default, "step" is tried only if the state, the full parameters and the gradients take at most
 this fraction of a device's memory. The rest of the memory is left for activations."""

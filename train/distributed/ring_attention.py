@@ -27,7 +27,7 @@ device and half to another. Outside of the ring, the tokens, positions and label
 every pair of blocks is masked.)
 
 **Windows.** With a sliding window, queries see only the nearest keys, so the work is balanced
-without zigzag order. Tokens keep their order, and keys are sent only as far as the last device
+without zigzag order. Tokens keep their order, and keys are sent only up to the last device
 whose queries see them.
 """
 

@@ -58,7 +58,7 @@ class OpenRun:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The state from which a run starts or resumes."""
+    """The state that a run starts or resumes from."""
 
     state: TrainState
     step: int = 0

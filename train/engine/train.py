@@ -55,7 +55,7 @@ class Result:
     validation: Scores | None
     """The metrics of the last evaluation in this call, or None if there was none."""
     sample: str | None = None
-    """The text that the finished model generates for `sample_prompt`; None if there is no prompt.
+    """The text that the finished model generates for `sample_prompt`; None without a prompt.
     """
 
 

@@ -241,7 +241,7 @@ def predict_yes_no(
 
 
 def _of_pairs(config: TrainConfig, scoring: PairScoring) -> TrainConfig:
-    """Returns the configuration with which a cross-encoder scores text pairs."""
+    """Returns the configuration that a cross-encoder uses to score text pairs."""
     if not isinstance(config.data, SequenceClassificationData):
         config = config_of_model(config.model)
     longest = config.model.max_length

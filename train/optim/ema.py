@@ -65,7 +65,7 @@ def map_ema(function: Callable[[Params], Params], opt_state: optax.OptState) -> 
 
 
 def evaluated_by_ema(state: TrainState) -> TrainState | None:
-    """Returns a train state with the averaged parameters, or None if there is no average."""
+    """Returns a train state with the averaged parameters, or None without an average."""
     ema = ema_of(state.opt_state)
     if ema is None:
         return None

@@ -70,7 +70,7 @@ def synthetic_batch(config: TrainConfig, seed: int = 0) -> NumpyBatch:
         if spec.values is Values.TEXT_POSITION:
             return np.broadcast_to(np.arange(shape[-1], dtype=spec.dtype), shape).copy()
         if spec.values is Values.LABEL and not spec.num_classes:
-            # If there are no classes, the labels are scores.
+            # Without classes, the labels are scores.
             return rng.random(shape).astype(spec.dtype)
         return rng.integers(0, sizes.get(spec.values, spec.num_classes), shape).astype(spec.dtype)
 

@@ -55,7 +55,7 @@ class Worker(Protocol[Work, Event]):
 
     @property
     def wait(self) -> float | None:
-        """The seconds until `step` has work: 0 if it has work now, None if there are no tasks."""
+        """The seconds until `step` has work: 0 if it has work now, None without tasks."""
         ...
 
     def add(self, task: "Task[Work, Event]") -> None:

@@ -81,7 +81,7 @@ class TextWork:
             self.growing.text, self.growing.reason = self.growing.text[:end], "stop"
 
     def piece(self) -> Piece | None:
-        """Returns the new part of the text, or None if there are no new final characters."""
+        """Returns the new part of the text, or None without new final characters."""
         growing = self.growing
         # A stream sends only final characters, which later tokens cannot change.
         text = growing.take_settled() if self.streamed else growing.text

@@ -161,7 +161,8 @@ def _splits(path: str, name: str) -> Mapping[str, Any]:
         try:
             loaded = load(*names)
             return loaded if isinstance(loaded, Mapping) else {"train": loaded}
-        # Catch all exceptions, because the package does not wrap those of downloads and parsers.
+        # Catch all exceptions, because the package does not wrap the exceptions of downloads
+        # and parsers.
         except Exception as error:
             reasons.append(reason_of(error)[:200])
     raise DataError(

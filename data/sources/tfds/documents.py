@@ -169,7 +169,7 @@ def download(builder: tfds.core.DatasetBuilder, source: Source | LabelledSource)
         'prepare it with TFDS elsewhere (file_format="array_record") and copy it to '
         f"{builder.data_dir}"
     )
-    # Catch all exceptions, because TFDS does not wrap those of downloads and parsers.
+    # Catch all exceptions, because TFDS does not wrap the exceptions of downloads and parsers.
     with reported(problem, remedy, Exception), _named_packages(source):
         builder.download_and_prepare()
 

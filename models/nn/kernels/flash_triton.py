@@ -113,7 +113,7 @@ class _Spec:
 
 
 def key_order(block_k: int) -> Int[Array, " {block_k}"]:
-    """Returns the order in which the keys of a block are loaded, as offsets in the block.
+    """Returns the loading order of the keys of a block, as offsets in the block.
 
     A thread of the matrix unit holds the scores for indices that differ only in bit 3 (value 8) or,
     in a block of more than 64 keys, in the highest bit. These two bits of an index therefore select

@@ -17,7 +17,7 @@ from .ranking import DEPTH, ranking_scores, retrieval_scores
 def vector_scores(
     evaluation: Evaluation, split: DataSplit, *, by_dot: bool = False
 ) -> dict[str, Any]:
-    """Scores the vectors that an evaluation collected; returns no scores if there are no vectors.
+    """Scores the vectors that an evaluation collected; returns no scores without vectors.
 
     Pairs without scores are evaluated by retrieval: for each distinct anchor, all distinct
     documents of the split are ranked by cosine, and the anchor's positives are the relevant
