@@ -4,9 +4,10 @@ A batch is a pure function of ``(seed, step)``. Item ``g = step * batch_size + i
 ``permutation(seed, epoch)[g % num_examples]`` of epoch ``g // num_examples``. Each batch is divided
 into ``n`` equal parts, and process ``p`` of ``n`` makes part ``p``. The global batch therefore does
 not depend on the number of processes or workers, and the step alone determines the position of a
-run in its data. A type of data may also decide which of its examples share a batch; see ``orders``.
-If the data are a mixture, ``mixture`` chooses the source of each example, and the examples of each
-source keep the order that they would have in a run with this source alone.
+run in its data. A type of data may replace this permutation and decide which of its examples share
+a batch; see ``data/orders``. If the data are a mixture, ``mixture`` chooses the source of each
+example, and the examples of each source keep the order that they would have in a run with this
+source alone.
 
 Each type of data defines an ``ExampleSource``; this file batches the examples of all types.
 """

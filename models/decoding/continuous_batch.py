@@ -326,7 +326,10 @@ class ContinuousBatch:
     def _states(
         self, texts: Sequence[Text], context: Context, tokens: Array, past: History
     ) -> RowStates:
-        """Returns the state of rows whose contexts have been read, given their newest tokens."""
+        """Returns the state of rows whose contexts have been read, given their newest tokens.
+
+        A batch with a draft model overrides this method and reads `texts` with the draft model.
+        """
         del texts
         return RowStates(context, tokens, past)
 
@@ -406,8 +409,10 @@ def read_length(length: int, longest: int) -> int:
 def tokens_left(config: TransformerConfig, length: int) -> int:
     """Returns the number of tokens that can be added to a row before it must be read again."""
     limit = config.reread_length
+    # A row that has crossed `reread_length` is only limited by the positions of the model.
     if limit is None or length > limit:
         limit = config.max_length
+    # The newest token needs no position until the next token is generated.
     return min(limit, config.max_length) - length + 1
 
 

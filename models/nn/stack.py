@@ -225,7 +225,8 @@ class LayerContext:
         return AttentionContext(
             mask=self.cross_mask,
             layer=layer,
-            # The first call with a cache projects the source; later calls only read it.
+            # With a cache, the first call stores the projection of the source. Later calls read
+            # this projection and need no cache.
             cache=inputs.cache if inputs.cross is None else None,
             source=self.encoder_hidden_states if inputs.cross is None else inputs.cross,
             rng=fold_in(fold_in(self.rng, layer), CROSS),

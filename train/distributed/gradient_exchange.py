@@ -58,12 +58,13 @@ def choose_exchanges(
         state: arrays or their shapes.
         state_bytes: the number of bytes of the state on each device.
         shardings: the shardings of the state.
-        whole_batch: whether the loss of an example depends on the other examples of the batch.
+        whole_batch: whether the loss of an example depends on the other examples of the batch, or
+          the compiler must place the parameters of auxiliary models.
         by_rows: whether the exchanged gradients are sums over the rows of each device. This can be
           true even if `whole_batch` is true, as in `cached_gradient`.
         micro_batches: the number of micro-batches.
         execution: the settings that determine how to run the model.
-        device_memory: the memory of a device in bytes; None if unknown.
+        device_memory: the memory of a device in bytes. If None, "auto" gathers layer by layer.
         has_adapter: whether the run trains adapters.
 
     Raises:

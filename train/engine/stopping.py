@@ -71,7 +71,10 @@ class Stopper:
 
     @contextmanager
     def saving_first(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
-        """Runs a block that changes no state. If it fails, stores its error and raises StopNow.
+        """Runs a block; for an error, stores the error and raises StopNow.
+
+        The run then saves its state, so the block must raise these errors before it changes the
+        state.
 
         With several processes, only StepNotTaken is stored, because only this error is raised by
         all processes together. Other errors are raised immediately.

@@ -2,9 +2,9 @@
 
 A row is a text to embed, a pair to score, an example to classify or a text to translate, encoded as
 tokens. Rows wait in the order of arrival. Each step computes one batch. It considers the oldest
-waiting rows, up to a total of `batch_tokens` tokens. The batch contains the considered rows that
-have the same padded length as the oldest row. The result of a row does not depend on the other rows
-of its batch.
+waiting rows, up to a total of `batch_tokens` tokens, and divides them by length into batches
+(`padded_batches`). It computes the batch that contains the oldest row. The result of a row does not
+depend on the other rows of its batch.
 """
 
 import dataclasses
