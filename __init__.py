@@ -35,7 +35,8 @@ def _avoid_wrong_sums() -> None:
     os.environ["XLA_FLAGS"] = f"{REDUCTIONS}-reduce {flags}"
     # XLA reads the flags when jax starts its first backend.
     bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is not None and bridge.backends_are_initialized():
+    has_run = bridge is not None and bridge.backends_are_initialized()
+    if has_run and sys.modules["jax"].default_backend() == "cpu":
         warnings.warn(
             "jaxlib 0.10.2 may compute wrong sums on a CPU, because jax ran before flaxzoo was "
             "imported: import flaxzoo first, or install jax 0.11",

@@ -1,4 +1,4 @@
-"""``builtin:calculations``: conversations in which the assistant calls an arithmetic tool.
+"""``builtin:calculations``: conversations where the assistant calls an arithmetic tool.
 
 The user asks for the product or the sum of two numbers of up to three digits. The assistant writes
 a tool call in the syntax of the template from the lectures, the tool answers, and the assistant

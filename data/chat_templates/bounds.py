@@ -43,7 +43,7 @@ class Run:
     Attributes:
       steps: The number of remaining steps.
       looks_at: The time is checked again when this number of steps remains.
-      ends: The processor time of the thread at which the run must stop, in seconds.
+      ends: The run must stop when the thread has used this processor time, in seconds.
     """
 
     steps: int

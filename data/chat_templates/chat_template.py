@@ -118,7 +118,7 @@ class ChatTemplate:
           messages: The messages. A value that is not plain JSON is rendered as the name of its
             type.
           tools: JSON schemas of the functions that the assistant may call.
-          documents: The documents on which an answer is based, each with ``title`` and ``text``.
+          documents: The documents that an answer is based on, each with ``title`` and ``text``.
           add_generation_prompt: Whether the text ends with the beginning of the assistant's turn.
           **variables: Further variables of the template, such as ``enable_thinking``.
 

@@ -1,8 +1,8 @@
 """Runs chat templates in jinja2's sandbox, with limits and traced strings.
 
 All strings in a template, its input and its output are ``Traced``. If the language or a filter
-makes a string without origins, the string gets the common origin of the values from which it was
-made, or an unknown origin if their origins differ.
+makes a string without origins, the string gets the common origin of its source values,
+or an unknown origin if their origins differ.
 """
 
 import functools

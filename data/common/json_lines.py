@@ -37,7 +37,7 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[tuple[str, JsonObject]]:
 def pick(row: Mapping[str, object], field: str, location: str) -> Any:
     """Returns the value of a field, or a list of the values of several fields.
 
-    The name ``choice1+choice2`` stands for two fields.
+    The name ``choice1+choice2`` means two fields.
 
     The value of ``field?`` is None if the object lacks the field.
 

@@ -281,7 +281,7 @@ class TokenWriter:
 
     def __exit__(self, *fault: object) -> None:
         self._file.close()
-        # If there was an error or there are no tokens, the caller deletes the folder.
+        # After an error or without tokens, the caller deletes the folder.
         if fault[0] is not None or not self.position:
             return
         # In a .npy file, the header precedes the tokens, but their number is known only now.

@@ -152,12 +152,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
           DataError: No question remains for training.
         """
         template = Template.of(tokenizer, self.length)
-        # Tokenize each distinct passage only once, because many questions share a passage.
-        passages = {
-            text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
-            for text in dict.fromkeys(example.passage for example in examples)
-        }
-        offsets = {text: np.array(o, np.int32).reshape(-1, 2) for text, (_, o) in passages.items()}
+        tokens, offsets = _tokens_of_passages(examples, tokenizer)
         # A question may fill at most half of a row, so that a window of the passage has enough
         # context.
         longest = min(self.max_question_length, template.room(2) // 2)
@@ -167,7 +162,7 @@ class QuestionAnsweringData(LabelledData[SpanExample]):
             windowed(
                 example,
                 ids[:longest],
-                tokens=passages[example.passage][0],
+                tokens=tokens[example.passage],
                 offsets=offsets[example.passage],
             )
             for example, ids in zip(examples, encoded, strict=True)
@@ -280,6 +275,19 @@ class _Question:
     windows: Sequence[tuple[int, int]]
     span: tuple[int, int] | None
     problem: str
+
+
+def _tokens_of_passages(
+    examples: Sequence[SpanExample], tokenizer: Tokenizer
+) -> tuple[dict[str, list[int]], dict[str, np.ndarray]]:
+    """Returns the tokens of each passage, and their offsets in the passage, int32 [n, 2]."""
+    # Tokenize each distinct passage only once, because many questions share a passage.
+    encoded = {
+        text: tokenizer.encode_with_offsets(text, add_special_tokens=False)
+        for text in dict.fromkeys(example.passage for example in examples)
+    }
+    tokens = {text: ids for text, (ids, _) in encoded.items()}
+    return tokens, {text: np.array(x, np.int32).reshape(-1, 2) for text, (_, x) in encoded.items()}
 
 
 def _positions(

@@ -180,20 +180,8 @@ def read_folder(path: Path, content: JsonObject) -> Folder:
     if content:
         values.pop("add_bos_token", None)
         values.pop("add_eos_token", None)
-    # transformers 5 has a new name for this setting.
-    checked(values.get(_OLDER_EXTRA), tuple[str | dict, ...] | None, config_file, _OLDER_EXTRA)
-    if not values.get(_EXTRA):
-        values[_EXTRA] = values.pop(_OLDER_EXTRA, values.get(_EXTRA))
     # Read special tokens and added tokens in the newer or the older format.
-    map_file = path / "special_tokens_map.json"
-    if "added_tokens_decoder" not in values:
-        mapped = optional_object(map_file)
-        # transformers joins the two lists of extra special tokens; for any other setting, the value
-        # in the second file replaces the value in the first.
-        before, more = values[_EXTRA], mapped.get(_EXTRA)
-        if isinstance(before, list) and isinstance(more, list):
-            mapped[_EXTRA] = [*before, *(token for token in more if token not in before)]
-        values |= _with_tokens(mapped, map_file, map_file.name, special=True)
+    _read_special_tokens(values, config_file)
     added = _added_tokens(path, values, content)
     values.pop("added_tokens_decoder", None)
     # An object gives the roles of the tokens; a list contains only tokens.
@@ -216,6 +204,25 @@ def read_folder(path: Path, content: JsonObject) -> Folder:
         added=dict(sorted(added.items())),
         content=content,
     )
+
+
+def _read_special_tokens(values: JsonObject, config_file: Path) -> None:
+    """Adds the special tokens to the values of ``tokenizer_config.json``."""
+    # transformers 5 has a new name for this setting.
+    checked(values.get(_OLDER_EXTRA), tuple[str | dict, ...] | None, config_file, _OLDER_EXTRA)
+    if not values.get(_EXTRA):
+        values[_EXTRA] = values.pop(_OLDER_EXTRA, values.get(_EXTRA))
+    if "added_tokens_decoder" in values:
+        return
+    # Older folders have a separate file of special tokens.
+    map_file = config_file.with_name("special_tokens_map.json")
+    mapped = optional_object(map_file)
+    # transformers joins the two lists of extra special tokens; for any other setting, the value in
+    # the second file replaces the value in the first.
+    before, more = values[_EXTRA], mapped.get(_EXTRA)
+    if isinstance(before, list) and isinstance(more, list):
+        mapped[_EXTRA] = [*before, *(token for token in more if token not in before)]
+    values |= _with_tokens(mapped, map_file, map_file.name, special=True)
 
 
 def _check_supported(values: JsonObject, file: Path) -> None:
