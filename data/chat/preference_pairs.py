@@ -74,9 +74,11 @@ class PairExamples(PickledByFields):
         unpadded = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         if self.shifted:
             unpadded = {"input_ids": ids[:-1], "attention_mask": np.ones_like(ids[1:])}
-            unpadded |= {"labels": ids[1:], "loss_mask": answer[1:].astype(np.int32)}
-        room = self.length - len(unpadded["input_ids"])
-        return {name: np.pad(values, (0, room)) for name, values in unpadded.items()}
+            unpadded |= {"labels": ids[1:], "loss_mask": answer[1:]}
+        row = {name: np.zeros(self.length, np.int32) for name in unpadded}
+        for name, values in unpadded.items():
+            row[name][: len(values)] = values
+        return row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,7 +249,9 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(owner, str | int | bytes | float):
             _check_size(getattr(called, "__name__", ""), owner, args, kwargs)
         result = super().call(context, called, *args, **kwargs)
-        return self._adopted(result, owner, *args, *kwargs.values())
+        # Only a string passes its origin to the results of its methods.
+        texts = (owner,) if isinstance(owner, str) else ()
+        return self._adopted(result, *texts, *args, *kwargs.values())
 
     def wrap_str_format(self, value: Any) -> Callable[..., Traced] | None:
         """Returns a safe version of a string's ``format`` method that keeps origins."""
@@ -290,7 +292,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 spend(characters=len(value))
                 value = Traced(value, origin(*made_of))
             return value
-        self.counted(value)
+        if isinstance(value, list | tuple | Mapping):
+            self.counted(value)
         if isinstance(value, list | tuple):
             if str in map(type, value):
                 items = [self._adopted(item, *made_of) for item in value]

@@ -75,10 +75,11 @@ def read_object(file: Path, error: type[UserError] = UserError) -> JsonObject:
     return parse_object(text, str(file), "restore it", error)
 
 
-def optional_object(file: Path) -> dict[str, Any]:
+def optional_object(file: Path, error: type[UserError] = DataError) -> dict[str, Any]:
     """Reads a file that contains one JSON object. For a missing file, returns an empty object.
 
     Raises:
-      DataError: The file cannot be read, or does not contain a JSON object.
+      UserError: The file cannot be read, or does not contain a JSON object. The error has the class
+        `error`.
     """
-    return dict(read_object(file, DataError)) if file.is_file() else {}
+    return dict(read_object(file, error)) if file.is_file() else {}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..common.errors import DataError
-from ..common.fields import require
 from ..dataset import ArraySpec, BatchSpec, Values, zeros
 from ..tokenizers.base import Tokenizer
 from ..tokenizers.frame import Frame
@@ -165,12 +164,11 @@ def encode_texts(
         num_truncated += sum(sizes) < sum(map(len, rows))
         rows = [tokenizer.truncated(row, size) for row, size in zip(rows, sizes, strict=True)]
         # In a row without tokens, there would be nothing to attend to.
-        require(
-            any((*rows, template.frame.layout(len(rows)).num_added)),
-            f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special token "
-            "that a model could read instead: leave it out",
-            DataError,
-        )
+        if not any((*rows, template.frame.layout(len(rows)).num_added)):
+            raise DataError(
+                f"{location} has no text, and this {tokenizer.kind} tokenizer adds no special "
+                "token that a model could read instead: leave it out"
+            )
         kept.append(rows)
     return BertInputs.of(template, kept), num_truncated
 

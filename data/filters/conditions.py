@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..common.errors import DataError, counted
-from ..common.fields import require, require_value
+from ..common.fields import require_value
 from ..common.json_lines import pick
 
 _COMPARE: dict[str, Callable[..., bool]] = {
@@ -65,12 +65,12 @@ class Condition:
           DataError: The values cannot be ordered, because only one of them is a number, or because
             the field is a list, an object or null.
         """
-        require(
-            type(value) not in _COMPOUND,
-            f"{location} field {self.field!r} is a {_COMPOUND.get(type(value))}, not a text or a "
-            f"number: filter on another field than {str(self)!r}",
-            error=DataError,
-        )
+        # Format the message only for an error, because this runs for every record.
+        if type(value) in _COMPOUND:
+            raise DataError(
+                f"{location} field {self.field!r} is a {_COMPOUND[type(value)]}, not a text or a "
+                f"number: filter on another field than {str(self)!r}"
+            )
         # Write None and Booleans as in JSON: ``null``, ``true``, ``false``.
         text = json.dumps(value) if isinstance(value, bool | None) else str(value)
         one, other = _number(text), _number(self.value)

@@ -68,8 +68,9 @@ class Examples(str):
         require(rows, "the list of examples is empty: give at least one example", DataError)
         kind = type(rows[0])
         for i, row in enumerate(rows):
-            problem = f"examples[{i}] is a {type(row).__name__}, examples[0] a {kind.__name__}"
-            require(type(row) is kind, f"{problem}: give only texts, or only dicts", DataError)
+            if type(row) is not kind:
+                problem = f"examples[{i}] is a {type(row).__name__}, examples[0] a {kind.__name__}"
+                raise DataError(f"{problem}: give only texts, or only dicts")
         # The hash in the name identifies the examples in config.json.
         hashed = digest(json.dumps(row, sort_keys=True) for row in rows)
         part = fields or ("sentences" if lines_are_sentences else "")
@@ -141,8 +142,9 @@ def read_memory(
     for i, row in enumerate(examples.rows):
         location = f"examples[{i}]"
         if not isinstance(row, dict):
-            problem = f"{location} must be a dict with the fields {', '.join(fields)}, got a text"
-            require(len(fields) == 1 and not conditions, problem, DataError)
+            if len(fields) != 1 or conditions:
+                names = ", ".join(fields)
+                raise DataError(f"{location} must be a dict with the fields {names}, got a text")
             yield location, (row,)
         elif keeps(conditions, row, location, left_out):
             yield location, picked(row, fields, location)

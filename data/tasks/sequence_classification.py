@@ -349,11 +349,10 @@ def _example(
     texts: Sequence[Any], label: Label | None, location: str, part: str | None = None
 ) -> ClassificationExample:
     for text in texts:
-        require(
-            isinstance(text, str),
-            f"{location} has a {type(text).__name__} instead of a text: give a string; the name of "
-            "a source has the label first and then the text, as #LABEL,TEXT",
-            error=DataError,
-        )
+        if not isinstance(text, str):
+            raise DataError(
+                f"{location} has a {type(text).__name__} instead of a text: give a string; the "
+                "name of a source has the label first and then the text, as #LABEL,TEXT"
+            )
     second = next(iter(texts[1:]), None)
     return ClassificationExample(texts[0], second, label, location, part)

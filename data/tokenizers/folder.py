@@ -319,7 +319,8 @@ def read_ids(file: Path) -> dict[str, int]:
     """
     ids = optional_object(file)
     for piece, id in ids.items():
-        if id not in range(MOST_IDS):
+        # True and 1.0 equal an integer, but are not ids.
+        if type(id) is not int or not 0 <= id < MOST_IDS:
             checked(id, _Id, file, f"the id of {piece!r}")
     return ids
 
@@ -335,15 +336,16 @@ def read_merges(file: Path, ids: Mapping[str, int]) -> list[tuple[str, str]]:
         if not line or line.startswith("#version"):
             continue
         pieces = line.split(" ")
-        problem = f"{file} line {number} is not two pieces separated by a space: {line!r}"
-        require(len(pieces) == 2, problem, DataError)
+        if len(pieces) != 2:
+            raise DataError(
+                f"{file} line {number} is not two pieces separated by a space: {line!r}"
+            )
         # Both pieces and the merged piece must have an id.
-        require(
-            {*pieces, "".join(pieces)} <= ids.keys(),
-            f"{file} line {number} merges {line!r}, but a piece or the merged piece is not in "
-            "the vocabulary: fetch both files again",
-            DataError,
-        )
+        if not {*pieces, "".join(pieces)} <= ids.keys():
+            raise DataError(
+                f"{file} line {number} merges {line!r}, but a piece or the merged piece is not in "
+                "the vocabulary: fetch both files again"
+            )
         merges.append((pieces[0], pieces[1]))
     return merges
 

@@ -62,20 +62,23 @@ def _load_folder(folder: Path) -> Tokenizer:
 
 
 def _load_file(path: Path) -> Tokenizer:
-    # Import the libraries of tokenizers only when they are needed.
-    from .characters import CharacterTokenizer
-    from .families.assemble import load_folder
-    from .sentencepiece import SentencePieceTokenizer
     from .sentinels import with_sentinels
 
+    # Import the library of a tokenizer only if it is needed.
     files = _files_of(path)
-    tokenizer: Tokenizer | None = None
     if path.name.endswith(_CHARACTERS):
-        tokenizer = CharacterTokenizer.load(path)
+        from .characters import CharacterTokenizer
+
+        return with_sentinels(CharacterTokenizer.load(path), path)
     # A file with this name was written by `save`; transformers does not read it.
-    elif path.name != _SENTENCEPIECE:
-        tokenizer = load_folder(path.parent, files)
-    return with_sentinels(tokenizer or SentencePieceTokenizer.from_file(path), path)
+    if path.name != _SENTENCEPIECE:
+        from .families.assemble import load_folder
+
+        if (tokenizer := load_folder(path.parent, files)) is not None:
+            return with_sentinels(tokenizer, path)
+    from .sentencepiece import SentencePieceTokenizer
+
+    return with_sentinels(SentencePieceTokenizer.from_file(path), path)
 
 
 _KNOWN = (

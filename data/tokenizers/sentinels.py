@@ -22,7 +22,7 @@ from ..common.atomic_io import write_file
 from ..common.errors import DataError
 from ..common.fields import require, require_type
 from ..common.json_text import optional_object
-from .base import Encoded, SpecialIds, Tokenizer, encode_around
+from .base import SPACE, Encoded, SpecialIds, Tokenizer, encode_around
 from .export import Export, ExportedTokenizer
 from .folder import Settings
 from .frame import Frame
@@ -79,11 +79,13 @@ class SentinelTokenizer(ExportedTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See ``Tokenizer``."""
-        rows = self.base.encode_batch(texts)
-        # If a text contains sentinels, encode it again, part by part.
+        # A text with sentinels is encoded part by part, and the other texts in one call.
+        has_sentinels = [bool(self._find(text)) for text in texts]
+        plain = [text for text, found in zip(texts, has_sentinels, strict=True) if not found]
+        rows = iter(self.base.encode_batch(plain))
         return [
-            self.encode(text, False) if self._find(text) else row
-            for text, row in zip(texts, rows, strict=True)
+            self.encode(text, False) if found else next(rows)
+            for text, found in zip(texts, has_sentinels, strict=True)
         ]
 
     def _find(self, text: str) -> list[tuple[int, int, int]]:
@@ -100,13 +102,17 @@ class SentinelTokenizer(ExportedTokenizer):
         ids = list(map(int, ids))
         if skip_special_tokens:
             return self.base.decode(list(itertools.filterfalse(self.sentinels.__contains__, ids)))
-        groups = itertools.groupby(ids, self.sentinels.__contains__)
-        return "".join(
-            "".join(map(self.token, group))
-            if is_sentinel
-            else self.base.decode(list(group), skip_special_tokens=False)
-            for is_sentinel, group in groups
-        )
+        parts: list[str] = []
+        for is_sentinel, group in itertools.groupby(ids, self.sentinels.__contains__):
+            between = list(group)
+            if is_sentinel:
+                parts += map(self.token, between)
+                continue
+            text = self.base.decode(between, skip_special_tokens=False)
+            # sentencepiece drops the space before the first word that it decodes.
+            starts_word = self.base.token(between[0]).startswith(SPACE)
+            parts.append(f" {text}" if parts and starts_word and text[:1] != " " else text)
+        return "".join(parts)
 
     def token(self, id: int) -> str:
         """See ``Tokenizer``."""

@@ -184,8 +184,10 @@ def check_token_ids(ids: Sequence[Any], vocab_size: int, name: str) -> None:
     Raises:
         UserError: A token is not an integer, or not in the vocabulary.
     """
+    # Only format the name for a token that is not a plain integer.
     for token in ids:
-        check_value(f"{name}: token id", token, int)
+        if type(token) is not int:
+            check_value(f"{name}: token id", token, int)
     # For an id outside the vocabulary, JAX would return wrong logits without an error.
     require(
         0 <= min(ids) <= max(ids) < vocab_size,

@@ -269,9 +269,10 @@ def check_type(name: str, value: object, hint: object, source: str) -> None:
 
 def _check_supported(name: str, value: object, values: Iterable[object], source: str) -> None:
     supported = list(values)
-    choices = ", ".join(map(repr, supported))
-    problem = f"{source}: {name} {value!r} is not supported: only {choices}"
-    require(value in supported, problem, WeightsError)
+    # Format the message only for an error, because this runs for each field and each request.
+    if value not in supported:
+        choices = ", ".join(map(repr, supported))
+        raise WeightsError(f"{source}: {name} {value!r} is not supported: only {choices}")
 
 
 def none_for_defaults(settings: Settings, defaults: Settings) -> None:

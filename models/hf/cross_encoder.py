@@ -10,9 +10,8 @@ of the package stores the activation in `config_sentence_transformers.json`, ver
 import dataclasses
 from pathlib import Path
 
-from ...data.common.errors import suggest
-from ...data.common.fields import require
-from ...data.common.json_text import JsonObject, read_object
+from ...data.common.fields import require, require_one_of
+from ...data.common.json_text import JsonObject, optional_object, read_object
 from ..nn.typing import Array, Float
 from .config_mapping import Field, FixedField
 from .save_weights import write_json
@@ -25,7 +24,6 @@ from .sentence_modules import (
     check_modules,
     kind_of,
     read_modules,
-    read_optional,
     read_settings,
     read_transformer,
     settings_folder,
@@ -66,9 +64,7 @@ class PairScoring:
     """Whether texts are lowercased before tokenization. The tokenizer may also lowercase them."""
 
     def __post_init__(self) -> None:
-        known = suggest(self.activation, list(ACTIVATIONS))
-        problem = f"activation {self.activation!r} is unknown: {known}"
-        require(self.activation in ACTIVATIONS, problem, WeightsError)
+        require_one_of("activation", self.activation, ACTIVATIONS, error=WeightsError)
 
     def __call__(self, logits: Float[Array, "B L"]) -> Float[Array, "B L"]:
         """Returns the scores."""
@@ -96,7 +92,7 @@ def read_pair_scoring(folder: Path) -> PairScoring | None:
         return _read_modules(settings_folder(folder))
     # Versions before 6 store only the activation, in the model's `config.json`.
     file = folder / _CONFIG
-    fields = read_optional(file)
+    fields = optional_object(file, WeightsError)
     section = fields.get("sentence_transformers")
     stated = section.get("activation_fn") if isinstance(section, dict) else None
     stated = stated or fields.get("sbert_ce_default_activation_function")

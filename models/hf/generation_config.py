@@ -303,7 +303,9 @@ def _stored_fields(folder: Path) -> tuple[JsonObject, bool, str]:
         given = {**family.generation_defaults.get(model_type, {}), **stated}
     # transformers replaces null with its default.
     fields: JsonObject = without_none(given)
-    _leave_out(fields, typed_field(config, "vocab_size", LARGEST_VOCABULARY, str(source)))
+    config_file = str(folder / "config.json")
+    size = typed_field(without_none(config), "vocab_size", LARGEST_VOCABULARY, config_file)
+    _leave_out(fields, size)
     return fields, not family.is_encoder_decoder, str(source)
 
 

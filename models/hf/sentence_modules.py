@@ -16,7 +16,13 @@ import jax.numpy as jnp
 
 from ...data.common.fields import require
 from ...data.common.files import path_inside
-from ...data.common.json_text import JsonObject, JsonValue, parse_json, read_object
+from ...data.common.json_text import (
+    JsonObject,
+    JsonValue,
+    optional_object,
+    parse_json,
+    read_object,
+)
 from .config_mapping import ConfigMapping, Field, FixedField, Settings, settings_from_hf
 from .save_weights import write_json
 from .tensors.mapping import WeightsError
@@ -84,17 +90,14 @@ def settings_folder(folder: Path) -> Path:
     return folder if (folder / MODULES).is_file() else folder / IN_RUN
 
 
-def read_optional(file: Path) -> JsonObject:
-    """Returns the content of a JSON file, or an empty dict if the file does not exist."""
-    return read_object(file, WeightsError) if file.is_file() else {}
-
-
 def kind_of(folder: Path) -> str | None:
     """Returns the class of the model in a folder or run, or None if it has no `modules.json`."""
     folder = settings_folder(folder)
     if not (folder / MODULES).is_file():
         return None
-    return str(read_optional(folder / WHOLE_MODEL).get("model_type", "SentenceTransformer"))
+    return str(
+        optional_object(folder / WHOLE_MODEL, WeightsError).get("model_type", "SentenceTransformer")
+    )
 
 
 def read_modules(file: Path) -> list[tuple[str, str]]:
@@ -132,7 +135,7 @@ def check_modules(file: Path, modules: list[tuple[str, str]], *kinds: str) -> No
 
 def read_settings(mapping: ConfigMapping, file: Path, *, optional: bool = False) -> Settings:
     """Returns the settings in a file, or the defaults if the file is optional and missing."""
-    fields = read_optional(file) if optional else read_object(file, WeightsError)
+    fields = optional_object(file, WeightsError) if optional else read_object(file, WeightsError)
     return settings_from_hf(mapping, fields, str(file))
 
 
@@ -146,7 +149,7 @@ def read_transformer(mapping: ConfigMapping, folder: Path) -> Settings:
 
 def tokenizer_length(folder: Path) -> int | None:
     """Returns the number of tokens that a folder's tokenizer truncates to, if it is stated."""
-    limit = read_optional(folder / "tokenizer_config.json").get("model_max_length")
+    limit = optional_object(folder / "tokenizer_config.json", WeightsError).get("model_max_length")
     return limit if isinstance(limit, int) else None
 
 

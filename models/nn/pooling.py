@@ -38,7 +38,9 @@ def pool(
     Returns:
         The vectors. A sequence without tokens has the vector 0.
     """
-    return _pool(last_hidden_state, jnp.asarray(mask)[:, None], modes)[:, 0]
+    # The weighted mean counts the positions of the sequence, also before the first pooled token.
+    ranks = jnp.arange(1, last_hidden_state.shape[1] + 1, dtype=jnp.float32)
+    return _pool(last_hidden_state, jnp.asarray(mask)[:, None], ranks, modes)[:, 0]
 
 
 def pool_segments(
@@ -59,7 +61,9 @@ def pool_segments(
         The vectors. A text without tokens has the vector 0.
     """
     masks = jnp.asarray(segment_ids)[:, None] == jnp.arange(1, number + 1)[:, None]  # [B, K, T]
-    return _pool(last_hidden_state, masks, modes)
+    # The weighted mean counts the positions of each text.
+    ranks = jnp.cumsum(masks, axis=-1, dtype=jnp.float32)
+    return _pool(last_hidden_state, masks, ranks, modes)
 
 
 def mean_pool(
@@ -72,11 +76,20 @@ def mean_pool(
     return pool(last_hidden_state, attention_mask, ("mean",))
 
 
-def _pool(x: Array, masks: Array, modes: Sequence[PoolingMode]) -> Array:
-    """Pools the tokens of each mask `[B, K, T]` into one vector, `[B, K, modes * D]`."""
+def _pool(x: Array, masks: Array, ranks: Array, modes: Sequence[PoolingMode]) -> Array:
+    """Pools the tokens of each mask `[B, K, T]` into one vector, `[B, K, modes * D]`.
+
+    The ranks, which broadcast to the masks, are the weights of `weightedmean`.
+    """
     x = x.astype(jnp.float32)
     real = jnp.asarray(masks != 0, jnp.float32)
-    vectors = jnp.concatenate([_POOL[mode](x, real) for mode in modes], axis=-1)
+    vectors = jnp.concatenate(
+        [
+            _weighted(x, real * ranks) if mode == "weightedmean" else _POOL[mode](x, real)
+            for mode in modes
+        ],
+        axis=-1,
+    )
     # For a sequence without tokens, the modes give different results, so set the vector to 0.
     return jnp.where(jnp.any(real, axis=-1, keepdims=True), vectors, 0)
 
@@ -122,6 +135,5 @@ _POOL: dict[PoolingMode, Callable[[Array, Array], Array]] = {
     "max": _maximum,
     "mean": _weighted,
     "mean_sqrt_len_tokens": _mean_sqrt_len,
-    "weightedmean": lambda x, real: _weighted(x, real * jnp.cumsum(real, axis=-1)),
     "lasttoken": lambda x, real: _at(x, _last(real)),
 }

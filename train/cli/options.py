@@ -91,7 +91,7 @@ def check_applies(options: object, name: str, to: str) -> None:
     """
     require(
         is_given(options, to) or not is_given(options, name),
-        f"{flag_of(name)} {getattr(options, name)} applies to {flag_of(to)}: give both, or leave "
+        f"{flag_of(name)} {getattr(options, name)!r} applies to {flag_of(to)}: give both, or leave "
         f"{flag_of(name)} out",
     )
 

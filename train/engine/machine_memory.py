@@ -107,12 +107,16 @@ def _left_in_control_groups() -> list[int]:
         return []
     left: list[int] = []
     for line in cgroup_file.read_text(encoding="utf-8").splitlines():
-        # In version 2, the list of controllers is empty.
         _, controllers, path = line.split(":", 2)
+        # In version 2, the list of controllers is empty.
+        if controllers not in ("", "memory"):
+            continue
         inner = CONTROL_GROUPS / controllers / path.lstrip("/")
         # In a container, the path may be a path on the host, so only the outermost folder may
         # exist.
         for folder in (inner, *inner.parents):
+            if not folder.is_relative_to(CONTROL_GROUPS):
+                break
             for limit_file, (usage_file, reclaimable) in LIMIT_FILES.items():
                 # Most folders lack these files, and the limit of an unlimited group is the word
                 # `max`.

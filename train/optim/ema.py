@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from ...models.nn.typing import Params, PyTree
+from ..losses.objective import split
 from ..state import TrainState
 
 
@@ -70,9 +71,8 @@ def evaluated_by_ema(state: TrainState) -> TrainState | None:
     if ema is None:
         return None
     # The average is a single tree for all trained models, so separate the auxiliary models again.
-    params = dict(ema)
-    auxiliary = params.pop("auxiliary", None)
-    return dataclasses.replace(state, params=params, auxiliary=auxiliary)
+    params, auxiliary = split(ema)
+    return dataclasses.replace(state, params=params, auxiliary=auxiliary or None)
 
 
 def _is_ema(x: object) -> bool:

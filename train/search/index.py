@@ -10,7 +10,7 @@ from ...data.common.atomic_io import new_folder
 from ...data.common.errors import RunError, counted
 from ...data.common.fields import require
 from ...data.common.json_text import JsonObject, parse_object, read_object, to_json
-from ...data.common.progress import LogFn
+from ...data.common.progress import LogFn, ignore
 from ...models.hub import local_folder
 from ...models.run_files import steps
 from ...models.text.embed import TextEmbedder, normalized
@@ -271,7 +271,7 @@ def _numbered(texts: Sequence[str]) -> dict[str, str]:
 def _fingerprint(embedder: TextEmbedder) -> np.ndarray:
     """Returns the vector of `PROBE` as a document, scaled to length 1: float32 `[D]`."""
     # Discard the log line, which appears if the model truncates the probe.
-    vector = embedder([PROBE], lambda _: None, prompt_name=embedder.settings.document_prompt)
+    vector = embedder([PROBE], ignore, prompt_name=embedder.settings.document_prompt)
     return normalized(vector)[0]
 
 

@@ -123,14 +123,15 @@ class Service:
         Raises:
             ApiError: the model does not exist.
         """
+        if name is not None and name in self.models:
+            return self.models[name]
         listed = ", ".join(self.models)
         if name is None:
             message = f"model is missing: choose from {listed}"
             require_valid(len(self.models) == 1, message, "model", "missing")
             return next(iter(self.models.values()))
         message = f"the model {name[:100]!r} does not exist: choose from {listed}"
-        require_valid(name in self.models, message, "model", "model_not_found", status=404)
-        return self.models[name]
+        raise ApiError(404, message, "model", "model_not_found")
 
     def worker(self, name: str | None, kind: str) -> tuple[Served, Any]:
         """Returns a model and its worker for a kind of work.

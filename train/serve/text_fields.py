@@ -13,6 +13,7 @@ from ...data.common.fields import (
     Range,
     Seed,
     require,
+    without_none,
 )
 from ...data.common.json_text import JsonValue
 from ...models.decoding.generator import SEEDS
@@ -111,7 +112,7 @@ class TextFields(Checked):
             UserError: a setting is out of range.
         """
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        options = {name: x for name in names if (x := getattr(self, name)) is not None}
+        options = without_none({name: getattr(self, name) for name in names})
         # The stored settings may request beam search, which a continuous batch does not support.
         request = merged_request(stored, {"num_beams": 1, "num_return_sequences": 1, **options})
         merged = {x.name: getattr(request, x.name) for x in dataclasses.fields(request)}

@@ -89,7 +89,8 @@ class HubData:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of all columns and of all fields of structs, such as ``translation.en``."""
-        return tuple(_DatasetTable(self.splits[self.training], self.name).paths)
+        # All splits have the same columns.
+        return tuple(_DatasetTable(next(iter(self.splits.values())), self.name).paths)
 
     def to_evaluate(self, names: tuple[str, ...]) -> str | None:
         """Returns the name of the split to evaluate on, or None if there is no such split.

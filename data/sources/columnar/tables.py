@@ -112,20 +112,31 @@ class _ArrowTable(Table):
         source = pyarrow.memory_map(self.name) if isinstance(file, Path) else file.open("rb")
         # Try the file format first, because it begins with a signature and the other does not.
         try:
-            table = pyarrow.ipc.open_file(source).read_all()
+            self._reader: Any = pyarrow.ipc.open_file(source)
         except pyarrow.ArrowInvalid:
             source.seek(0)
-            table = pyarrow.ipc.open_stream(source).read_all()
-        self._batches, self.schema = table.to_batches(), table.schema
+            self._reader = pyarrow.ipc.open_stream(source)
+        self.schema = self._reader.schema
+
+    @cached_property
+    def _stream(self) -> list[Any] | None:
+        """All batches of the stream format, which has no random access; None for a file."""
+        has_batches = hasattr(self._reader, "get_batch")
+        return None if has_batches else self._reader.read_all().to_batches()
 
     @cached_property
     def sizes(self) -> list[int]:
-        return [batch.num_rows for batch in self._batches]
+        # Keep one batch of a file in memory at a time.
+        number = self._reader.num_record_batches if self._stream is None else len(self._stream)
+        return [self._batch(index).num_rows for index in range(number)]
+
+    def _batch(self, index: int) -> Any:
+        return self._reader.get_batch(index) if self._stream is None else self._stream[index]
 
     def whole_columns(self, index: int, columns: list[str]) -> ArrowTable:
         import pyarrow
 
-        return pyarrow.Table.from_batches([self._batches[index]]).select(columns)
+        return pyarrow.Table.from_batches([self._batch(index)]).select(columns)
 
 
 _TABLES: dict[str, type[_ParquetTable] | type[_ArrowTable]] = {

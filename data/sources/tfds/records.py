@@ -46,21 +46,27 @@ class TfdsRecords(PublishedRecords):
 
     def rows(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
         """See ``PublishedRecords``."""
+        for location, row in self._unconverted(split):
+            yield location, cast(Mapping[str, object], plain(row))
+
+    def _unconverted(self, split: Split) -> Iterator[tuple[str, Mapping[str, object]]]:
+        """Yields the location and the values of each row, as TFDS reads them."""
         # Import TFDS only if it is needed, because it is slow to import.
         from .documents import open_split
 
         name = self.split_name(split)
         rows = open_split(self.builder, name, self.source.name)
         for number, row in enumerate(rows, start=1):
-            fields = cast(Mapping[str, object], plain(row))
-            yield f"{self.source.name} {name} example {number}", fields
+            yield f"{self.source.name} {name} example {number}", row
 
     def read(self, split: Split, left_out: LeftOut | None = None) -> Iterator[Record]:
         """See ``OpenedRecords``."""
         source = self.source
-        for location, row in self.rows(split):
-            if keeps(source.conditions, row, location, left_out):
-                yield Record(location, picked(row, source.fields, location))
+        for location, row in self._unconverted(split):
+            # Convert all fields only if a filter may read them.
+            tested = {name: plain(row[name]) for name in row if source.conditions}
+            if keeps(source.conditions, tested, location, left_out):
+                yield Record(location, tuple(map(plain, picked(row, source.fields, location))))
 
     @property
     def field_names(self) -> tuple[str, ...]:

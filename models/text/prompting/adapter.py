@@ -22,7 +22,7 @@ from ....data.chat.guard import encode_guarded
 from ....data.chat_templates.traced import UNKNOWN, USER, Traced, origins
 from ....data.common.fields import require
 from ....data.common.json_text import JsonValue
-from ....data.common.progress import Progress
+from ....data.common.progress import Progress, ignore
 from ....data.tasks.translation import encode_source
 from ....data.tokenizers.base import Tokenizer
 from ...decoding.generator import Generator
@@ -260,7 +260,7 @@ class HarnessModel(ContinuationScorer, TemplateLM):
             [Prompt("", ids=tuple(row[-room:])) for row in rows],
             stop_strings=until,
             batch_size=None,
-            log=lambda line: None,
+            log=ignore,
             **{**options, "max_new_tokens": number},
         )
         best = [each.completions[0] for each in completed]

@@ -18,6 +18,8 @@ from flaxzoo.data.chat.rows import read_rows
 from flaxzoo.data.common import remote_files
 from flaxzoo.data.sources.columnar import tables
 from flaxzoo.data.sources.parallel_corpus import open_parallel
+from flaxzoo.data.sources.read_documents import rows_of
+from flaxzoo.data.sources.source_names import parse_sources
 
 ROWS = [
     {"text": f"text {i} " + "word " * (i % 7), "score": i % 5, "label": "ab"[i % 2], "de": "x"}
@@ -142,6 +144,27 @@ def test_published_splits_are_used_as_those_of_tfds(folder):
     # A split that the source names is divided like a local source.
     held_out = data.load_documents(f"{name}[test]", "validation", **given)
     assert 0 < len(held_out) < 4
+
+
+def test_records_of_a_data_set_without_a_train_split_are_read_for_validation(tmp_path):
+    only = datasets.DatasetDict({"validation": datasets.Dataset.from_list(ROWS[:9])})
+    only.save_to_disk(tmp_path / "only")
+    rows = [row for _, row in read_rows(f"hf:{tmp_path}/only", "validation")]
+    assert [row["text"] for row in rows] == [row["text"] for row in ROWS[:9]]
+    with pytest.raises(data.DataError, match="train"):
+        list(read_rows(f"hf:{tmp_path}/only", "train"))
+
+
+def test_opening_an_arrow_file_reads_no_batch(tmp_path):
+    table = pyarrow.table({"text": ["a" * 1000] * 50_000})
+    options = pyarrow.ipc.IpcWriteOptions(compression="lz4")
+    with pyarrow.ipc.new_file(tmp_path / "a.arrow", table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    before = pyarrow.total_allocated_bytes()
+    opened = rows_of(parse_sources(f"arrow:{tmp_path}/a.arrow")[0]).open_table(0)
+    assert opened.schema.names == ["text"]
+    assert sum(opened.sizes) == 50_000
+    assert pyarrow.total_allocated_bytes() - before < table.nbytes / 10
 
 
 @pytest.mark.parametrize(

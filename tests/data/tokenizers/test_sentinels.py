@@ -100,6 +100,16 @@ def test_a_vocabulary_trained_here(tmp_path):
     assert load_tokenizer(tmp_path).fingerprint == ours.fingerprint
 
 
+def test_a_sentencepiece_model_keeps_the_space_after_a_sentinel(folder):
+    model = (folder / "spiece.model").read_bytes()
+    ours = SentinelTokenizer(SentencePieceTokenizer(model))
+    theirs = T5Tokenizer.from_pretrained(folder, extra_ids=100)
+    text = f"{WORDS[0]}<extra_id_0> {WORDS[1]}<extra_id_1>"
+    ids = ours.encode(text)
+    assert ids == theirs(text, add_special_tokens=False).input_ids
+    assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
+
+
 @pytest.mark.parametrize("options", [{"add_dummy_prefix": False}, {"model_type": "bpe"}])
 def test_other_sentencepiece_models_with_sentinels_are_refused(options, tmp_path):
     """The class of transformers for T5 would give other ids."""

@@ -291,6 +291,25 @@ def test_adapters_below_a_frozen_head_take_that_of_the_base(task, tmp_path, asse
     jax.tree.map(assert_close, again, lora.merge(trained, frozen))
 
 
+def test_a_classifier_is_adapted_from_a_base_without_a_head(tmp_path, assert_close):
+    config = transformers.BartConfig(vocab_size=31, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, max_position_embeddings=16, pad_token_id=1, eos_token_id=2,
+        decoder_start_token_id=2)  # fmt: skip
+    transformers.BartModel(config).save_pretrained(tmp_path / "base")
+    kind = transformers.BartForSequenceClassification
+    base = kind.from_pretrained(tmp_path / "base", num_labels=2).eval()
+    adapters = peft.LoraConfig(
+        task_type="SEQ_CLS", r=2, target_modules=["q_proj"], modules_to_save=["classification_head"]
+    )
+    peft.get_peft_model(base, adapters).save_pretrained(tmp_path / "in")
+    # The files of the base name the shared embedding differently than the classifier does.
+    _, params = models.load(tmp_path / "in", base=tmp_path / "base")
+    shared = base.get_input_embeddings().weight.detach().numpy()
+    sizes = [x for x in jax.tree.leaves(params) if x.shape == shared.shape]
+    assert any(np.array_equal(x, shared) for x in sizes)
+
+
 @pytest.mark.filterwarnings("ignore::peft.utils.warning.PeftWarning")  # of biases
 def test_a_bias_that_the_base_has_no_place_for_is_refused(tmp_path):
     config = transformers.LlamaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=1,

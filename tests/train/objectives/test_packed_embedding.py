@@ -125,6 +125,13 @@ def test_a_text_of_a_packed_row_has_the_vector_of_the_text_alone(assert_close, m
     assert not found[:, 1].any()
 
 
+def test_the_weighted_mean_counts_the_positions_of_a_prompt_that_is_not_pooled(assert_close):
+    hidden = jnp.arange(4.0)[None, :, None]
+    # sentence-transformers weights the tokens of a sequence by their positions: 1, 2, 3 and 4.
+    vector = pool(hidden, jnp.array([[0, 0, 1, 1]]), ("weightedmean",))
+    assert_close(vector, np.array([[(2 * 3 + 3 * 4) / (3 + 4)]]))
+
+
 def test_vectors_of_a_large_batch_are_means_while_gradients_are_computed():
     # A sum of products, broadcast over texts, was wrong from this size on, but only in a gradient.
     random = np.random.RandomState(0)
@@ -211,9 +218,12 @@ def test_data_that_cannot_be_packed_are_refused(fields, named):
         rows_of(dataclasses.replace(data_of(ROWS), **fields))
 
 
-def test_splade_reads_single_texts():
+@pytest.mark.parametrize(
+    "objective", [train.SpladeConfig(), train.SeveralConfig(), train.BatchAllTripletConfig()]
+)
+def test_some_objectives_read_single_texts(objective):
     with pytest.raises(data.UserError, match="row_length 64"):
-        train.SpladeConfig().of_data(data_of(ROWS, row_length=64), is_default=False)
+        objective.check(data_of(ROWS, row_length=64))
 
 
 def test_a_row_is_at_most_as_long_as_the_input_of_the_model():

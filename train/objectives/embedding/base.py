@@ -61,6 +61,8 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
     """The forms of scores that the objective can learn from; the first is the default."""
     num_documents: ClassVar[tuple[int, float]] = (1, math.inf)
     """The smallest and the largest number of documents that an example may have."""
+    packs: ClassVar[bool] = True
+    """Whether the objective accepts packed rows (`data.row_length`)."""
     whole_batch: ClassVar[bool] = False
     """Whether the loss compares the examples of a batch with each other."""
     measured: ClassVar[tuple[str, ...]] = ("accuracy",)
@@ -99,6 +101,14 @@ class EmbeddingObjective(ObjectiveConfig[EmbeddingData]):
         """Returns the metrics of each pair, `[B]`, which are reported but not trained."""
         del vectors, real
         return {}
+
+    def check(self, data: EmbeddingData) -> None:
+        """See `ObjectiveConfig`; some objectives do not accept packed rows."""
+        require(
+            self.packs or data.row_length is None,
+            f"objective {self.kind} does not accept data.row_length {data.row_length}: leave it "
+            "out",
+        )
 
     def build(self, data: EmbeddingData) -> Objective:
         """Returns the objective. Its only term with a coefficient has the name `kind`."""

@@ -18,6 +18,7 @@ class LabelledTextsConfig(EmbeddingObjective):
 
     score_forms = ("labels",)
     num_documents = (0, 0)
+    packs = False
     whole_batch = True
     measured = ()
 

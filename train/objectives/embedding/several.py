@@ -37,6 +37,7 @@ class SeveralConfig(EmbeddingObjective):
     kind = "several"
     score_forms = ("none", "pairs", "documents", "labels")
     num_documents = (0, math.inf)
+    packs = False
     whole_batch = True
     measured = ()
 

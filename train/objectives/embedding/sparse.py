@@ -58,6 +58,7 @@ class SpladeConfig(MultipleNegativesConfig):
     """
 
     kind = "splade"
+    packs = False
     head_names = ("masked_lm",)
     progress_metrics = ("accuracy", "ndcg@10", "query_active_dims", "document_active_dims")
     measured = ("accuracy", "query_active_dims", "document_active_dims")
@@ -134,10 +135,6 @@ class SpladeConfig(MultipleNegativesConfig):
             not data.sets,
             f"objective splade learns from one data set, but {data.source_name!r} has "
             f"{len(data.sets)}: give one data set",
-        )
-        require(
-            data.row_length is None,
-            f"data.row_length {data.row_length} is for dense vectors: leave it out",
         )
         chosen = super().of_data(data, is_default=False)
         self._ranked.of_data(data, is_default=False)

@@ -115,8 +115,8 @@ def _rows(embedder: TextEmbedder, fields: EmbeddingFields, most: int) -> list[Te
         check_not_truncated(fields.truncate, num_truncated, len(rows), embedder.max_length)
     else:
         rows = _of_ids(embedder, inputs, truncate=fields.truncate)
-    for i, row in enumerate(rows):
-        require_valid(row.ids, f"input[{i}] has no token: leave it out", "input")
+    empty = next((i for i, row in enumerate(rows) if not row.ids), None)
+    require_valid(empty is None, f"input[{empty}] has no token: leave it out", "input")
     return rows
 
 
