@@ -49,9 +49,6 @@ class Field:
     """The type of a non-null value. If None, the type of the default, or any type if the default is
     null.
     """
-    omit_default: bool = False
-    """Whether the field is left out on export if it has the default value. True for fields that
-    only some models have."""
 
     @property
     def hint(self) -> object:
@@ -86,8 +83,6 @@ class FixedField:
     hf: str
     values: tuple[JsonValue, ...]
     """Supported values. The first value is the default of transformers and is written on export."""
-    omit_default: bool = False
-    """Whether the field is left out on export."""
 
     @property
     def default(self) -> JsonValue:
@@ -320,15 +315,12 @@ def settings_to_hf(
     """
     hf_config: JsonObject = {"model_type": model_type, "architectures": [architecture]}
     for field in mapping.fields:
-        value = field.to_hf(config)
-        if field.omit_default and value == field.default:
-            continue
         # A field with a dotted name is written into nested objects.
         *parents, name = field.hf.split(".")
         target: Any = hf_config
         for parent in parents:
             target = target.setdefault(parent, {})
-        target[name] = value
+        target[name] = field.to_hf(config)
     return hf_config
 
 

@@ -30,7 +30,7 @@ from typing import (
 
 from ...data.common.errors import UserError
 from ...data.common.fields import Rule, expectation, field_docs, range_of, require
-from ..settings.familiar_names import remedy_for
+from ..settings.familiar_names import flag_of, remedy_for
 
 Options = TypeVar("Options")
 
@@ -76,11 +76,6 @@ def read_line(prompt: str) -> str:
 def is_given(options: Any, name: str) -> bool:
     """Returns whether the value of an option from `parse` differs from the option's default."""
     return getattr(options, name) != type(options).__dataclass_fields__[name].default
-
-
-def flag_of(name: str) -> str:
-    """Returns the option that sets a field; for example, `--top-k` for the field `top_k`."""
-    return f"--{name.replace('_', '-')}"
 
 
 def check_applies(options: object, name: str, to: str) -> None:

@@ -23,7 +23,7 @@ from ..config import Recipe, TrainConfig, differences, flatten, to_dict
 from ..objectives.table import objective_for
 from ..recipes import RECIPES
 from ..recipes import recipe as named_config
-from .familiar_names import remedy_for
+from .familiar_names import flag_of, remedy_for
 
 Config = TypeVar("Config")
 OfModel = Callable[[TransformerConfig], TrainConfig]
@@ -68,7 +68,7 @@ def recipe(name: str, preset: str | None = None, **settings: Any) -> TrainConfig
     """
     config = starting_config(name, {"preset": preset, **settings}, opens="init_from" in settings)
     known = {x.name for x in settings_of(config, with_text=False)} | {OBJECTIVE}
-    flags = [f"--{x.replace('_', '-')}" for x in sorted(known)]
+    flags = list(map(flag_of, sorted(known)))
     for setting in settings:
         # A Python caller uses names of fields, but the message would name options.
         remedy = re.sub(

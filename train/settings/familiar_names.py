@@ -80,6 +80,11 @@ FAMILIAR_NAMES: dict[str, str] = {
 """Maps option names of other libraries and programs to the equivalent option of flaxzoo."""
 
 
+def flag_of(name: str) -> str:
+    """Returns the option that sets a field; for example, `--top-k` for the field `top_k`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def remedy_for(name: str, known: Sequence[str]) -> str:
     """Returns a suggestion for an unknown option, to append to a message. It may be empty.
 

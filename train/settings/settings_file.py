@@ -13,6 +13,7 @@ from ...models.registry import families
 from ..config import TrainConfig, flatten, is_below, to_dict
 from ..recipes import RECIPES
 from .configure import DERIVED, INTERNAL, OBJECTIVE, starting_config, with_settings
+from .familiar_names import flag_of
 
 SUFFIX = ".toml"
 RECIPE = "recipe"
@@ -45,7 +46,7 @@ def read_settings(file: Path) -> list[str]:
 
 def _words(setting: str, value: object) -> Iterator[str]:
     """Yields a setting as words of the command line."""
-    flag = f"--{setting.replace('_', '-')}"
+    flag = flag_of(setting)
     if isinstance(value, bool):
         # A switch takes no value, and --no-NAME turns it off.
         section, dot, last = flag.removeprefix("--").rpartition(".")

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ....data.common.fields import Rate as Fraction
-from ....data.common.fields import require
+from ....data.common.fields import Rate, require
 from ....data.common.json_text import JsonObject
 from ...encoders.encoder import EncoderConfig
 from ...heads.specs import HEADS
@@ -76,10 +75,10 @@ BERT_EMBEDDINGS = {
 }
 LEGACY_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
-Rate = tuple[str, float | None]
+RateField = tuple[str, float | None]
 """The name of a field that contains a dropout rate, and the default rate. A default of None means
 the rate of the layers."""
-CLASSIFIER_RATE: Rate = ("classifier_dropout", None)
+CLASSIFIER_RATE: RateField = ("classifier_dropout", None)
 
 
 class TokenLogits(NamedTuple):
@@ -120,7 +119,7 @@ class EncoderForm(Form[Config]):
     other_heads: tuple[str, ...] = ()
     """Tensors of heads that published files contain although no class of transformers reads
     them."""
-    classifier_rates: Mapping[str, Rate]
+    classifier_rates: Mapping[str, RateField]
     """For each head, the field with the dropout rate of the classifier's input."""
     modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of this class to replace if names are module names in transformers (as in adapters)
@@ -167,7 +166,7 @@ class EncoderForm(Form[Config]):
 
     def _classifier_rate(self, hf_config: HFConfig, head: str, source: str) -> float | None:
         name, default = self.classifier_rates[head]
-        return typed_field(hf_config, name, default, source, kind=Fraction | None)
+        return typed_field(hf_config, name, default, source, kind=Rate | None)
 
     def config_to_hf(self, config: Config) -> JsonObject:
         """Converts a configuration to the content of a `config.json`; see `Form`."""

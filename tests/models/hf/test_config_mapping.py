@@ -16,8 +16,8 @@ MAPPING = ConfigMapping(
     (
         Field("hidden_size", "d_model", 8),
         Field("rope_parameters.rope_theta", "rope_base", 10_000.0, kind=float),
-        Field("rope_parameters.factor", "rope_factor", 1.0, omit_default=True),
-        Field("window", "window", None, kind=int, omit_default=True),
+        Field("rope_parameters.factor", "rope_factor", 1.0),
+        Field("window", "window", None, kind=int),
     ),
     aliases={"rope_scaling": "rope_parameters", "rope_theta": "rope_parameters.rope_theta"},
 )
@@ -63,11 +63,12 @@ def test_a_wrong_nested_field_is_named(written, message):
         settings_from_hf(MAPPING, written, "config.json")
 
 
-def test_nested_fields_are_written_and_defaults_left_out():
+def test_nested_fields_are_written():
     own = {"model_type": "toy", "architecture": "ToyModel"}
     named = {"model_type": "toy", "architectures": ["ToyModel"]}
     plain = settings_to_hf(MAPPING, config(d_model=8), **own)
-    assert plain == {**named, "hidden_size": 8, "rope_parameters": {"rope_theta": 10_000.0}}
+    rotary = {"rope_theta": 10_000.0, "factor": 1.0}
+    assert plain == {**named, "hidden_size": 8, "rope_parameters": rotary, "window": None}
     other = settings_to_hf(MAPPING, config(d_model=8, rope_factor=2.0, window=3), **own)
     assert other == {
         **named,

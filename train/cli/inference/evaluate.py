@@ -9,7 +9,8 @@ from ....data.common.json_text import to_json
 from ....models.decoding.request import NumBeams
 from ...compilation_cache import enable_compilation_cache
 from ...evaluate_config import EvaluateConfig
-from ..options import flag_of, is_given, log, parse
+from ...settings.familiar_names import flag_of
+from ..options import is_given, log, parse
 from .arguments import ModelArguments
 from .prompt import chosen_pattern
 
