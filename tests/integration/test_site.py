@@ -23,6 +23,8 @@ PAGES = (
     "reference/config/run",
     "families/llama",
     "explain/losses",
+    "results",
+    "notebooks/04_weights",
 )
 FOUND = {
     "own loss": "extend/loss",
@@ -53,6 +55,9 @@ FOUND = {
 FIRST_PAGES = """
 const found = Search._performSearch(...Search._parseQuery(arguments[0]));
 return found.slice(-3).reverse().map(([page]) => page);
+"""
+TEXTS = """
+return [...document.querySelectorAll(arguments[0])].map(one => one[arguments[1]].trim());
 """
 
 pytestmark = [
@@ -102,6 +107,14 @@ def search(browser, address):
 @pytest.mark.parametrize("words", FOUND)
 def test_the_search_ranks_the_page_first(search, words):
     assert FOUND[words] in search(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pictures_and_columns_have_names(browser, address, page):
+    browser.get(f"{address}/{page}.html")
+    pictures = browser.execute_script(TEXTS, "article img", "alt")
+    assert all(text and not text.endswith(".png") for text in pictures)
+    assert all(browser.execute_script(TEXTS, "article th", "textContent"))
 
 
 @pytest.mark.parametrize("width", [1280, 400])
