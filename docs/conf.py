@@ -42,27 +42,72 @@ python_use_unqualified_type_names = True
 add_module_names = False
 
 SEARCHES = {
-    "coming/flax-transformers": ("FlaxBertForMaskedLM", "Flax classes"),
-    "extend/command": ("add a command", "own command"),
-    "extend/data": ("own data", "custom data", "own dataset"),
-    "extend/family": ("add a family", "new family", "add a model", "new model"),
-    "extend/head": ("add a head", "head", "own head"),
-    "extend/loop": ("own loop", "custom training loop"),
-    "extend/loss": ("own loss", "custom loss", "loss function"),
-    "scale/devices": ("other devices", "several devices", "GPU", "TPU"),
-    "scale/plan": ("v5e", "memory plan", "plan"),
-    "scale/resume": ("resume", "continue training"),
-    "train/instruct": ("SFT", "chat SFT", "instruction tuning"),
-    "train/lora": ("LoRA", "adapters", "merge adapters"),
-    "train/text": ("own text", "my own text", "text file"),
-    "use/chat": ("chat",),
-    "use/embed": ("embed", "sentence embeddings"),
-    "use/export": ("export to torch", "export to PyTorch", "save_pretrained"),
-    "use/prompt": ("lm-eval", "lm_eval", "hellaswag", "few-shot"),
-    "use/search": ("search documents", "semantic search"),
-    "use/serve": ("openai", "OpenAI client", "serve", "HTTP server"),
+    "coming/flax-transformers": "FlaxBertForMaskedLM, Flax classes",
+    "explain/attention": "attention kernels, splash attention, cuDNN",
+    "explain/experts": "mixture of experts, MoE, router",
+    "explain/generation": "KV caches, speculative decoding",
+    "explain/optimizers": "optimizers, learning rates, warmup, warm-up, schedulers, Adam",
+    "explain/packing": "masks, attention masks, padding, pad tokens, packing",
+    "explain/sharding": "sharding, FSDP, tensor parallelism, ZeRO, DeepSpeed",
+    "extend/command": "add a command, own command",
+    "extend/data": "own data, custom data, own dataset, custom datasets, data loaders",
+    "extend/family": "add a family, new family, add a model, new model",
+    "extend/head": "add a head, head, own head",
+    "extend/loop": "own loop, custom training loop, training loop",
+    "extend/loss": "own loss, custom loss, loss function, callbacks",
+    "reference/commands/evaluate": "evaluate",
+    "reference/config/run": "mixed precision, bfloat16, bf16, fp16",
+    "reference/config/index": "configuration, config, configs",
+    "reference/sources": "datasets, csv, json, jsonl, parquet",
+    "scale/devices": (
+        "other devices, several devices, GPU, TPU, multi GPU, multi-GPU, multiple GPUs, "
+        "data parallelism, distributed training"
+    ),
+    "scale/machines": "multi node, multi-node, multiple nodes, multi-host, cluster",
+    "scale/plan": (
+        "v5e, memory plan, plan, out of memory, OOM, RESOURCE_EXHAUSTED, "
+        "gradient accumulation, gradient checkpointing, remat, batch sizes, micro-batches"
+    ),
+    "scale/resume": "resume, continue training, checkpoints, crash, NaN",
+    "start/install": "CUDA, requirements, dependencies",
+    "start/quickstart": "quickstart, getting started, tutorials, first steps, examples",
+    "train/fine-tune": (
+        "fine-tune, fine-tuning, finetune, finetuning, NER, GLUE, SQuAD, text classification, "
+        "question answering, freeze layers, named entities"
+    ),
+    "train/files": "hyperparameters, settings, TOML, config file",
+    "train/instruct": "SFT, chat SFT, instruction tuning",
+    "train/lora": "LoRA, adapters, merge adapters, PEFT",
+    "train/preferences": "DPO, reward models, preferences",
+    "train/pretrain-bert": "pretrain, pretraining, masked language model, MLM",
+    "train/reinforcement": "RLHF, GRPO, PPO, RLOO, reinforcement learning",
+    "train/rerank": "rerankers, cross-encoders",
+    "train/t5-bart": "summarization, text to text",
+    "train/text": "own text, my own text, text file",
+    "train/tokenizer": "tokenizers, vocabulary, byte-pair encoding, BPE",
+    "train/translate": "translation, machine translation, BLEU",
+    "train/watch": "TensorBoard, wandb, Weights & Biases, monitor, logging, plot loss",
+    "use/attend": "attention weights, attention maps, visualize attention",
+    "use/chat": "chat, tools, function calling, chat templates",
+    "use/downloaded": (
+        "load model, load weights, download weights, from_pretrained, Hugging Face, "
+        "huggingface, pretrained model, hub, quantization, quantize"
+    ),
+    "use/embed": "embeddings, sentence embeddings, text vectors",
+    "use/export": (
+        "export to torch, export to PyTorch, convert to PyTorch, save_pretrained, safetensors"
+    ),
+    "use/generate": "beam search, temperature, sampling, top-k, top-p, text generation",
+    "use/probabilities": "perplexity, log probabilities",
+    "use/prompt": "lm-eval, lm_eval, hellaswag, few-shot",
+    "use/search": "search documents, semantic search, RAG, retrieval",
+    "use/serve": "openai, OpenAI client, serve, HTTP server, streaming",
 }
-"""Page → words that a reader may search for. The search then lists this page first."""
+"""Page → words that a reader may search for. The search then lists this page first.
+
+A word of the index matches a search that has at least half of its letters, so the plural also
+matches the singular.
+"""
 
 html_theme = "sphinx_book_theme"
 html_title = "flaxzoo"
@@ -97,7 +142,7 @@ def _make_pages(app):
 def _add_searches(app, document):
     """Adds the search words of a page to its index."""
     if searches := SEARCHES.get(app.env.docname):
-        entries = [("single", words, "", "main", None) for words in searches]
+        entries = [("single", words, "", "main", None) for words in searches.split(", ")]
         next(document.findall(nodes.section)).insert(1, addnodes.index(entries=entries))
 
 

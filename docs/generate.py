@@ -134,7 +134,7 @@ def _summary(value: object) -> str:
 def _commands() -> Iterator[Page]:
     """Yields a page for each command, and a page for all recipes."""
     rows = [(f"[`flaxzoo {name}`]({name}.md)", text) for name, (_, text) in cli.COMMANDS.items()]
-    index = ["# Commands\n", _table(("command", ""), rows), EXIT_STATUS]
+    index = ["# Commands\n", _table(("command", "what it does"), rows), EXIT_STATUS]
     names = [*cli.COMMANDS, "recipes"]
     yield "reference/commands/overview.md", "\n".join([*index, _toctree(names, ":hidden:")])
     for name, (_, text) in cli.COMMANDS.items():
@@ -212,7 +212,7 @@ def _fields(cls: type) -> str:
         text = docs.get(field.name, "")
         if field.init:
             rows.append((f"`{field.name}`", _cell(kind), _cell(_default(field)), _cell(text)))
-    head = "field", "type and range", "default", ""
+    head = "field", "type and range", "default", "meaning"
     return _table(head, rows) if rows else "This configuration has no fields.\n"
 
 
@@ -249,7 +249,7 @@ def _public_names() -> Iterator[Page]:
             for name, value in values.items()
         ]
         tree = _toctree([f"{package}/{name}" for name in names], ":hidden:")
-        page = [f"# flaxzoo.{package}\n", _table(("name", ""), rows), tree]
+        page = [f"# flaxzoo.{package}\n", _table(("name", "summary"), rows), tree]
         yield f"reference/api/{package}.md", "\n".join(page)
         for name, value in values.items():
             yield f"reference/api/{package}/{name}.rst", _name_page(package, name, value)
@@ -302,7 +302,7 @@ def _family_pages(support: str) -> Iterator[Page]:
         yield f"families/{name}.md", "\n".join(parts)
     index = [
         "# Families\n",
-        _table(("family", "", "sizes"), rows),
+        _table(("family", "models", "sizes"), rows),
         SUPPORT_MATRIX,
         _table(("family", "load", "save", "train", "generate", "embed", "shard"), matrix),
         _toctree(published, ":hidden:"),
@@ -335,7 +335,7 @@ def _support(record: Family, measured: list[str]) -> tuple[str, ...]:
 
 
 def _about_family(name: str, record: Family) -> str:
-    """Returns tables with the files, heads and sizes of a family."""
+    """Returns the files and heads of a family, and a table of the sizes."""
     files = [f"models/{FAMILIES[name].replace('.', '/')}/{name}.py"]
     if record.hf_module:
         files.append(f"models/hf/{record.hf_module.replace('.', '/')}.py")
@@ -352,10 +352,10 @@ def _about_family(name: str, record: Family) -> str:
         for preset, one in record.presets.items()
     ]
     facts = [
-        ("files", ", ".join(f"`{file}`" for file in files)),
-        ("configuration", f"[`{record.config.__name__}`](../reference/config/model.md)"),
-        ("heads", heads),
-        ("train", f"`flaxzoo train {name} --preset {first}`"),
+        f"- Files: {', '.join(f'`{file}`' for file in files)}",
+        f"- Configuration: [`{record.config.__name__}`](../reference/config/model.md)",
+        f"- Heads: {heads}",
+        f"- Train: `flaxzoo train {name} --preset {first}`\n",
     ]
-    sizes = _table(("preset", "parameters", "context", "paper", ""), rows)
-    return "\n".join([_table(("", ""), facts), "## Sizes\n", sizes])
+    sizes = _table(("preset", "parameters", "context", "paper", "note"), rows)
+    return "\n".join([*facts, "## Sizes\n", sizes])

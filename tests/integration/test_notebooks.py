@@ -11,6 +11,14 @@ from nbclient import NotebookClient
 from nbclient.util import run_sync
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "colab").glob("*.ipynb"))
+INSTALL = """\
+import importlib.util
+
+# Before a release: "git+https://github.com/flaxzoo/flaxzoo"; for a GPU: "flaxzoo[cuda]".
+FLAXZOO = "flaxzoo"
+if importlib.util.find_spec("flaxzoo") is None:
+    %pip install -q {FLAXZOO}"""
+"""The first code cell of every notebook."""
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 
 
@@ -76,8 +84,9 @@ del gc, os, sys
 """Undoes in a kernel what earlier notebooks set."""
 
 
-def test_there_is_a_notebook():
+def test_numbers_are_consecutive():
     assert NOTEBOOKS
+    assert [int(path.name[:2]) for path in NOTEBOOKS] == [*range(1, len(NOTEBOOKS) + 1)]
 
 
 @EACH
@@ -92,14 +101,26 @@ def test_form(path):
     assert f"colab.research.google.com/github/flaxzoo/flaxzoo/blob/main/colab/{path.name}" in (
         opening.source
     )
-    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    assert not any(output.output_type == "error" for output in outputs)
     assert re.search(r"^## Exercises\n\n1\. .+\n2\. .+\n3\. .+\Z", notebook.cells[-1].source, re.M)
     install, *others = code_cells(notebook)
-    assert 'FLAXZOO = "flaxzoo"' in install.source
-    assert install.source.splitlines()[-1].strip() == "%pip install -q {FLAXZOO}"
+    assert install.source == INSTALL
     assert not any("pip install" in cell.source for cell in others)
     assert max(len(cell.source.splitlines()) for cell in code_cells(notebook)) <= 25
+
+
+@EACH
+def test_stored_outputs(path):
+    """All cells were executed once, in order; each picture has a text for who cannot see it."""
+    cells = code_cells(read(path))
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not any(output.output_type == "error" for output in outputs)
+    drawn = [
+        cell for cell in cells if any("image/png" in one.get("data", {}) for one in cell.outputs)
+    ]
+    assert len(drawn) >= 5
+    for cell in drawn:
+        assert cell.metadata.mystnb.image.alt.endswith(".")
 
 
 def run(path, folder, timeout, **kernel):

@@ -23,9 +23,43 @@ PAGES = (
     "reference/config/run",
     "families/llama",
     "explain/losses",
+    "results",
+    "notebooks/04_weights",
 )
 FOUND = {
     "own loss": "extend/loss",
+    "custom loss": "extend/loss",
+    "learning rate": "explain/optimizers",
+    "warmup": "explain/optimizers",
+    "out of memory": "scale/plan",
+    "OOM": "scale/plan",
+    "batch size": "scale/plan",
+    "gradient accumulation": "scale/plan",
+    "mask": "explain/packing",
+    "padding": "explain/packing",
+    "multi gpu": "scale/devices",
+    "multi node": "scale/machines",
+    "checkpoint": "scale/resume",
+    "quantize": "use/downloaded",
+    "from_pretrained": "use/downloaded",
+    "chat template": "use/chat",
+    "embeddings": "use/embed",
+    "tokenizer": "train/tokenizer",
+    "finetune": "train/fine-tune",
+    "NER": "train/fine-tune",
+    "translation": "train/translate",
+    "RLHF": "train/reinforcement",
+    "DPO": "train/preferences",
+    "tensorboard": "train/watch",
+    "cuda": "start/install",
+    "getting started": "start/quickstart",
+    "FSDP": "explain/sharding",
+    "dataset": "reference/sources",
+    "config": "reference/config/index",
+    "temperature": "use/generate",
+    "perplexity": "use/probabilities",
+    "attention weights": "use/attend",
+    "convert to pytorch": "use/export",
     "own data": "extend/data",
     "my own text": "train/text",
     "text file": "train/text",
@@ -53,6 +87,9 @@ FOUND = {
 FIRST_PAGES = """
 const found = Search._performSearch(...Search._parseQuery(arguments[0]));
 return found.slice(-3).reverse().map(([page]) => page);
+"""
+TEXTS = """
+return [...document.querySelectorAll(arguments[0])].map(one => one[arguments[1]].trim());
 """
 
 pytestmark = [
@@ -102,6 +139,14 @@ def search(browser, address):
 @pytest.mark.parametrize("words", FOUND)
 def test_the_search_ranks_the_page_first(search, words):
     assert FOUND[words] in search(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pictures_and_columns_have_names(browser, address, page):
+    browser.get(f"{address}/{page}.html")
+    pictures = browser.execute_script(TEXTS, "article img", "alt")
+    assert all(text and not text.endswith(".png") for text in pictures)
+    assert all(browser.execute_script(TEXTS, "article th", "textContent"))
 
 
 @pytest.mark.parametrize("width", [1280, 400])

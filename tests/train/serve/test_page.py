@@ -15,6 +15,13 @@ from ...support.server import running, wait_for
 webdriver = pytest.importorskip("selenium.webdriver")
 select = pytest.importorskip("selenium.webdriver.support.select")
 
+LINES_OF_NUMBERS = """
+return [...document.querySelectorAll("#cosines td")].map(cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return range.getClientRects().length;
+});
+"""
 TEXTS = ["the cat sat", "a dog ran to the red house", "the mat and the dog sat"]
 
 pytestmark = [
@@ -125,8 +132,13 @@ def test_labels_and_a_refused_text(page, classifier):
     assert [row[:2] for row in rows] == [[one["text"], one["label"]] for one in expected]
     assert all(row[2].startswith(f"{row[1]} 0.") for row in rows)
     page.find("#tab-embed").click()
+    page.send("embed", "the dog\n")
+    assert len(page.rows("cosines")) == 2
     page.send("embed", "dog " * 60)
     assert "48 tokens" in page.find("#problem").text
+    page.browser.implicitly_wait(0)
+    assert not page.rows("cosines")  # not the cosines of earlier texts
+    page.browser.implicitly_wait(20)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -139,6 +151,8 @@ def test_it_fits_a_phone_and_both_themes_and_loads_nothing_else(page, url, theme
     script = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     needed, visible = page.browser.execute_script(script)
     assert needed <= visible
+    lines = page.browser.execute_script(LINES_OF_NUMBERS)
+    assert lines == [1] * 12 * 12
     script = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     assert (sum(page.browser.execute_script(script)) > 384) == (theme == "light")
     script = "return performance.getEntriesByType('resource').map(each => each.name)"
