@@ -135,6 +135,9 @@ FAMILIES |= {
         "type_vocab_size": 2,
         "embedding_size": 12,
         "max_relative_positions": 7,
+        "conv_kernel_size": 5,
+        "conv_groups": 3,
+        "pooler_dropout": 0.1,
     },
 }
 HEADS = {  # our head: the end of their class's name
