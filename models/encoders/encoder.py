@@ -125,6 +125,8 @@ class EncoderConfig(TransformerConfig):
     """
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix. Defaults to `activation`."""
+    output_bias: ClassVar[bool] = True
+    """Whether the logits of tokens have a bias."""
     projects_embeddings: ClassVar[bool] = False
     """Whether embeddings are projected even if their width is D (ALBERT)."""
     pair_dropout: ClassVar[bool] = False

@@ -191,6 +191,8 @@ class LayerContext:
     """Whether each layer has an attention window."""
     norm_scales: Float[Array, "L D"] | None = None
     """Scales of a norm that only some layers have (ModernBERT)."""
+    norm_biases: Float[Array, "L D"] | None = None
+    """Biases of this norm. If None, it has no biases."""
 
     def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
         """Returns whether a layer has an attention window; the layer's index may be traced."""
