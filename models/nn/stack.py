@@ -381,6 +381,8 @@ class Layer(nn.Module, Generic[Config]):
     attention: ClassVar[type[MultiHeadAttention]] = MultiHeadAttention
     """The class of the layer's attention. A family whose attention has additional score terms sets
     a different class."""
+    drops_sum: ClassVar[bool] = False
+    """Whether a parallel layer applies dropout to the sum of both outputs (Falcon)."""
 
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
@@ -399,7 +401,7 @@ class Layer(nn.Module, Generic[Config]):
           name: the name of the sublayer, such as "attention".
           rng: the dropout keys of the layer.
         """
-        return x + dropout(y, self.config.dropout_rate, rng, name)
+        return x + dropout(y, self.config.residual_dropout_rate(name), rng, name)
 
     def add_parallel(
         self,
@@ -416,6 +418,8 @@ class Layer(nn.Module, Generic[Config]):
           fed: the output of the feed-forward network.
           rng: the dropout keys of the layer.
         """
+        if self.drops_sum:
+            return self.add(x, attended + fed, "feed_forward", rng)
         return self.add(self.add(x, attended, "attention", rng), fed, "feed_forward", rng)
 
 
