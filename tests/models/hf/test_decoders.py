@@ -146,6 +146,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 7,
             "sliding_window": 3,
             "final_logit_softcapping": 2.0,
+            "attn_logit_softcapping": 0.5,  # transformers does not read it
         },
     ),
     "Gemma3, two sides": (
@@ -586,7 +587,6 @@ REFUSED = {
     ],
     "Gemma": [({"use_bidirectional_attention": True}, "use_bidirectional_attention True")],
     "Gemma3Text": [
-        ({"attn_logit_softcapping": 5.0}, "attn_logit_softcapping 5.0"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
             "sliding_attention, .*not supported",
