@@ -428,6 +428,11 @@ class TransformerConfig(Checked):
         """Dropout rate inside the feed-forward layer, after the activation."""
         return 0.0
 
+    def residual_dropout_rate(self, sublayer: str) -> float:
+        """Returns the dropout rate of the output of a sublayer, such as "attention"."""
+        del sublayer
+        return self.dropout_rate
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixtureConfig(Checked):

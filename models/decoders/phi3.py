@@ -7,6 +7,7 @@ head.
 
 import dataclasses
 
+from ...data.common.fields import Rate
 from ..nn.parameter_axes import EMBEDDING_AXES, FINAL_NORM_AXES, HEAD_AXES, LAYER_AXES
 from ..registry import Family, Preset, preset_maker
 from ..rotary_scaling import RotaryScaling
@@ -21,6 +22,14 @@ class Phi3Config(WindowedDecoderConfig):
     Raises:
       UserError: a size or a rate is out of range.
     """
+
+    residual_dropout: Rate | None = None
+    """Dropout rate of the outputs of both sublayers. Defaults to `dropout_rate`."""
+
+    def residual_dropout_rate(self, sublayer: str) -> float:
+        """Returns the dropout rate of the output of a sublayer."""
+        del sublayer
+        return self.dropout_rate if self.residual_dropout is None else self.residual_dropout
 
     @property
     def reread_length(self) -> int | None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import flax.linen as nn
 
-from ...data.common.fields import require
+from ...data.common.fields import Rate, require
 from ..config import NormKind, QueryKeyNorm, RotatedFraction
 from ..nn.layers import GatedFeedForward, LayerNorm
 from ..nn.parameter_axes import (
@@ -50,6 +50,9 @@ class StableLMConfig(CausalDecoderConfig):
     in sequence.
     """
 
+    feed_forward_dropout: Rate | None = None
+    """Dropout rate of the output of the feed-forward layer. Defaults to `dropout_rate`."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         problem = f"d_head {self.d_head} must be d_model / num_heads in this family"
@@ -59,6 +62,12 @@ class StableLMConfig(CausalDecoderConfig):
     def query_key_norm(self) -> QueryKeyNorm | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How queries and keys are normalized, or None."""
         return "layer" if self.normalize_heads else None
+
+    def residual_dropout_rate(self, sublayer: str) -> float:
+        """Returns the dropout rate of the output of a sublayer."""
+        if sublayer == "feed_forward" and self.feed_forward_dropout is not None:
+            return self.feed_forward_dropout
+        return self.dropout_rate
 
 
 class ParallelLayer(Layer[StableLMConfig]):

@@ -117,12 +117,16 @@ class EncoderConfig(TransformerConfig):
     """Non-linearity of the pooler: a name in `POOLERS`."""
     classifier_drops_twice: ClassVar[bool] = False
     """Whether sequence classification also applies dropout before the pooler (RoBERTa, ELECTRA)."""
+    pooler_dropout: ClassVar[float] = 0.0
+    """Dropout rate before the pooler of other classifiers (DeBERTa)."""
     skips_padding: ClassVar[bool] = False
     """Whether default positions count only real tokens (RoBERTa). If False, they count padding as
     well.
     """
     head_activation: ClassVar[Activation | None] = None
     """Non-linearity before the vocabulary matrix. Defaults to `activation`."""
+    output_bias: ClassVar[bool] = True
+    """Whether the logits of tokens have a bias."""
     projects_embeddings: ClassVar[bool] = False
     """Whether embeddings are projected even if their width is D (ALBERT)."""
     pair_dropout: ClassVar[bool] = False
@@ -462,8 +466,9 @@ class Encoder(nn.Module):
         if not c.has_pooler:
             return None
         first = x[:, 0]  # [B, D]
-        if c.classifier_drops_twice and c.head == POOLING_HEAD:
-            first = dropout(first, c.classifier_dropout_rate, rng, "pooler")
+        drops_twice = c.classifier_drops_twice and c.head == POOLING_HEAD
+        rate = c.classifier_dropout_rate if drops_twice else c.pooler_dropout
+        first = dropout(first, rate, rng, "pooler")
         pooled = Linear((c.d_model,), c.init_std, execution=e, name="pooler")(first)
         return POOLERS[c.pooler_activation](pooled)
 

@@ -2,10 +2,10 @@
 
 Warner et al. 2024, "Smarter, better, faster, longer: a modern bidirectional encoder", section 2.1.
 Every third layer attends to all tokens, and the other layers attend to a window on both sides of
-each token. The two kinds of layers have rotary positions with different bases. Norms come before
-each sublayer, but the first layer reads the normalized embeddings directly. Feed-forward layers are
-gated. Norms, projections and feed-forward layers have no biases. Every head begins with a linear
-map, an activation and a norm. Initial weights are normally distributed, not truncated.
+each token. The two kinds of layers have rotary positions with different bases. Each sublayer reads
+a normalized input, and feed-forward layers are gated. Published models have biases only in the
+logits. Every head begins with a linear map, an activation and a norm. Initial weights are normally
+distributed, not truncated.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import math
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from ...data.common.fields import Positive, Rate
@@ -22,17 +23,13 @@ from ..nn.dropout import dropout
 from ..nn.layers import GatedFeedForward, LayerNorm, standardized
 from ..nn.masks import AnyArray
 from ..nn.parameter_axes import FINAL_NORM_AXES
-from ..nn.positions import Positions
+from ..nn.positions import Positions, make_positions
 from ..nn.rotary import rotary_positions
 from ..nn.stack import Layer, LayerContext, LayerInputs, LayerOutputs
 from ..nn.typing import Array, Float, Int
 from ..registry import Family, Preset, preset_maker
-from .encoder import (
-    ENCODER_AXES,
-    Encoder,
-    EncoderConfig,
-    smallest_inputs,
-)
+from ..rotary_scaling import RotaryScaling
+from .encoder import ENCODER_AXES, Encoder, EncoderConfig, smallest_inputs
 
 FULL_EVERY = 3
 """Every third layer attends to all tokens, beginning with the first."""
@@ -47,7 +44,6 @@ class ModernBertConfig(EncoderConfig):
     """
 
     head_transform: ClassVar[bool] = True
-    norm_bias: ClassVar[bool] = False
     pooling_heads: ClassVar[tuple[str, ...]] = ("sequence_classification", "multiple_choice")
 
     norm_eps: Positive = 1e-5
@@ -62,18 +58,23 @@ class ModernBertConfig(EncoderConfig):
     """How the model represents positions; every published model uses rotary positions."""
     position_base: Positive = 160_000.0
     """Base of the rotary wavelengths in the layers that attend to all tokens."""
+    rope_scaling: RotaryScaling | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How the rotary frequencies are scaled in the layers that attend to all tokens."""
     windowed_position_base: Positive = 10_000.0
     """Base of the rotary wavelengths in the windowed layers."""
     window: Size = 65  # pyright: ignore[reportIncompatibleVariableOverride]
     """In windowed layers, tokens attend to tokens at a distance below `window`, on either side."""
     full_layers: tuple[int, ...] | None = None
     """Zero-based indices of the layers that attend to all tokens. If None, every third layer
-    attends to all tokens, beginning with the first layer.
-    """
+    attends to all tokens, beginning with the first layer."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the four attention projections have biases."""
     use_bias: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
     """Whether the linear maps of the feed-forward layers have biases."""
+    norm_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the norms have biases."""
+    output_bias: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Whether the logits of masked tokens have a bias."""
     transform_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
     """Whether the linear map at the beginning of a head has a bias."""
     head_activation: Activation = "gelu"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -125,6 +126,8 @@ class ModernBertLayer(Layer[ModernBertConfig]):
         # Self-attention. The embeddings, which the first layer reads, are already normalized.
         assert context.norm_scales is not None
         y = standardized(x, c.norm_eps) * context.norm_scales[inputs.index]
+        if context.norm_biases is not None:
+            y += context.norm_biases[inputs.index]
         y = jnp.where(inputs.index == 0, x, y.astype(e.dtype))
         y, cache, weights = self.attention(c, e, c.output_init_std, name="attention")(y, attn)
         x = x + dropout(y, c.attention_dropout_rate, attn.rng, "attention")
@@ -143,12 +146,14 @@ class ModernBERT(Encoder):
     layer = ModernBertLayer
 
     def complete(self, context: LayerContext, x: Float[Array, "B T D"]) -> LayerContext:
-        """Adds the scales of the norms that precede attention. The first layer has no such norm."""
+        """Adds the norms before attention, with an unused row for the first layer."""
         del x
-        shape = max(self.config.num_layers - 1, 0), self.config.d_model
-        ones = nn.initializers.ones
-        scales = self.param("attention_norms", ones, shape, self.execution.param_dtype)
-        return dataclasses.replace(context, norm_scales=jnp.pad(scales, ((1, 0), (0, 0))))
+        c, init = self.config, nn.initializers
+        rest = (max(c.num_layers - 1, 0), c.d_model), self.execution.param_dtype
+        scales = self.param("attention_norms", init.ones, *rest)
+        biases = self.param("attention_norm_biases", init.zeros, *rest) if c.norm_bias else None
+        scales, biases = jax.tree.map(lambda x: jnp.pad(x, ((1, 0), (0, 0))), (scales, biases))
+        return dataclasses.replace(context, norm_scales=scales, norm_biases=biases)
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the normalized output of the last layer."""
@@ -165,18 +170,14 @@ class ModernBERT(Encoder):
         causal: bool,
     ) -> Positions:
         """Returns the rotations of the tokens, with separate bases for the two kinds of layers."""
-        del execution, length, cache, causal
-        bases = config.position_base, config.windowed_position_base
-        full, windowed = (rotary_positions(position_ids, config.rotated_dim, x) for x in bases)
-        return Positions(rotary=full, windowed_rotary=windowed)
+        windowed = rotary_positions(position_ids, config.rotated_dim, config.windowed_position_base)
+        full = make_positions(config, execution, position_ids, length, cache=cache, causal=causal)
+        return dataclasses.replace(full, windowed_rotary=windowed)
 
 
+_SIZES = "num_layers", "d_model", "num_heads", "d_ff"
 _preset = preset_maker(
-    ModernBertConfig,
-    "Warner et al. 2024",
-    ("num_layers", "d_model", "num_heads", "d_ff"),
-    vocab_size=50368,
-    max_length=8192,
+    ModernBertConfig, "Warner et al. 2024", _SIZES, vocab_size=50368, max_length=8192
 )
 
 _NOTE = "computed from its sizes: {} with the masked-word head, {} without"
@@ -191,7 +192,7 @@ FAMILY = Family(
     presets=PRESETS,
     num_parameters={"modernbert-base": 149_655_232, "modernbert-large": 395_881_664},
     smallest_inputs=smallest_inputs,
-    parameter_axes={**ENCODER_AXES, **FINAL_NORM_AXES, r"attention_norms": (None, None)},
-    below_layers=rf"{Family.below_layers}|attention_norms",
+    parameter_axes={**ENCODER_AXES, **FINAL_NORM_AXES, r"attention_norm(s|_biases)": (None, None)},
+    below_layers=rf"{Family.below_layers}|attention_norm(s|_biases)",
     hf_module="encoders.modernbert",
 )

@@ -86,8 +86,9 @@ class _Head(nn.Module):
         width = inputs.table.shape[-1]
         x = self._transform(x, width)
         # The vocabulary bias [V] belongs to the head, even if the matrix is tied.
-        bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
-        table = inputs.table
+        bias, table = None, inputs.table
+        if c.output_bias:
+            bias = self.param("bias", nn.initializers.zeros, (c.vocab_size,), e.param_dtype)
         if not c.tie_output:
             output = Embedding(c.vocab_size, width, execution=e, name="output_embedding")
             table = output.embedding

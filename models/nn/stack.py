@@ -191,6 +191,8 @@ class LayerContext:
     """Whether each layer has an attention window."""
     norm_scales: Float[Array, "L D"] | None = None
     """Scales of a norm that only some layers have (ModernBERT)."""
+    norm_biases: Float[Array, "L D"] | None = None
+    """Biases of this norm. If None, it has no biases."""
 
     def is_windowed(self, layer: int | Array) -> bool | Bool[Array, ""]:
         """Returns whether a layer has an attention window; the layer's index may be traced."""
@@ -379,6 +381,8 @@ class Layer(nn.Module, Generic[Config]):
     attention: ClassVar[type[MultiHeadAttention]] = MultiHeadAttention
     """The class of the layer's attention. A family whose attention has additional score terms sets
     a different class."""
+    drops_sum: ClassVar[bool] = False
+    """Whether a parallel layer applies dropout to the sum of both outputs (Falcon)."""
 
     def __call__(
         self, x: Float[Array, "B T D"], inputs: LayerInputs, context: LayerContext
@@ -397,7 +401,7 @@ class Layer(nn.Module, Generic[Config]):
           name: the name of the sublayer, such as "attention".
           rng: the dropout keys of the layer.
         """
-        return x + dropout(y, self.config.dropout_rate, rng, name)
+        return x + dropout(y, self.config.residual_dropout_rate(name), rng, name)
 
     def add_parallel(
         self,
@@ -414,6 +418,8 @@ class Layer(nn.Module, Generic[Config]):
           fed: the output of the feed-forward network.
           rng: the dropout keys of the layer.
         """
+        if self.drops_sum:
+            return self.add(x, attended + fed, "feed_forward", rng)
         return self.add(self.add(x, attended, "attention", rng), fed, "feed_forward", rng)
 
 

@@ -135,6 +135,21 @@ FAMILIES |= {
         "type_vocab_size": 2,
         "embedding_size": 12,
         "max_relative_positions": 7,
+        "conv_kernel_size": 5,
+        "conv_groups": 3,
+        "pooler_dropout": 0.1,
+    },
+    "ModernBert biased": {
+        **{"hidden_size": D, "num_hidden_layers": L, "num_attention_heads": N},
+        **{"intermediate_size": F, "max_position_embeddings": P, "local_attention": 8},
+        **{"norm_bias": True, "decoder_bias": False},
+        "rope_parameters": {
+            "full_attention": {
+                **{"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0},
+                "original_max_position_embeddings": 8,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
     },
 }
 HEADS = {  # our head: the end of their class's name
@@ -174,7 +189,11 @@ CASES = [
         if head not in (*ONLY_BERT, "causal_lm")
         and (family, head) != ("Deberta", "multiple_choice")
     ),
-    *(("DebertaV2 separate", head) for head in ("masked_lm", "sequence_classification")),
+    *(
+        (family, head)
+        for family in ("DebertaV2 separate", "ModernBert biased")
+        for head in ("masked_lm", "sequence_classification")
+    ),
     *(("Albert", head) for head in HEADS if head not in ("next_sentence", "causal_lm")),
     *(
         (family, head)
@@ -188,6 +207,7 @@ UNTIED = [
         (family, "masked_lm")
         for family in ("Roberta", "DistilBert", "Electra", "MPNet", "ModernBert", "Albert")
     ),
+    ("ModernBert biased", "masked_lm"),
     *((family, "masked_lm") for family in ("Deberta", "DebertaV2", "NomicBert", "Gte")),
 ]
 """Cases with a vocabulary matrix of their own."""

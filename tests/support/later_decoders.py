@@ -101,7 +101,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 2.0},
         },
     ),
-    "StableLM": ("StableLm", {"hidden_size": 32, "use_qkv_bias": True}),
+    "StableLM": ("StableLm", {"hidden_size": 32, "use_qkv_bias": True, "hidden_dropout": 0.1}),
     "StableLM, parallel": (
         "StableLm",
         {
@@ -125,6 +125,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Falcon",
         {
             **{"multi_query": False, "bias": True, "tie_word_embeddings": False},
+            **{"hidden_dropout": 0.2, "attention_dropout": 0.1},
             "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0},
         },
     ),

@@ -14,14 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ....data.common.fields import Rate, require
-from ...config import (
-    Activation,
-    Execution,
-    PositionKind,
-    Size,
-    TransformerConfig,
-    divisors_of,
-)
+from ...config import Activation, Execution, PositionKind, Size, TransformerConfig, divisors_of
 from ...nn.cache import Cache
 from ...nn.masks import AnyArray
 from ...nn.masks import Size as Length
@@ -36,13 +29,6 @@ from ..causal_lm import DECODER_HEADS, head_field
 from .gpt import GPT, GPTConfig, PreNormLayer
 from .gpt_neox import ParallelLayer
 from .gptj import GPTJLayer
-
-LAYERS: dict[str, type[Layer]] = {
-    "one_norm": GPTJLayer,
-    "two_norms": ParallelLayer,
-    "sequential": PreNormLayer,
-}
-"""The layer class for each value of `residual`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +55,8 @@ class FalconConfig(GPTConfig):
     use_bias: bool = False
     """Whether the affine maps have biases."""
     dropout_rate: Rate = 0.0
-    """Dropout rate of attention weights and the outputs of both sublayers."""
+    """Dropout rate of the sum of the outputs of both sublayers. In sequential layers, the output
+    of attention has the rate of attention weights instead."""
     embedding_dropout: Rate | None = 0.0
     """Dropout rate of the embeddings. Defaults to `dropout_rate`."""
     scale_residual_init: bool = False
@@ -90,6 +77,30 @@ class FalconConfig(GPTConfig):
     def kv_heads(self) -> int:
         """Number of key/value heads, K; a divisor of `num_heads`."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    def residual_dropout_rate(self, sublayer: str) -> float:
+        """Returns the dropout rate of the output of a sublayer, as in the published code."""
+        return self.attention_dropout_rate if sublayer == "attention" else self.dropout_rate
+
+
+class OneNormLayer(GPTJLayer):
+    """A parallel layer with one norm."""
+
+    drops_sum = True
+
+
+class TwoNormsLayer(ParallelLayer):
+    """A parallel layer with two norms."""
+
+    drops_sum = True
+
+
+LAYERS: dict[str, type[Layer]] = {
+    "one_norm": OneNormLayer,
+    "two_norms": TwoNormsLayer,
+    "sequential": PreNormLayer,
+}
+"""The layer class for each value of `residual`."""
 
 
 def _bfloat16(x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -8,13 +8,13 @@ of the first layer. As in the authors' code, the body has no pooler.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
-from ....data.common.fields import Positive, require
+from ....data.common.fields import Positive, Rate
 from ...config import Count, Size
 from ...nn.stack import LayerContext, LayerInputs, LayerOutputs
 from ...nn.typing import Array, Float
@@ -27,19 +27,16 @@ from ..encoder import (
     head_field,
     smallest_inputs,
 )
-from .convolution import Convolution, FirstLayerTerm
+from .convolution import Convolution, ConvolutionConfig, FirstLayerTerm, Pooler
 from .disentangled import (
     DisentangledAttention,
-    DisentangledConfig,
     DistancePositions,
     make_distance_positions,
 )
 
-Pooler = Literal["gelu", "gelu_tanh", "relu", "relu_squared", "silu", "tanh"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DebertaConfig(DisentangledConfig):
+class DebertaConfig(ConvolutionConfig):
     """The configuration of a DeBERTa and its head.
 
     Raises:
@@ -55,25 +52,11 @@ class DebertaConfig(DisentangledConfig):
     """Number of token types; token types distinguish the two segments of an input."""
     d_embedding: Size | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Width of the embeddings. Defaults to D; a linear map projects other widths to D."""
-    convolution_size: Size | None = None
-    """Number of tokens that the convolution of the embeddings reads. If None, the model has no
-    convolution."""
-    convolution_activation: Pooler = "tanh"
-    """Non-linearity of the convolution."""
+    pooler_dropout: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Dropout rate before the pooler of classifiers."""
     pooler_activation: Pooler = "gelu"  # pyright: ignore[reportIncompatibleVariableOverride]
     """Non-linearity of the pooler of classifiers."""
     head: str = head_field((*ENCODER_HEADS, "replaced_token_detection"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.convolution_size is not None:
-            problem = f"convolution_size must be odd, got {self.convolution_size}"
-            require(self.convolution_size % 2 == 1, problem)
-            require(
-                self.num_layers > 0,
-                "convolution_size changes the output of the first layer, and num_layers is 0: "
-                "leave it out",
-            )
 
 
 @struct.dataclass
@@ -111,8 +94,7 @@ class DeBERTa(Encoder):
         c = cast(DebertaConfig, self.config)
         if c.convolution_size is None:
             return context
-        size, activation = c.convolution_size, c.convolution_activation
-        convolution = Convolution(c, self.execution, size, activation, name="convolution")
+        convolution = Convolution(c, self.execution, name="convolution")
         term = convolution(x, context.mask, context.rng)
         positions = DebertaPositions(**vars(context.positions), first_layer=term)
         return dataclasses.replace(context, positions=positions)

@@ -1,8 +1,9 @@
 """Phi-3 in the Hugging Face format."""
 
+from ....data.common.fields import Rate
 from ....data.common.json_text import JsonObject
 from ...decoders.phi3 import Phi3Config
-from ..config_mapping import ConfigMapping, Field, FixedField, Settings
+from ..config_mapping import ConfigMapping, Field, FixedField, Settings, take_field
 from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import NORMS, DecoderForm, size_fields
@@ -13,8 +14,9 @@ PADDING = 32_000
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Reads the trained length, which is a separate field, and older names of the scaling."""
-    del settings, source
+    """Reads the dropout rate, the trained length, and older names of the scaling."""
+    rate = take_field(fields, "resid_pdrop", 0.0, source, kind=Rate)
+    settings["residual_dropout"] = rate or None
     length = fields.pop("original_max_position_embeddings", 4096)
     # Older files name the scaling "su" or "yarn"; the trained length is a separate field.
     for name in ("rope_scaling", "rope_parameters"):
@@ -35,7 +37,10 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
 def _own_fields(config: Phi3Config) -> JsonObject:
     scaling = config.rope_scaling
     length = None if scaling is None else scaling.original_length
-    return {"original_max_position_embeddings": 4096 if length is None else length}
+    return {
+        "original_max_position_embeddings": 4096 if length is None else length,
+        "resid_pdrop": config.residual_dropout_rate("attention"),
+    }
 
 
 FORM = DecoderForm(
@@ -55,13 +60,12 @@ FORM = DecoderForm(
                 rms_norm_eps=1e-5,
             ),
             Field("sliding_window", "window", None, kind=int),
-            FixedField("resid_pdrop", (0.0,)),
-            FixedField("embd_pdrop", (0.0,)),
             FixedField("attention_bias", (False,)),
         ),
-        # Fields of the authors' code. The fields of biases need no check: if there is a bias, the
-        # files have its tensor.
-        ignored=NAMES | {"full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"},
+        # Fields of the authors' code, and a dropout that no implementation applies. The fields of
+        # biases need no check: if there is a bias, the files have its tensor.
+        ignored=NAMES
+        | {"embd_pdrop", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"},
     ),
     layer={
         ("attention/query", "attention/key", "attention/value"): "self_attn.qkv_proj",

@@ -2,9 +2,10 @@
 
 import dataclasses
 
+from ....data.common.fields import Rate
 from ....data.common.json_text import JsonObject
 from ...decoders.stablelm import StableLMConfig
-from ..config_mapping import ConfigMapping, Field, FixedField, Settings
+from ..config_mapping import ConfigMapping, Field, Settings, take_field
 from ..form import head_classes
 from ..generation_config import NAMES
 from .causal_decoder import ATTENTION, FEED_FORWARD, NORMS, DecoderForm, Parts, size_fields
@@ -17,9 +18,15 @@ NORMS_OF_HEADS: Parts = {
 
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
-    """Sets the rotated fraction of each head to its default, a quarter, if it is missing."""
-    del fields, source
+    """Sets the rotated fraction of each head to its default, a quarter, and reads the dropout."""
     settings["rope_fraction"] = 0.25
+    # transformers applies dropout only to the output of the feed-forward layer.
+    rate = take_field(fields, "hidden_dropout", 0.0, source, kind=Rate)
+    settings["feed_forward_dropout"] = rate or None
+
+
+def _own_fields(config: StableLMConfig) -> JsonObject:
+    return {"hidden_dropout": config.residual_dropout_rate("feed_forward")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,14 +60,13 @@ FORM = StableLMForm(
             Field("use_qkv_bias", "attention_bias", False),
             Field("qk_layernorm", "normalize_heads", False),
             Field("use_parallel_residual", "parallel_residual", False),
-            # transformers applies dropout only to the output of the feed-forward layer.
-            FixedField("hidden_dropout", (0.0,)),
         ),
         ignored=NAMES,
     ),
     layer={**ATTENTION, **FEED_FORWARD, **NORMS},
     fractional=True,
     own_settings=_own_settings,
+    own_fields=_own_fields,
     generation_defaults={"bos_token_id": 0, "eos_token_id": 0},
 )
 MAPPING = FORM.mapping()

@@ -1,8 +1,10 @@
 """ELECTRA in the Hugging Face format."""
 
+from collections.abc import Sequence
+
 from ....data.common.json_text import JsonObject
 from ...encoders.electra import ElectraConfig
-from ..config_mapping import ConfigMapping, FixedField, Settings, with_defaults
+from ..config_mapping import ConfigMapping, FixedField, Settings, typed_field, with_defaults
 from ..form import head_classes
 from ..generation_config import NAMES
 from .bert import IS_DECODER
@@ -11,10 +13,16 @@ from .encoder_form import BERT_FIELDS, CLASSIFIER_RATE, EncoderForm, TokenLogits
 DEFAULTS = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 """The defaults of the transformers class are the sizes of electra-small."""
 
+CHOICE = "ElectraForMultipleChoice"
+
 
 def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     """Reads the width of the embeddings; None if it equals the width of the layers."""
-    del source
+    # Only the head for multiple choice reads the fields of the summary.
+    classes = typed_field(fields, "architectures", None, source, kind=Sequence[str]) or ()
+    if CHOICE not in classes:
+        for name in ("summary_type", "summary_use_proj", "summary_activation"):
+            fields.pop(name, None)
     width = fields.pop("embedding_size", 128)
     same = width == fields.get("hidden_size", DEFAULTS["hidden_size"])
     settings["d_embedding"] = None if same else width

@@ -230,11 +230,13 @@ class EncoderForm(Form[Config]):
     def _token_rules(self, config: Config) -> list[TensorRule]:
         """Returns the rules of a head that predicts tokens."""
         names, rules = self.token_logits, self._transform_rules(config)
-        if config.tie_output:
-            return [*rules, TensorRule(("head/bias",), names.bias, VECTOR)]
-        # transformers 5 adds the bias of the untied matrix, and not `names.bias`.
-        rules += embedding("head/output_embedding", names.matrix)
-        return [*rules, TensorRule(("head/bias",), f"{names.matrix}.bias", VECTOR)]
+        if not config.tie_output:
+            rules += embedding("head/output_embedding", names.matrix)
+        if config.output_bias:
+            # transformers 5 adds the bias of an untied matrix, and not `names.bias`.
+            bias = names.bias if config.tie_output else f"{names.matrix}.bias"
+            rules.append(TensorRule(("head/bias",), bias, VECTOR))
+        return rules
 
     def _transform_rules(self, config: Config) -> list[TensorRule]:
         """Returns the rules of the transform at the beginning of a head."""
@@ -251,12 +253,12 @@ class EncoderForm(Form[Config]):
         if config.head_spec.has_token_logits:
             bias, matrix = self.token_logits.bias, self.token_logits.matrix
             tokens = self.prefix + self.embeddings["token_embedding"]
+            has_two_biases = bias != f"{matrix}.bias"
             if config.tie_output:
-                ignored += [
-                    IgnoredTensor(f"{matrix}.weight", same_as=f"{tokens}.weight"),
-                    IgnoredTensor(f"{matrix}.bias", same_as=bias),
-                ]
-            elif bias != f"{matrix}.bias":
+                ignored.append(IgnoredTensor(f"{matrix}.weight", same_as=f"{tokens}.weight"))
+                if has_two_biases:
+                    ignored.append(IgnoredTensor(f"{matrix}.bias", same_as=bias))
+            elif has_two_biases:
                 # transformers stores a second bias but does not read it.
                 zeros = functools.partial(np.zeros, config.vocab_size, np.float32)
                 ignored.append(IgnoredTensor(bias, value=zeros, exported=True))
@@ -277,8 +279,9 @@ def _notes(config: EncoderConfig) -> Sequence[str]:
 
 def _later_norms(flax: str, hf: str, *, bias: bool) -> tuple[TensorRule, ...]:
     """Returns the rule of the norms that all layers except the first have (ModernBERT)."""
-    assert not bias
-    return (TensorRule((flax,), f"{hf}.weight", VECTOR, first=1),)
+    scales = TensorRule((flax,), f"{hf}.weight", VECTOR, first=1)
+    biases = TensorRule((f"{flax[:-1]}_biases",), f"{hf}.bias", VECTOR, first=1)
+    return (scales, biases) if bias else (scales,)
 
 
 _RULES: Mapping[str, Callable[..., tuple[TensorRule, ...]]] = {

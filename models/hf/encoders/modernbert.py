@@ -3,20 +3,20 @@
 from ....data.common.fields import require
 from ....data.common.json_text import JsonObject, JsonValue
 from ...encoders.modernbert import FULL_EVERY, ModernBertConfig
-from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, FixedField, Settings, typed_field
+from ..config_mapping import ACTIVATIONS, ConfigMapping, Field, Settings, typed_field
 from ..decoders.causal_decoder import take_layer_types
-from ..decoders.rotary import take_rotary
+from ..decoders.rotary import SCALINGS, rotary_settings, rotary_to_hf, take_rotary
 from ..form import head_classes
 from ..generation_config import NAMES
 from ..tensors.mapping import WeightsError
 from .encoder_form import EncoderForm, TokenLogits
 
 BASES = {
-    "full_attention": ("position_base", "global_rope_theta", 160_000.0),
-    "sliding_attention": ("windowed_position_base", "local_rope_theta", 10_000.0),
+    "full_attention": ("position_base", "global_rope_theta", 160_000.0, SCALINGS),
+    "sliding_attention": ("windowed_position_base", "local_rope_theta", 10_000.0, ()),
 }
-"""For each kind of layer: the field in flaxzoo, the field in older files, and the default of
-transformers.
+"""For each kind of layer: the field of the rotary base in flaxzoo, the field in older files, the
+default of transformers, and the supported scalings of frequencies.
 """
 CLASSIFIER_RATE = "classifier_dropout", 0.0
 PAD_ID = 50283
@@ -38,25 +38,24 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
         windowed = [i % every != 0 for i in range(number)]
     if windowed != [i % FULL_EVERY != 0 for i in range(number)]:
         settings["full_layers"] = tuple(i for i, x in enumerate(windowed) if not x)
-    # Each kind of layer has one rotary base; scaled frequencies are not supported.
+    # Each kind of layer has one rotary base. The fields of older files are for both kinds.
     given, scaling = fields.pop("rope_parameters", None) or {}, fields.pop("rope_scaling", None)
     if not isinstance(given, dict) or given.keys() - BASES.keys():
         raise WeightsError(
             f"{source}: rope_parameters {given!r} is not supported: only an object with "
             f"{' and '.join(BASES)}"
         )
-    for kind, (name, older, default) in BASES.items():
+    length = typed_field(fields, "max_position_embeddings", 8192, source)
+    for kind, (name, older, default, scalings) in BASES.items():
         parts = {"rope_parameters": given.get(kind), "rope_scaling": scaling}
         rotary = take_rotary(
             {**parts, "rope_theta": fields.pop(older, None)}, source, default_base=default
         )
-        settings[name] = rotary.pop("rope_theta")
-        require(
-            rotary == {"rope_type": "default"},
-            f"{source}: rotary scaling of {kind}, {rotary}, is not supported: only the type "
-            "'default'",
-            WeightsError,
-        )
+        rotary = rotary_settings(rotary, f"{source}: {kind}", kinds=scalings, max_length=length)
+        settings[name] = float(rotary.pop("rope_base"))
+        problem = f"{source}: partial_rotary_factor of {kind} is not supported"
+        require(rotary.pop("rope_fraction", 1.0) == 1, problem, WeightsError)
+        settings |= rotary
 
 
 def _own_fields(config: ModernBertConfig) -> JsonObject:
@@ -64,8 +63,8 @@ def _own_fields(config: ModernBertConfig) -> JsonObject:
         "sliding_attention" if windowed else "full_attention" for windowed in config.windowed_layers
     ]
     rotary: JsonObject = {
-        kind: {"rope_type": "default", "rope_theta": getattr(config, name)}
-        for kind, (name, _, _) in BASES.items()
+        kind: rotary_to_hf(getattr(config, name), config.rope_scaling if scalings else None)
+        for kind, (name, _, _, scalings) in BASES.items()
     }
     # transformers refuses a padding id outside of the vocabulary.
     padding: JsonObject = {} if config.vocab_size > PAD_ID else {"pad_token_id": None}
@@ -100,8 +99,8 @@ FORM = EncoderForm(
             Field("classifier_bias", "transform_bias", False),
             Field("classifier_pooling", "pooling", "cls", {"cls": "cls", "mean": "mean"}),
             Field("tie_word_embeddings", "tie_output", True),
-            FixedField("norm_bias", (False,)),
-            FixedField("decoder_bias", (True,)),
+            Field("norm_bias", "norm_bias", False),
+            Field("decoder_bias", "output_bias", True),
         ),
         # Ignore fields that only affect how transformers computes, and fields that transformers
         # does not read.

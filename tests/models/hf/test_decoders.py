@@ -146,13 +146,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 7,
             "sliding_window": 3,
             "final_logit_softcapping": 2.0,
+            "attn_logit_softcapping": 0.5,  # transformers does not read it
         },
     ),
     "Gemma3, two sides": (
         "Gemma3Text",
         {"head_dim": 10, "sliding_window": 7, "use_bidirectional_attention": True},
     ),
-    "Phi3": ("Phi3", {"sliding_window": 5, "hidden_size": 32}),
+    "Phi3": ("Phi3", {"sliding_window": 5, "hidden_size": 32, "resid_pdrop": 0.1}),
     "Phi3, longrope": (
         "Phi3",
         {
@@ -586,7 +587,6 @@ REFUSED = {
     ],
     "Gemma": [({"use_bidirectional_attention": True}, "use_bidirectional_attention True")],
     "Gemma3Text": [
-        ({"attn_logit_softcapping": 5.0}, "attn_logit_softcapping 5.0"),
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
             "sliding_attention, .*not supported",
@@ -600,11 +600,9 @@ REFUSED = {
         ({"no_rope_layer_interval": 0}, "no_rope_layer_interval 0 must"),
         ({"layer_types": ["sliding_attention"] * 3}, "use_sliding_window .*sliding_window state"),
     ],
-    "StableLm": [({"hidden_dropout": 0.1}, "hidden_dropout 0.1")],
     "Falcon": [
         ({"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2 "),
         ({"multi_query": False, "num_kv_heads": 2}, "num_kv_heads 2 .*new_decoder_arch"),
-        ({"attention_dropout": 0.1}, "attention_dropout 0.1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     ],
     "GPTNeoX": [
@@ -622,7 +620,6 @@ REFUSED = {
             {"rope_scaling": {"type": "linear", "factor": 2.0}},
             "type 'linear' .*'default', 'longrope'",
         ),
-        ({"resid_pdrop": 0.1}, "resid_pdrop 0.1"),
     ],
 }
 
@@ -636,6 +633,27 @@ def test_unsupported_options_are_refused_by_name(family, fields, message):
     config = {"model_type": model_type, **sizes, **fields}
     with pytest.raises((WeightsError, ValueError), match=message):
         mapping_of_type(model_type, "config.json").config_from_hf(config, "config.json")
+
+
+DROPOUTS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
+    "Falcon": ({"hidden_dropout": 0.2, "attention_dropout": 0.1}, {"feed_forward": 0.2}),
+    "StableLm": ({"hidden_dropout": 0.2}, {"attention": 0.0, "feed_forward": 0.2}),
+    "Phi3": ({"resid_pdrop": 0.2, "embd_pdrop": 0.3}, {"attention": 0.2, "feed_forward": 0.2}),
+}
+"""The dropout fields of a family, and the rates of the outputs of sublayers."""
+
+
+@pytest.mark.parametrize("family", DROPOUTS)
+def test_dropout_rates_of_sublayers(family):
+    given, expected = DROPOUTS[family]
+    theirs = getattr(transformers, f"{family}Config")(**given)
+    mapping = mapping_of_type(theirs.model_type, "config.json")
+    config: Any = mapping.config_from_hf(theirs.to_dict(), "config.json")
+    assert {name: config.residual_dropout_rate(name) for name in expected} == expected
+    assert config.attention_dropout_rate == given.get("attention_dropout", 0.0)
+    written = mapping.config_to_hf(config)
+    assert written == written | {name: x for name, x in given.items() if name != "embd_pdrop"}
+    assert mapping.config_from_hf(written, "config.json") == config
 
 
 @pytest.mark.parametrize(

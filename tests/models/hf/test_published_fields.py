@@ -178,3 +178,11 @@ def test_scaled_frequencies_begin_at_the_trained_length():
     scaling = {"rope_type": "dynamic", "rope_theta": 1000, "factor": 2}
     plain = {"model_type": "nomic_bert", "max_position_embeddings": 32, "rope_parameters": scaling}
     assert found == config_of(plain)
+
+
+def test_the_summary_of_electra_matters_only_for_choices():
+    fields = {"model_type": "electra", "summary_type": "mean", "summary_activation": None}
+    usual = {"model_type": "electra", "architectures": ["ElectraForSequenceClassification"]}
+    assert config_of(fields | usual) == config_of(usual)
+    with pytest.raises(WeightsError, match=r"summary_type 'mean'"):
+        config_of(fields | {"architectures": ["ElectraForMultipleChoice"]})

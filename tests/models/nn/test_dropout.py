@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.data.common.errors import UserError
+from flaxzoo.models.decoders.gpt.falcon import FalconConfig, OneNormLayer
+from flaxzoo.models.decoders.gpt.gptj import GPTJLayer
 from flaxzoo.models.nn import dropout
 from flaxzoo.models.nn.dropout import (
     draws,
@@ -242,3 +244,14 @@ def test_sharded_tokens_draw_without_communication():
 def test_a_rate_is_at_least_0_and_below_1(rate):
     with pytest.raises(ValueError, match=f"rate must .*{rate}"):
         dropout.dropout(jnp.ones((2, 3)), rate, models.row_keys(jax.random.key(0), 2), "embedding")
+
+
+@pytest.mark.parametrize(("layer", "sums"), [(OneNormLayer, {0, 6}), (GPTJLayer, {0, 2, 4, 6})])
+def test_parallel_layers_drop_the_sum_or_each_output(layer, sums):
+    """Of the outputs 1 and 2, at a rate of 1/2."""
+    config = FalconConfig(
+        vocab_size=3, max_length=4, num_layers=1, d_model=64, num_heads=1, dropout_rate=0.5
+    )
+    x, rng = jnp.zeros((2, 4, 64)), models.row_keys(KEY, 2)
+    out = layer(config, models.Execution()).add_parallel(x, x + 1, x + 2, rng)
+    assert set(np.unique(out)) == sums

@@ -2,7 +2,7 @@
 
 from .....data.common.json_text import JsonObject
 from ....decoders.gemma.gemma3 import FULL_EVERY, Gemma3Config
-from ...config_mapping import ConfigMapping, Field, FixedField, Settings, take_field
+from ...config_mapping import ConfigMapping, Field, Settings, take_field
 from ...generation_config import NAMES
 from ..causal_decoder import (
     ATTENTION,
@@ -64,9 +64,9 @@ FORM = DecoderForm(
             Field("attention_bias", "attention_bias", False),
             Field("query_pre_attn_scalar", "score_divisor", 256),
             Field("final_logit_softcapping", "logit_cap", None, kind=float),
-            FixedField("attn_logit_softcapping", (None,)),
         ),
-        ignored=NAMES | {"cache_implementation"},
+        # transformers does not read `attn_logit_softcapping` in this family.
+        ignored=NAMES | {"cache_implementation", "attn_logit_softcapping"},
     ),
     layer={**ATTENTION, **QUERY_KEY_NORMS, **FEED_FORWARD, **FOUR_NORMS},
     rope_base=1_000_000.0,

@@ -70,7 +70,7 @@ def _own_settings(fields: JsonObject, settings: Settings, source: str) -> None:
     # A model with ALiBi does not read the rotary fields.
     settings |= {"positions": "alibi"} if take_field(fields, "alibi", False, source) else rotary
     if fields.get("classifier_dropout") is None:
-        fields["classifier_dropout"] = 0.0
+        fields["classifier_dropout"] = fields.get("hidden_dropout", 0.0)
 
 
 def _own_fields(config: FalconConfig) -> JsonObject:
@@ -120,19 +120,14 @@ FORM = FalconForm(
             Field("classifier_dropout", "classifier_dropout_rate", 0.0),
             Field("bias", "use_bias", False),
             Field("tie_word_embeddings", "tie_output", True),
-            # transformers applies dropout to the sum of both outputs; flaxzoo applies dropout to
-            # each output.
-            FixedField("hidden_dropout", (0.0,)),
-            FixedField("attention_dropout", (0.0,)),
+            Field("hidden_dropout", "dropout_rate", 0.0),
+            Field("attention_dropout", "attention_dropout", 0.0),
             FixedField("apply_residual_connection_post_layernorm", (False,)),
         ),
         ignored=NAMES | {"ff_factor"},
         aliases={"n_embed": "hidden_size"},
     ),
-    allowed={
-        **{"positions": ("rotary", "alibi"), "position_base": (), "use_bias": ()},
-        **{"dropout_rate": (0.0,), "attention_dropout_rate": (0.0,)},
-    },
+    allowed={"positions": ("rotary", "alibi"), "position_base": (), "use_bias": ()},
     prefix="transformer.",
     tokens="word_embeddings",
     layers="h.{i}",

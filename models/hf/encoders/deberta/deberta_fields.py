@@ -22,8 +22,7 @@ POOLERS = ACTIVATIONS | {"tanh": "tanh"}
 V1_FIELDS = (
     *with_defaults(BERT_FIELDS, vocab_size=50265, type_vocab_size=0, layer_norm_eps=1e-7),
     Field("pooler_hidden_act", "pooler_activation", "gelu", POOLERS),
-    # Dropout before the pooler; no published model has it.
-    FixedField("pooler_dropout", (0,)),
+    Field("pooler_dropout", "pooler_dropout", 0.0),
     FixedField("talking_head", (False,)),
 )
 V2_FIELDS = (
@@ -34,7 +33,7 @@ V2_FIELDS = (
     ),
     Field("share_att_key", "share_projections", False),
     Field("conv_act", "convolution_activation", "tanh", POOLERS),
-    FixedField("conv_groups", (1,)),
+    Field("conv_groups", "convolution_groups", 1),
 )
 V1_NUMBERS = {"max_relative_positions": ("position_distance", -1)}
 V2_ONLY = {
