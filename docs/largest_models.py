@@ -11,16 +11,18 @@ from pathlib import Path
 from flaxzoo import models
 from flaxzoo.models.registry import families
 from flaxzoo.train.cli.recipe_options import RecipeParser
-from flaxzoo.train.cli.training.list import count
+from flaxzoo.train.cli.training.list import AS_PUBLISHED, GROUPS, count
 from flaxzoo.train.config import TrainConfig
 from flaxzoo.train.plan.least_memory import WAYS, LeastMemory, least_memory, trained_by
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.plan.topology import Topology, parse_topology
+from flaxzoo.train.recipes import RECIPES
 
 TOPOLOGIES = (
     *("l4:1", "a100-40gb:1", "h100:1", "h100:8", "2*h100:8", "4*h100:8"),
     *("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:4x4x4", "v6e:16x16"),
 )
+HEAD = ["vocabulary", "parameters", "state and gradients", "topology"]
 PAGE = Path(__file__).parent / "scale" / "largest.md"
 INTRO = """\
 # The largest models
@@ -41,12 +43,23 @@ For each family, the table shows the largest published size, trained with AdamW 
 its recipe. The topology is the first one in the table above that this size fits on.
 """
 
+PUBLISHED = """## The published recipes
+
+For each recipe with published settings, the topology is the first one in the first table that the
+minimum memory of the recipe's step fits on, with the optimizer of the recipe.
+"""
+
 
 def planned(family: str, preset: str) -> TrainConfig:
     """Returns the run that `flaxzoo plan FAMILY --preset PRESET` plans."""
     # A model whose windows extend to both sides cannot predict next tokens. It embeds texts.
     recipe = family if getattr(models.preset(preset), "causal", True) else "embed"
-    config = RecipeParser("plan", [recipe, "--preset", preset]).read_recipe()[1]
+    return planned_recipe(recipe, "--preset", preset)
+
+
+def planned_recipe(*words: str) -> TrainConfig:
+    """Returns the run that `flaxzoo plan` plans, given its command line."""
+    config = RecipeParser("plan", list(words)).read_recipe()[1]
     return without_data(config, lambda line: None)
 
 
@@ -60,6 +73,27 @@ def fits(memory: LeastMemory, topology: Topology) -> bool:
     """Returns whether a step fits on the devices, given the memory that it needs on one device."""
     number = topology.num_devices
     return memory.state / number + memory.activations <= topology.chip.usable_memory
+
+
+def first_fit(memory: LeastMemory) -> str:
+    """Returns the name of the first topology that a step fits on."""
+    names = (name for name in TOPOLOGIES if fits(memory, parse_topology(name)))
+    return next((f"`{name}`" for name in names), "larger")
+
+
+def sizes_of(config: TrainConfig, memory: LeastMemory) -> list[str]:
+    """Returns the vocabulary, the parameters, the memory of the state, and the topology."""
+    vocabulary, state = f"{config.model.vocab_size:,}", f"{memory.state / 2**30:,.1f} GiB"
+    return [vocabulary, f"{memory.parameters:,}", state, first_fit(memory)]
+
+
+def published() -> str:
+    """Returns the table of the recipes with published settings."""
+    rows = []
+    for name in filter(lambda name: GROUPS[AS_PUBLISHED](RECIPES[name]), RECIPES):
+        config = planned_recipe(name)
+        rows.append([f"`{name}`", *sizes_of(config, least_memory(config, 1))])
+    return table(["recipe", *HEAD], rows)
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -83,13 +117,11 @@ def page() -> str:
     rows = []
     for family in dict(by_size):
         preset = next(preset for name, preset in by_size if name == family)
-        memory = needed(family, preset, "AdamW")
-        where = next((f"`{x.name}`" for x in topologies if fits(memory, x)), "larger")
-        vocabulary = f"{models.preset(preset).vocab_size:,}"
-        state = f"{memory.state / 2**30:,.1f} GiB"
-        rows.append([family, f"`{preset}`", vocabulary, f"{memory.parameters:,}", state, where])
-    head = ["family", "size", "vocabulary", "parameters", "state and gradients", "topology"]
-    text = [INTRO, table(["topology", *WAYS], largest), SIZES, table(head, sorted(rows))]
+        of_size = sizes_of(planned(family, preset), needed(family, preset, "AdamW"))
+        rows.append([family, f"`{preset}`", *of_size])
+    sizes_table = table(["family", "size", *HEAD], sorted(rows))
+    largest_table = table(["topology", *WAYS], largest)
+    text = [INTRO, largest_table, SIZES, sizes_table, PUBLISHED, published()]
     return "\n".join(text)
 
 

@@ -157,7 +157,7 @@ class SupervisedData(ChatData[Demonstration]):
         several = sum(len(rows) > 1 for _, rows in kept)
         if several:
             notes += (
-                f"{several:,} of {counted(len(kept), 'demonstration')} have several rows "
+                f"{counted(several, 'demonstration')} of {len(kept):,} in several rows "
                 f"({len(rows):,} in all), because the chat template rewrites earlier turns: each "
                 "answer follows the text that the model reads before it",
             )

@@ -164,7 +164,8 @@ class ChatTemplate:
 
         Raises:
           DataError: The conversation has no answer, the text up to an answer does not begin with
-            the text before this answer, or the template rejects the conversation.
+            the text before this answer, or the template rejects the conversation or leaves out a
+            call of a tool.
         """
         given = {"tools": None, "documents": None, **given}
         whole = self._run(messages, given)
@@ -186,6 +187,7 @@ class ChatTemplate:
             "is not empty",
             error=DataError,
         )
+        _check_calls(messages, [row.text for row in kept])
         return tuple(kept)
 
     def _turn(
@@ -284,6 +286,25 @@ class ChatTemplate:
         plain = _plain(message, ASSISTANT if role == "assistant" else USER)
         # The role is one of `ROLES`, so the template may use it in a control token.
         return _with_reasoning({**plain, "role": Traced(str.__str__(role), TEMPLATE)})
+
+
+def _check_calls(messages: Sequence[Message], texts: Sequence[str]) -> None:
+    """Checks that the texts contain the calls in the messages.
+
+    A template that does not read ``tool_calls`` writes an empty answer instead of a call.
+
+    Raises:
+      DataError: No text contains the name of a function that the assistant calls.
+    """
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    for call in filter(lambda call: isinstance(call, Mapping), calls):
+        name = str(call.get("function", call).get("name", ""))
+        require(
+            any(name in text for text in texts),
+            f"the chat template leaves out the call of {name!r}: give a template that reads "
+            "tool_calls, or write the calls in the contents",
+            error=DataError,
+        )
 
 
 def check_role(role: object, location: str) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import tokenizers
 from flaxzoo import data
+from flaxzoo.data.chat.encoding import encode_rows
 
 trl = pytest.importorskip("trl")
 chat_utils = pytest.importorskip("transformers.utils.chat_template_utils")
@@ -230,3 +232,49 @@ def test_ids_and_masks_are_the_same(name, tmp_path):
             sanitize_control_tokens=True,
         )  # fmt: skip
     assert compared >= 1
+
+
+def spans(row):
+    """The tokens before each answer of a row, with the answer."""
+    edges = [i for i, (a, b) in enumerate(pairwise([False, *row.answers, False])) if a != b]
+    return {
+        (tuple(row.ids[:start]), tuple(row.ids[start:end]))
+        for start, end in zip(edges[::2], edges[1::2], strict=True)
+    }
+
+
+@pytest.mark.parametrize("chat", ["turns", "system", "reasoning", "tools"])
+@pytest.mark.parametrize("name", REWRITING)
+def test_each_answer_is_learned_once_after_the_tokens_of_its_prompt(name, chat, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tokenizer_folder(tmp_path / "model", REWRITING[name], spaces_first=name.startswith("mistral"))
+    hf = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    ours = data.load_tokenizer(tmp_path / "model")
+    messages, tools = CHATS[chat]
+    # A second round, whose prompt rewrites the answers of the first round.
+    messages = [*messages, *(turn for turn in messages if turn["role"] != "system")]
+    messages = [{"thinking": turn.get("reasoning_content", ""), **turn} for turn in messages]
+    if chat == "tools" and name not in ("qwen3", "gptoss"):
+        with pytest.raises(data.DataError, match="leaves out the call of 'add'"):
+            encode_rows(ours, messages, tools=tools)
+        return
+    rows = encode_rows(ours, messages, tools=tools)
+    expected = set()
+    for n in [n for n, turn in enumerate(messages) if turn["role"] == "assistant"]:
+        prompt, after = (
+            hf.apply_chat_template(
+                messages[:end], tools=tools, add_generation_prompt=end == n, return_dict=False
+            )
+            for end in (n, n + 1)
+        )
+        # Mistral's template moves the system's text into the last turn if that is the user's.
+        start = len(prompt) if after[: len(prompt)] == prompt else last_of(after, prompt[-1]) + 1
+        while not hf.decode(after[-1]).strip().strip("Ċ"):
+            after.pop()
+        expected.add((tuple(prompt), tuple(after[start:])))
+    assert set.union(*map(spans, rows)) == expected
+    assert sum(len(spans(row)) for row in rows) == len(expected)
+
+
+def last_of(ids, wanted):
+    return max(i for i, x in enumerate(ids) if x == wanted)

@@ -27,6 +27,11 @@ def format_mesh(mesh: dict[str, int]) -> str:
     return " × ".join(f"{name} {n}" for name, n in mesh.items() if n > 1) or "one device"
 
 
+def format_amount(amount: float) -> str:
+    """Formats an amount with three digits, such as `4.62`, or with all digits before the point."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
 GPT3_TOKENS, GPT3_BYTES = 300 * 10**9, 570 * 10**9
 """GPT-3's number of training tokens, and the size of its filtered Common Crawl (Brown et al.
 2020)."""
@@ -236,8 +241,8 @@ def _run(
     steps = config.steps
     tokens = plan.tokens * steps
     yield f"the run of {steps:,} steps"
-    size = tokens * bytes_per_token / 1e9
-    yield f"  tokens       {tokens:.3g}, {size:.3g} GB of text at {bytes_per_token:g} bytes each"
+    size = format_amount(tokens * bytes_per_token / 1e9)
+    yield f"  tokens       {tokens:.3g}, {size} GB of text at {bytes_per_token:g} bytes each"
     # Convert the training of GPT-3 to steps of this size.
     by_tokens = GPT3_TOKENS / plan.tokens
     by_bytes = GPT3_BYTES / (plan.tokens * bytes_per_token)
@@ -253,7 +258,8 @@ def _run(
     cost = ""
     if price is not None:
         cost = f", {least * price:,.2f} to {most * price:,.2f} at {price:g} each"
+    first, last, low, high = map(format_amount, (*hours, least, most))
     yield (
-        f"  time         {hours[0]:.3g} to {hours[1]:.3g} hours by the estimate, {least:.3g} to "
-        f"{most:.3g} device-hours{cost}"
+        f"  time         {first} to {last} hours by the estimate, {low} to {high} "
+        f"device-hours{cost}"
     )

@@ -280,7 +280,7 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_row_for_each_answer(tmp_
     assert split.examples.num_examples == 3
     assert split.examples.num_learned == len("Three.\n") * 2 + len("Five.\n")
     assert split.summary.startswith("2 demonstrations in 3 sequences")
-    assert any("1 of 2 demonstrations have several rows (3 in all)" in x for x in split.notes)
+    assert any("1 demonstration of 2 in several rows (3 in all)" in x for x in split.notes)
     # A preference learns only its last answer, which has one text.
     pair = {"prompt": messages[:3], "chosen": messages[3:], "rejected": messages[1:2]}
     assert split_of(data.DPOData, [pair], template=template).examples.num_examples == 1

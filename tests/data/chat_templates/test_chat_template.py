@@ -51,6 +51,18 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_text_for_each_answer():
 
 
 @pytest.mark.parametrize("source", [CHATML, MARKED])
+def test_a_call_that_a_template_leaves_out_is_an_error(source):
+    """Otherwise the model would learn an empty answer in place of the call."""
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [TURNS[0], {**TURNS[3], "tool_calls": [call]}, *TURNS[1:2]]
+    with pytest.raises(data.DataError, match=r"leaves out the call of 'add': .*tool_calls"):
+        data.ChatTemplate(source).render_rows(messages)
+    reads = "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{{ m.content }}"
+    template = data.ChatTemplate(source.replace("{{ m.content }}", reads))
+    assert "add" in answers(template, messages)[0]
+
+
+@pytest.mark.parametrize("source", [CHATML, MARKED])
 def test_a_conversation_without_an_answer_is_an_error(source):
     with pytest.raises(data.DataError, match="role 'assistant'"):
         data.ChatTemplate(source).render_rows(TURNS[:1])

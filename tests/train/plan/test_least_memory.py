@@ -10,12 +10,14 @@ import jax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.registry import families
+from flaxzoo.train.cli.training.list import AS_PUBLISHED, GROUPS
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.engine.compile import configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device
 from flaxzoo.train.plan import worker
 from flaxzoo.train.plan.least_memory import WAYS, least_memory, trained_by
 from flaxzoo.train.plan.topology import parse_topology
+from flaxzoo.train.recipes import RECIPES
 from flaxzoo.train.state import count_parameters
 
 SMALL: dict[str, Any] = {"model.num_layers": 2, "model.vocab_size": 512}
@@ -46,11 +48,10 @@ def test_adapters_need_their_base_in_16_bits():
 
 
 DOCS = Path(__file__).parents[3] / "docs"
-SIZES = re.findall(
-    r"^\| (\w+) \| `(\S+)` \| ([\d,]+) \| ([\d,]+) \| [\d.,]+ GiB \| `(\S+)` \|$",
-    (DOCS / "scale" / "largest.md").read_text(encoding="utf-8"),
-    re.MULTILINE,
-)
+PAGE = (DOCS / "scale" / "largest.md").read_text(encoding="utf-8")
+NUMBERS = r"([\d,]+) \| ([\d,]+) \| [\d.,]+ GiB \| `(\S+)` \|$"
+SIZES = re.findall(rf"^\| (\w+) \| `(\S+)` \| {NUMBERS}", PAGE, re.MULTILINE)
+PUBLISHED = re.findall(rf"^\| `(\S+)` \| {NUMBERS}", PAGE, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +72,32 @@ def test_a_published_size_fits_the_topology_of_the_page(
 ):
     """And no smaller one of the page."""
     config = largest_models.planned(family, preset)
-    memory = least_memory(trained_by(config, "AdamW"), 1)
+    check_row(largest_models, trained_by(config, "AdamW"), vocabulary, number, topology)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "vocabulary", "number", "topology"), PUBLISHED)
+def test_a_published_recipe_fits_the_topology_of_the_page(
+    largest_models, recipe, vocabulary, number, topology
+):
+    """And no smaller one of the page."""
+    config = largest_models.planned_recipe(recipe)
+    check_row(largest_models, config, vocabulary, number, topology)
+
+
+def check_row(script, config, vocabulary, number, topology):
+    memory = least_memory(config, 1)
     assert f"{config.model.vocab_size:,}" == vocabulary
     assert f"{memory.parameters:,}" == number
-    *smaller, least = largest_models.TOPOLOGIES[: largest_models.TOPOLOGIES.index(topology) + 1]
-    assert largest_models.fits(memory, parse_topology(least))
-    assert not any(largest_models.fits(memory, parse_topology(x)) for x in smaller)
+    *smaller, least = script.TOPOLOGIES[: script.TOPOLOGIES.index(topology) + 1]
+    assert script.fits(memory, parse_topology(least))
+    assert not any(script.fits(memory, parse_topology(x)) for x in smaller)
 
 
-def test_the_page_has_each_family():
+def test_the_page_has_each_family_and_published_recipe():
     assert {row[0] for row in SIZES} == {name for name, x in families().items() if x.presets}
+    published = filter(lambda name: GROUPS[AS_PUBLISHED](RECIPES[name]), RECIPES)
+    assert [row[0] for row in PUBLISHED] == list(published)
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def read_ranking(line: str, number: int) -> list[list[int]]:
     allowed = Counter(map(str, range(1, number + 1)))
     require(
         Counter(itertools.chain(*ranks)) <= allowed and len(ranks) != 1,
-        f"the ranking must be different numbers from 1 to {number}, the best first, as in 2 1 "
-        f"or 2 1=3, got {line!r}",
+        f"the ranking must be different numbers from 1 to {number} in two or more ranks, the best "
+        f"first, as in 2 1 or 2 1=3, or an empty line to skip the prompt, got {line!r}",
     )
     return [[int(word) - 1 for word in rank] for rank in ranks]

@@ -11,6 +11,8 @@ from ...config import Recipe
 from ...recipes import RECIPES
 from ..options import parse
 
+AS_PUBLISHED = "as published, on data sets that are downloaded"
+"""The title of the recipes with published settings."""
 GROUPS: dict[str, Callable[[Recipe], bool]] = {
     "small models and toy tasks, without a download": lambda recipe: (
         recipe.of_preset is None and recipe.config.data.source_name.startswith("builtin:")
@@ -21,9 +23,7 @@ GROUPS: dict[str, Callable[[Recipe], bool]] = {
     "any published size, on your own text: --preset NAME": lambda recipe: (
         recipe.of_preset is not None
     ),
-    "as published, on data sets that are downloaded": lambda recipe: (
-        recipe.config.data.source_name.startswith("tfds:")
-    ),
+    AS_PUBLISHED: lambda recipe: recipe.config.data.source_name.startswith("tfds:"),
 }
 """Maps the title of each group to a function that returns whether a recipe belongs to the group.
 Each recipe belongs to exactly one group."""
