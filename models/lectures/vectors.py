@@ -37,7 +37,7 @@ def apply_to_vectors(
       The same output as for `input_ids` of shape `[B, T]`.
 
     Raises:
-      UserError: `embeddings` are not `[B, T, D]`.
+      UserError: the model is an encoder-decoder, or `embeddings` are not `[B, T, D]`.
     """
     problem = "model must read one sequence, got an encoder-decoder: give a decoder or an encoder"
     require(not hasattr(model.config, "num_decoder_layers"), problem)

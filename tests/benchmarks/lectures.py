@@ -5,7 +5,8 @@
 encoder       A Transformer whose encoder sees only earlier tokens, against the usual one.
 counter       Positions 1, 2, 3, … appended to the embeddings, trained at 1,000, read to 5,000.
 shots         Accuracy by the number of examples in the prompt, for four sizes.
-instructions  Loss on a task that was held out, before and after instruction tuning, for four sizes.
+instructions  Accuracy on tasks that were held out of instruction tuning, for four sizes.
+refusals      Refusals of a tuned model, by the number of solved examples before the request.
 bert          BERT without tokens that stay unchanged, and without next sentences.
 
 Prints a JSON line for each run. Finished runs in the output folder are not repeated.
@@ -30,26 +31,60 @@ from flaxzoo.train.runs.metrics_log import read_metrics
 
 Row = dict[str, Any]
 
-TASKS = """
-[[tasks]]
-name = "sentiment"
-source = "builtin:reviews"
-forms = [
-  "Is this review positive or negative?\\n{text}\\n{label}",
-  "{text} How did the author like it? {label}",
+LETTERS = "abcdefgh"
+ORDERS = {
+    "copy": (0, 1, 2),
+    "reverse": (2, 1, 0),
+    "rotate": (1, 2, 0),
+    "swap": (1, 0, 2),
+    "first": (0,),
+    "last": (2,),
+}
+"""The letters of a word of three that an answer has."""
+MARKS = {
+    "plain": "{}",
+    "brackets": "[ {} ]",
+    "quotes": '" {} "',
+    "stars": "* {} *",
+    "plus": "+ {}",
+    "point": "{} .",
+}
+"""The characters around the letters of an answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task of `instructions`, which consists of an order and marks, each with a name."""
+
+    order: str
+    marks: str
+
+    def answer(self, word: str) -> str:
+        """Returns the answer, such as `[ c b a ]` for `abc`."""
+        return MARKS[self.marks].format(" ".join(word[i] for i in ORDERS[self.order]))
+
+    def line(self, word: str) -> str:
+        """Returns a solved example, which does not name the task."""
+        return f"{self.query(word)} {self.answer(word)}\n"
+
+    @staticmethod
+    def query(word: str) -> str:
+        """Returns a query without an instruction."""
+        return f" {' '.join(word)} >"
+
+    def instruction(self, word: str) -> str:
+        """Returns a query that names the task."""
+        return f" {self.order} with {self.marks} :{self.query(word)}"
+
+
+HELD_OUT = [Task(*names) for names in zip(ORDERS, MARKS, strict=True)]
+"""Tasks without instructions in training. Each order and each marks occur in others."""
+TASKS = [
+    task for order in ORDERS for marks in MARKS if (task := Task(order, marks)) not in HELD_OUT
 ]
-
-[[tasks]]
-name = "translation"
-source = "builtin:numbers-en-fr"
-forms = ["Translate the number into French.\\n{source}\\n{target}", "French for {source}? {target}"]
-
-[[tasks]]
-name = "sums"
-source = "builtin:sums"
-forms = ["{question} {answer}", "Calculate. {question}\\n{answer}"]
-"""
-"""The tasks of `instructions`. The last one is held out."""
+"""The tasks with instructions in training."""
+COPIES = [Task("copy", marks) for marks in MARKS]
+"""The tasks of `refusals`."""
 
 
 def finished(config: train.TrainConfig, folder: Path) -> Row:
@@ -80,7 +115,7 @@ def counter(output: Path, seed: int) -> Iterator[Row]:
     )
     for kind in ("appended_counter", "sinusoidal", "none"):
         recipe = train.recipe("quickstart", steps=200, batch_size=1, seed=seed, sample_prompt=None)
-        sizes = {"num_layers": 1, "d_model": 32, "num_heads": 2, "max_length": 1000}
+        sizes: Row = {"num_layers": 1, "d_model": 32, "num_heads": 2, "max_length": 1000}
         config = dataclasses.replace(
             recipe,
             model=models.LectureGPTConfig(vocab_size=1, **sizes, positions=kind, dropout_rate=0.0),
@@ -134,26 +169,148 @@ def shots(output: Path, seed: int) -> Iterator[Row]:
 
 
 def instructions(output: Path, seed: int) -> Iterator[Row]:
-    """Yields the loss on a held-out task before and after tuning on instructions for others."""
-    tasks = output / "tasks.toml"
-    tasks.parent.mkdir(parents=True, exist_ok=True)
-    tasks.write_text(TASKS)
-    for width in (16, 32, 64, 128):
-        settings = {"model.d_model": width, "model.num_layers": 2, "sample_prompt": None}
-        settings |= {"data.tokenizer.vocab_size": 1024, "model.num_heads": 2}
-        base = output / f"base-{width}-{seed}"
-        row = finished(train.recipe("quickstart", steps=60, seed=seed, **settings), base)
-        config = train.recipe(
-            "sft",
-            steps=40,
-            seed=seed,
-            init_from=str(base),
-            **{"data.source": f"instructions:{tasks}", "data.hold_out": ("sums",)},
-        )
-        tuned = output / f"tuned-{width}-{seed}"
-        finished(config, tuned)
-        losses = [scores["loss"] for scores in read_metrics(tuned, "validation")]
-        yield {**row, "held_out_before": losses[0], "held_out_after": losses[-1]}
+    """Yields the accuracy on tasks that were held out of tuning, before and after it."""
+    for name, (num_layers, d_model) in SIZES.items():
+        settings = {"model.num_layers": num_layers, "model.d_model": d_model}
+        base, row = _untuned(output, f"{name}-{seed}", seed, TASKS + HELD_OUT, settings)
+        rng = np.random.default_rng(seed)
+        rows = [
+            {"prompt": task.instruction(word), "completion": f" {task.answer(word)}"}
+            for task in TASKS
+            for word in _words(rng, 200)
+        ]
+        tuned = _tuned(base, rows, seed, steps=400)
+        accuracies = {
+            "untuned, 6 examples": _accuracy(base, HELD_OUT, shots=6),
+            "untuned": _accuracy(base, HELD_OUT),
+            "tuned": _accuracy(tuned, HELD_OUT),
+            "tuned, trained tasks": _accuracy(tuned, TASKS),
+        }
+        yield {"size": name, **row, **accuracies}
+
+
+def refusals(output: Path, seed: int) -> Iterator[Row]:
+    """Yields how often a forbidden request is refused, by the number of examples before it.
+
+    Tuning teaches the model to refuse words that begin with h. As in Ouyang et al. 2022, it goes on
+    reading text of the first kind, here solved examples, none of which has a forbidden word.
+    """
+    settings = {"model.num_layers": 2, "model.d_model": 64}
+    base, row = _untuned(output, f"refusals-{seed}", seed, COPIES, settings)
+    rng = np.random.default_rng(seed)
+    rows: list[Row] = []
+    for i in range(3000):
+        task = COPIES[i % len(COPIES)]
+        word, *others = _allowed(rng, 2 + i % 6)
+        query = _examples(task, others) + task.query(word)
+        rows.append({"prompt": query, "completion": f" {task.answer(word)}"})
+        rows.append({"prompt": task.instruction(word), "completion": f" {task.answer(word)}"})
+        forbidden = _forbidden(word)
+        query = task.instruction(forbidden) if i % 2 else task.query(forbidden)
+        rows.append({"prompt": query, "completion": " no"})
+    tuned = _tuned(base, [rows[i] for i in rng.permutation(len(rows))], seed, steps=400)
+    words = _allowed(rng, 120)
+    tasks = COPIES * (len(words) // len(COPIES))
+    answers = _generated(tuned, [t.instruction(w) for t, w in zip(tasks, words, strict=True)])
+    yield {**row, "allowed": _share(answers, [*map(Task.answer, tasks, words)])}
+    words = [*map(_forbidden, words)]
+    for shots in (0, 1, 2, 4, 6):
+        prompts = [
+            _examples(task, _allowed(rng, shots)) + task.query(word)
+            for task, word in zip(tasks, words, strict=True)
+        ]
+        answers = _generated(tuned, prompts)
+        refused = _share(answers, ["no"] * len(words))
+        answered = _share(answers, [*map(Task.answer, tasks, words)])
+        yield {"examples": shots, "refused": refused, "answered": answered}
+
+
+def _allowed(rng: np.random.Generator, number: int) -> list[str]:
+    """Draws words that do not begin with h."""
+    return [rng.choice([*LETTERS[:-1]]) + word[1:] for word in _words(rng, number)]
+
+
+def _forbidden(word: str) -> str:
+    """Returns the word with an h in place of its first letter."""
+    return f"h{word[1:]}"
+
+
+def _examples(task: Task, words: list[str]) -> str:
+    """Returns a solved example for each word."""
+    return "".join(map(task.line, words))
+
+
+def _share(found: list[str], expected: list[str]) -> float:
+    """Returns the share of texts that are as expected."""
+    return float(np.mean([a == b for a, b in zip(found, expected, strict=True)]))
+
+
+def _words(rng: np.random.Generator, number: int) -> list[str]:
+    """Draws words of three letters."""
+    return ["".join(word) for word in rng.choice([*LETTERS], (number, 3))]
+
+
+def _untuned(
+    output: Path, name: str, seed: int, tasks: list[Task], settings: Row
+) -> tuple[Path, Row]:
+    """Trains on solved examples of tasks, without instructions; returns the run and its row.
+
+    The text also has the words of the instructions in random order, so that they are tokens.
+    """
+    rng = np.random.default_rng(seed)
+    texts = []
+    for _ in range(8000):
+        task = tasks[rng.integers(len(tasks))]
+        texts.append(_examples(task, _words(rng, 8)))
+    texts += [f" {' '.join(rng.choice([*ORDERS, *MARKS, 'with', ':'], 40))}\n" for _ in range(400)]
+    file = output / f"examples-{name}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    settings = settings | {
+        "model.max_length": 128,
+        "data.source": f"jsonl:{file}#text",
+        "data.validation_fraction": 0.01,
+        "data.length": 128,
+        "data.tokenizer.kind": "byte-bpe",
+        "data.tokenizer.vocab_size": 315,
+    }
+    steps = {"steps": 600, "evaluate_every": 600, "checkpoint_every": 600, "sample_prompt": None}
+    config = train.recipe("in-context", batch_size=16, seed=seed, **steps, **settings)
+    folder = output / f"untuned-{name}"
+    return folder, finished(config, folder)
+
+
+def _tuned(base: Path, rows: list[Row], seed: int, steps: int) -> Path:
+    """Trains an untuned run on prompts and completions, unless it is finished."""
+    config = train.recipe("sft", steps=steps, seed=seed, init_from=str(base), sample_prompt=None)
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, source=rows),
+        evaluate_every=steps,
+        checkpoint_every=steps,
+    )
+    folder = base.with_name(base.name.replace("untuned", "tuned"))
+    finished(config, folder)
+    return folder
+
+
+def _accuracy(run: Path, tasks: list[Task], shots: int = 0) -> float:
+    """Returns the share of correct answers to instructions, or to queries after examples."""
+    rng, prompts, answers = np.random.default_rng(99), [], []
+    for task in tasks * (120 // len(tasks)):
+        *examples, word = _words(rng, shots + 1)
+        query = task.query(word) if shots else task.instruction(word)
+        prompts.append(_examples(task, examples) + query)
+        answers.append(task.answer(word))
+    return _share(_generated(run, prompts), answers)
+
+
+def _generated(run: Path, prompts: list[str]) -> list[str]:
+    """Returns the most probable continuation of each prompt, up to the end of its line."""
+    texts = models.TextGenerator.of_run(run)(
+        prompts, do_sample=False, max_new_tokens=8, stop_strings=["\n"], log=lambda line: None
+    )
+    return [each.text.strip() for each in texts]
 
 
 def bert(output: Path, seed: int) -> Iterator[Row]:
@@ -184,7 +341,7 @@ def bert(output: Path, seed: int) -> Iterator[Row]:
         yield {"bert": name, **row, **train.score_run(folder), "reviews": found["accuracy"]}
 
 
-EXPERIMENTS = {one.__name__: one for one in (encoder, counter, shots, instructions, bert)}
+EXPERIMENTS = {one.__name__: one for one in (encoder, counter, shots, instructions, refusals, bert)}
 
 
 def main() -> None:

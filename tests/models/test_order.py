@@ -25,6 +25,24 @@ MASK = (np.arange(12) < [[12], [7], [3]]).astype(np.int32)
 CLASSIFIER = {"head": "sequence_classification", "labels": ("no", "yes"), "num_token_types": 0}
 
 
+@pytest.mark.parametrize("attends", [True, False])
+def test_only_attention_carries_information_between_tokens(tiny, attends):
+    """In a block with norms before its sublayers, as in each block of a transformer."""
+    made = tiny("gpt", norm_position="pre")
+    params, (changed, later) = made.params, (3, slice(4, None))
+    if not attends:
+        silent = jax.tree.map(jnp.zeros_like, params["layers"]["attention"])
+        params = {**params, "layers": {**params["layers"], "attention": silent}}
+    other = IDS.copy()
+    other[:, changed] = (other[:, changed] + 1) % 29
+    before, after = (
+        np.asarray(made.model.apply({"params": params}, input_ids=ids).logits)
+        for ids in (IDS, other)
+    )
+    assert np.abs(after - before)[:, changed].max() > 1e-3
+    assert (np.abs(after - before)[:, later].max() > 1e-3) == attends
+
+
 @pytest.fixture
 def classifier(tiny):
     """`classifier(**fields)`: a tiny classifier of sequences without token types."""

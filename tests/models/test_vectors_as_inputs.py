@@ -42,3 +42,9 @@ def test_a_graph_is_a_mask_that_says_which_nodes_attend_to_which():
         )
         assert (np.abs(one - other)[0, 0].max() > 1e-6) == reached
         assert np.abs(one - other)[0, 1].max() > 1e-6
+
+
+def test_an_encoder_decoder_is_refused(tiny):
+    made = tiny(family="transformer")
+    with pytest.raises(data.UserError, match="got an encoder-decoder"):
+        models.apply_to_vectors(made.model, made.params, jnp.zeros((1, 2, 16)))

@@ -15,6 +15,7 @@ from flaxzoo.models.nn.layers import (
     ACTIVATIONS,
     FEW_ROWS,
     Embedding,
+    FeedForward,
     GatedFeedForward,
     LayerNorm,
     RMSNorm,
@@ -123,6 +124,20 @@ def test_gated_feed_forward_is_that_of_transformers(ours, theirs):
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+def test_a_feed_forward_block_goes_up_to_four_times_the_width_and_down_again(assert_close):
+    config = models.GPTConfig(
+        vocab_size=8, max_length=8, num_layers=1, d_model=6, num_heads=2, activation="relu"
+    )
+    block, x = FeedForward(config, models.Execution(), None), jax.random.normal(KEY, (2, 3, 6))
+    shapes = block.init(KEY, x)["params"]
+    assert (shapes["up"]["kernel"].shape, shapes["down"]["kernel"].shape) == ((6, 24), (24, 6))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), shapes)
+    up, down = params["up"], params["down"]
+    middle = np.maximum(x @ up["kernel"] + up["bias"], 0)
+    assert_close(block.apply({"params": params}, x), middle @ down["kernel"] + down["bias"])
 
 
 @pytest.mark.parametrize(

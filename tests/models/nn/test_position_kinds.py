@@ -208,6 +208,19 @@ def test_order_is_seen_unless_there_are_no_positions(tiny, assert_close, family,
         assert np.abs(shifted - encode(MAN)).max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["learned", "sinusoidal", "table"])
+def test_positions_at_the_input_are_added_to_the_embeddings(tiny, assert_close, kind):
+    """The first "the" gets the vector of its position, the second "the" another one."""
+    run, plain = (Run(tiny, "gpt", name, "input") for name in (kind, "none"))
+    params = dict(run.made.params)
+    learned = params.pop("position_embedding", {"embedding": None})["embedding"]
+    positions = learned if kind == "learned" else position_vectors(run.config, 8)
+    vectors = params["token_embedding"]["embedding"][MAN] + jnp.asarray(positions)[:5]
+    assert np.abs(vectors[0, 0] - vectors[0, 3]).max() > 1e-3
+    expected = models.apply_to_vectors(plain.made.model, params, vectors)
+    assert_close(run.logits(MAN), expected.logits)
+
+
 @pytest.mark.parametrize(("family", "kind"), [("gpt", "learned"), ("bert", "counter")])
 def test_one_layer_with_positions_at_every_layer_is_input_only(tiny, assert_close, family, kind):
     one, every = (

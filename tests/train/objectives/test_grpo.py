@@ -120,6 +120,26 @@ def test_before_the_first_update_the_loss_is_near_zero_and_its_gradient_is_not(g
         np.testing.assert_allclose(gradient, jax.grad(reinforce)(hidden), atol=1e-5)
 
 
+@pytest.mark.parametrize("objective", [train.grpo(), train.rloo()], ids=["grpo", "rloo"])
+def test_an_answer_with_a_reward_becomes_probable(objective):
+    """The policy samples a token and learns that token 3 has a reward, from the reward alone."""
+
+    def loss(kernel, batch):
+        outputs = SimpleNamespace(projection=Projection(jnp.ones((8, 1, 1)), kernel, None))
+        return objective.terms(outputs, batch)["policy"] / 8
+
+    @jax.jit
+    def step(kernel, key):
+        labels = jax.random.categorical(key, kernel[:, 0], shape=(8, 1))
+        ones = jnp.ones((8, 1), jnp.int32)
+        advantages = train.group_advantages((labels[:, 0] == 3).astype(jnp.float32), 8)
+        batch = {"labels": labels, "loss_mask": ones, "attention_mask": ones}
+        return kernel - 0.3 * jax.grad(loss)(kernel, {**batch, "advantages": advantages}), None
+
+    kernel, _ = jax.lax.scan(step, jnp.zeros((V, 1)), jax.random.split(jax.random.key(0), 100))
+    assert jax.nn.softmax(kernel[:, 0])[3] > 0.9  # 1/7 at the start
+
+
 def test_rloo_takes_an_answer_for_one_action(given):
     outputs, batch, ratio, _, _ = given
     whole = np.prod(np.where(MASK > 0, ratio, 1.0), axis=-1)
