@@ -24,6 +24,8 @@ PAGES = (
     "families/llama",
     "explain/losses",
     "results",
+    "reference/api/models",
+    "genindex",
     "notebooks/04_weights",
 )
 FOUND = {
