@@ -140,7 +140,11 @@ def _make_pages(app):
 
 
 def _add_searches(app, document):
-    """Adds the search words of a page to its index."""
+    """Adds the search words of a page to its index.
+
+    If Sphinx reads only changed pages, its index lacks the words of the other pages. With the
+    option `-E`, Sphinx reads all pages.
+    """
     if searches := SEARCHES.get(app.env.docname):
         entries = [("single", words, "", "main", None) for words in searches.split(", ")]
         next(document.findall(nodes.section)).insert(1, addnodes.index(entries=entries))
