@@ -11,6 +11,7 @@ from flaxzoo.train.engine import machine_memory, memory_summary, start
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.evaluate_config import EvaluateConfig
 
+from ...support.devices import on_devices
 from ...support.run_folders import small_run
 
 MIB = 1 << 20
@@ -185,7 +186,8 @@ def test_tasks_need_memory_for_the_whole_parameters(mesh, tmp_path, available):
     tasks = EvaluateConfig(tasks=("prompts:answers.jsonl",))
     model = {"vocab_size": 32, "num_heads": 8}
     config = small_run(tmp_path, model=model, steps=4, mesh=mesh, evaluate=tasks)
-    shapes = compile_trainer(config, train.CAUSAL).shapes
+    with on_devices(8):
+        shapes = compile_trainer(config, train.CAUSAL).shapes
     # A device already has the whole of each parameter that is not sharded.
     params = jax.tree.leaves(shapes.params)
     gathered = sum(x.size * 4 for x in params if not x.sharding.is_fully_replicated)
