@@ -181,6 +181,5 @@ class JoinedRecords:
         hasher = hashlib.blake2b(digest_size=16)
         for part in parts:
             hasher.update(f"{part.fingerprint} {len(part)}\n".encode())
-        # All local sources share one note, which must be logged only once.
-        note = "; ".join(filter(None, dict.fromkeys(part.note for part in parts)))
+        note = "; ".join(filter(None, (part.note for part in parts)))
         return Documents(cls(tuple(parts)), "text", hasher.hexdigest(), note=note)

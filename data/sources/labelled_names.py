@@ -29,7 +29,14 @@ from ..common.errors import DataError
 from ..common.fields import require
 from ..filters.conditions import Condition, split_conditions
 from .in_memory import KIND, fields_of
-from .source_names import FILE_KINDS, Source, check_kind, parse_name, parse_sources
+from .source_names import (
+    FILE_KINDS,
+    Source,
+    check_kind,
+    parse_name,
+    parse_sources,
+    split_mixture,
+)
 
 FORMS = {
     "tsv": "tsv:GLOB#LABEL,TEXT",
@@ -114,12 +121,13 @@ def parse_labelled(
         conditions = split_conditions(location, name)[1]
         return LabelledSource(name, KIND, location, fields, conditions=conditions)
     shown = {kind: FORMS[kind] for kind in forms if kind != KIND}
-    kind = check_kind(name, shown)
-    # Only sources of documents can be joined with a plus sign.
-    joined = kind != "corpora" and re.search(rf"\s\+\s+({'|'.join(forms)}):", name)
+    # Only sources of documents can be joined with a plus sign, with or without weights.
+    _, _, kind = name.partition(":")[0].rpartition("*")
+    terms = split_mixture(name) or re.findall(rf"\s\+\s+(?:{'|'.join(forms)}):", name)
     remedy = f"name several files by a glob, as {kind}:FOLDER/*"
-    problem = f"labelled sources are not joined ({name!r}): {remedy}"
-    require(not joined, problem, DataError)
+    problem = f"labeled sources cannot be joined or mixed, got {name!r}: {remedy}"
+    require(kind == "corpora" or not terms, problem, DataError)
+    kind = check_kind(name, shown)
     _, location, part, conditions = parse_name(name, shown)
     if kind == "corpora":
         parse_corpora(location, name)

@@ -137,17 +137,17 @@ def _load_local(
     has_split = split == "train" or fraction > 0
     problem = f"{name!r} has no validation split: set validation_fraction above 0"
     require(has_split, problem, DataError)
-    left_out = LeftOut()
     # The first pass hashes all texts, because the division and the cache keys need the hashes.
-    texts = [_read_once(source, left_out, cache) for source in local]
+    texts = [_read_once(source, cache) for source in local]
     counts = [one.counts for one in texts]
     division = HashSplit.of(itertools.chain.from_iterable(counts), fraction, name)
-    note = left_out_note(left_out)
+    notes = [left_out_note(one.left_out) for one in texts]
     if split == "validation":
-        note = _large_part(counts, division, fraction)
+        # The sources are divided together, so only the first one has this note.
+        notes = [_large_part(counts, division, fraction), *[""] * (len(texts) - 1)]
     # With several sources, the digest limit depends on all of them, so it must be part of the key.
     rule = repr(fraction) if len(local) == 1 else division.limit.hex()
-    for one in texts:
+    for one, note in zip(texts, notes, strict=True):
         if isinstance(one, NumberedTexts):
             loaded = one.documents(division, split)
         else:
@@ -156,13 +156,12 @@ def _load_local(
         yield replace(loaded, note=note)
 
 
-def _read_once(source: Source, left_out: LeftOut, cache: Path) -> "_Reread | NumberedTexts":
+def _read_once(source: Source, cache: Path) -> "_Reread | NumberedTexts":
     """Hashes the texts of a source, and counts the records that are left out."""
     if is_read_in_place(source):
-        texts = numbered(source, cache)
-        left_out.update(texts.left_out)
-        return texts
-    return _Reread(source, Counter(map(text_digest, read_documents(source, left_out))))
+        return numbered(source, cache)
+    left_out = LeftOut()
+    return _Reread(source, Counter(map(text_digest, read_documents(source, left_out))), left_out)
 
 
 def _large_part(counts: Sequence[Counter[bytes]], division: HashSplit, fraction: float) -> str:
@@ -217,11 +216,12 @@ class _Reread:
     Attributes:
       source: The source.
       counts: For each digest, the number of documents that have it.
+      left_out: The number of records that the conditions of the source leave out.
       changed: Whether the documents had different digests in a later pass.
     """
 
-    def __init__(self, source: Source, counts: Counter[bytes]) -> None:
-        self.source, self.counts = source, counts
+    def __init__(self, source: Source, counts: Counter[bytes], left_out: LeftOut) -> None:
+        self.source, self.counts, self.left_out = source, counts, left_out
         self.changed = False
 
     def __iter__(self) -> Iterator[str]:

@@ -170,6 +170,32 @@ def test_prepared_folders_are_mixed(texts, tmp_path):
         mixed.train_split(tokenizer, (), 0)
 
 
+def test_the_log_states_what_a_filter_leaves_out_of_its_source_only(tmp_path):
+    for letter, size in (("a", 40), ("b", 60), ("c", 60)):
+        rows = ({"text": f"{letter}{i}", "n": i % 10} for i in range(size))
+        (tmp_path / f"{letter}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
+    a, b, c = (f"jsonl:{tmp_path}/{letter}.jsonl#text" for letter in "abc")
+    config = data.CausalLMData(
+        source=f"2*{a}?n>6 + 1*{b} + 1*{c}?n>6", length=8, tokenizer=CHARACTERS
+    )
+    first, left_out_of_a, second, third, left_out_of_c = config.train_split(
+        config.make_tokenizer(), (), 0
+    ).notes
+    assert [note[:5] for note in (first, second, third)] == ["50.0%", "25.0%", "25.0%"]
+    assert left_out_of_a == "28 documents left out by the filter n>6"
+    assert left_out_of_c == "42 documents left out by the filter n>6"
+
+
+def test_labeled_examples_and_pairs_cannot_be_mixed(tmp_path):
+    settings = {"length": 8, "tokenizer": TokenizerConfig("wordpiece", 20)}
+    labeled = data.SequenceClassificationData(source="0.5*tsv:a#1,2 + 0.5*csv:b#1,2", **settings)
+    with pytest.raises(DataError, match=r"labeled .*mixed, got .*glob, as tsv:FOLDER/\*"):
+        labeled.texts()
+    pairs = data.TranslationData(source="0.5*tsv:a#1,2 + 0.5*tsv:b#1,2", **settings)
+    with pytest.raises(DataError, match=r"weights, got .*join the sources without weights"):
+        pairs.texts()
+
+
 def test_conversations_are_mixed(tmp_path):
     for letter in "ab":
         rows = ({"prompt": f"{letter}{i}", "completion": letter * 3} for i in range(40))

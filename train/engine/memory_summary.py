@@ -90,6 +90,8 @@ def check_state_fits(
 ) -> None:
     """Checks, before allocation, that the parameters and the optimizer state fit on the devices.
 
+    If the run has tasks, also checks that the whole parameters fit next to the state on one device.
+
     Args:
         config: The run.
         shapes: The shapes and shardings of the state.
@@ -99,11 +101,24 @@ def check_state_fits(
     Raises:
         UserError: The parameters and the optimizer state do not fit.
     """
-    _require_memory(
-        "parameters and optimizer state need",
-        _needed(bytes_per_device(shapes), devices),
-        available_bytes(devices),
-        remedy=_smaller_model(config, resumed),
+    needed, available = _needed(bytes_per_device(shapes), devices), available_bytes(devices)
+    what, remedy = "parameters and optimizer state", _smaller_model(config, resumed)
+    _require_memory(f"{what} need", needed, available, remedy=remedy)
+    if config.evaluate.tasks:
+        _require_memory(
+            f"{what}, and the whole parameters that evaluate.tasks gathers on one device, need",
+            needed + _gathered_bytes(shapes),
+            available,
+            remedy="leave evaluate.tasks out, and run flaxzoo evaluate RUN --tasks after training",
+        )
+
+
+def _gathered_bytes(shapes: TrainState) -> int:
+    """Returns the bytes that tasks add to a device: a whole copy of each sharded parameter."""
+    return sum(
+        math.prod(x.shape) * x.dtype.itemsize
+        for x in jax.tree.leaves((shapes.params, shapes.frozen))
+        if not x.sharding.is_fully_replicated
     )
 
 

@@ -89,7 +89,7 @@ def open_run(
     log(f"{_sizes(run.config, trainer)}, {trainer.description}")
     log(trainer.memory_summary)
     for name, part in mixture_lines(run):
-        log(f"mixture: {name}: {part}")
+        log(f"mixture until step {run.config.steps:,}: {name}: {part}")
     note = None if custom.names else run.config.objective.loss_note(run.config.data)
     if note is not None:
         log(note)

@@ -239,9 +239,11 @@ def _left_unreported(folder: Path) -> Scores | None:
 
 def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> str | None:
     """Writes the report of a finished run; returns the text that the model wrote for the report."""
-    config = run.config
+    config, stage = run.config, run.config.stage
+    # Earlier stages may have had another batch size or another length.
+    number = f"{config.steps:,}" + (f", the last {config.steps - stage.start:,}" if stage else "")
     summary = {
-        "steps": f"{config.steps:,} of {config.batch_size} × {config.data.lengths[0]} tokens",
+        "steps": f"{number} of {config.batch_size} × {config.data.lengths[0]} tokens",
         "training data": run.train.summary
         if run.custom.examples is not None
         else f"{config.data.source_name}: {run.train.summary}",

@@ -271,8 +271,20 @@ def open_all(settings: EvaluateConfig) -> tuple[Task, ...]:
 
 
 def judge(tasks: Iterable[Task], judged: Judged) -> Results:
-    """Evaluates a model on all tasks; returns `{"hellaswag": {"acc": 0.3, …}, …}`."""
-    return {name: metrics for task in tasks for name, metrics in task(judged).items()}
+    """Evaluates a model on all tasks; returns `{"hellaswag": {"acc": 0.3, …}, …}`.
+
+    Each line of the log begins with the names of its task.
+    """
+    results: Results = {}
+    for task in tasks:
+        title = ", ".join(task.names)
+        log = functools.partial(_log_of_task, judged.log, title)
+        results |= task(dataclasses.replace(judged, log=log))
+    return results
+
+
+def _log_of_task(log: LogFn, title: str, line: str) -> None:
+    log(f"{title}: {line}")
 
 
 def flat(results: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -51,8 +51,11 @@ def _words(setting: str, value: object) -> Iterator[str]:
         # A switch takes no value, and --no-NAME turns it off.
         section, dot, last = flag.removeprefix("--").rpartition(".")
         yield flag if value else f"--{section}{dot}no-{last}"
-    elif isinstance(value, list):
+    elif isinstance(value, list) and len(value) != 1:
         yield from (flag, *map(str, value))
+    elif isinstance(value, list):
+        # A single value may begin with a hyphen, so join it to the option.
+        yield f"{flag}={value[0]}"
     else:
         yield f"{flag}={value}"
 

@@ -48,6 +48,8 @@ def test_a_wrong_setting_is_named(settings, message):
         'bert-quickstart --data.no-next-sentence --data.source text:a\\b"ü.txt#block',
         "rerank --objective.loss rank_net",
         "embed --objective.kind cosent",
+        "quickstart --evaluate.tasks prompts:a.jsonl --evaluate.stop=---",
+        'quickstart --evaluate.tasks prompts:a.jsonl --evaluate.stop ### "Q:\\n" None',
     ],
 )
 def test_a_file_of_settings_gives_the_same_configuration(words, tmp_path):

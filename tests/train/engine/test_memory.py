@@ -9,7 +9,9 @@ from flaxzoo import train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.engine import machine_memory, memory_summary, start
 from flaxzoo.train.engine.compile import compile_trainer
+from flaxzoo.train.evaluate_config import EvaluateConfig
 
+from ...support.devices import on_devices
 from ...support.run_folders import small_run
 
 MIB = 1 << 20
@@ -176,6 +178,26 @@ def test_virtual_devices_share_the_memory(tmp_path, available):
     memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
     available(8 * each - 1)
     with pytest.raises(UserError, match="optimizer state"):
+        memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
+
+
+@pytest.mark.parametrize("mesh", [train.MeshConfig(data=1, fsdp=8), train.MeshConfig(data=8)])
+def test_tasks_need_memory_for_the_whole_parameters(mesh, tmp_path, available):
+    tasks = EvaluateConfig(tasks=("prompts:answers.jsonl",))
+    model = {"vocab_size": 32, "num_heads": 8}
+    config = small_run(tmp_path, model=model, steps=4, mesh=mesh, evaluate=tasks)
+    with on_devices(8):
+        shapes = compile_trainer(config, train.CAUSAL).shapes
+    # A device already has the whole of each parameter that is not sharded.
+    params = jax.tree.leaves(shapes.params)
+    gathered = sum(x.size * 4 for x in params if not x.sharding.is_fully_replicated)
+    assert (gathered > 0) == (mesh.fsdp == 8)
+    needed = 8 * memory_summary.bytes_per_device(shapes) + gathered
+    available(needed)
+    memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
+    available(needed - 1)
+    message = r"evaluate\.tasks .* need .*: leave evaluate\.tasks out" if gathered else "state need"
+    with pytest.raises(UserError, match=message):
         memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
 
 

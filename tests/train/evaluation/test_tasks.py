@@ -7,7 +7,7 @@ from flaxzoo import data, train
 from flaxzoo.data.common.errors import DataError, UserError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.evaluate_config import EvaluateConfig
-from flaxzoo.train.evaluation.tasks import flat, open_all
+from flaxzoo.train.evaluation.tasks import Judged, Task, flat, judge, open_all
 
 from ...support.run_folders import small_run
 from ..runs.test_embedding_run import PAIRS, config_of
@@ -121,6 +121,25 @@ def test_what_cannot_judge_is_named(tasks, message, tmp_path):
     names = tuple(name.format(tmp_path) for name in tasks)
     with pytest.raises((DataError, UserError), match=message):
         open_all(EvaluateConfig(tasks=names))
+
+
+class Logging(Task):
+    """A task that logs a line."""
+
+    names = ("pets",)
+
+    def check(self, model):
+        pass
+
+    def __call__(self, judged):
+        judged.log("1 prompt is truncated")
+        return {"pets": {"acc": 1.0}}
+
+
+def test_a_line_of_the_log_names_its_task(tmp_path):
+    lines = []
+    assert judge([Logging()], Judged(tmp_path, log=lines.append)) == {"pets": {"acc": 1.0}}
+    assert lines == ["pets: 1 prompt is truncated"]
 
 
 @pytest.mark.parametrize("options", [{"tasks_every": 10}, {"shots": 5}, {"stop": ("q",)}])

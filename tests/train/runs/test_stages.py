@@ -103,10 +103,24 @@ def test_a_stage_with_other_settings_resumes_bit_for_bit(first, run, tmp_path):
     report = (run / "report.md").read_text()
     changes = "optimizer.schedule constant → linear, optimizer.final_fraction 0.1 → 0.0, batch_size"
     assert f"| stage 2 | steps 5 to 8: {changes} 8 → 16 |" in report
+    assert "| steps | 8, the last 4 of 16 × 16 tokens |" in report
     # Everything that takes a run takes this one.
     assert train.score_run(run)["loss"] > 0
     train.export_model(run, tmp_path / "exported")
     assert models.load(tmp_path / "exported")
+
+
+@pytest.mark.slow
+def test_the_decay_of_wsd_as_a_stage_equals_a_single_run(first, run, tmp_path):
+    falls = {"final_fraction": 0.0, "decay_fraction": 0.5}
+    decay, wsd = (
+        config_with(first[0], steps=8, optimizer=dataclasses.replace(CONSTANT, schedule=x, **falls))
+        for x in ("linear", "wsd")
+    )
+    train.train(decay, run, extend=True, quiet=True)
+    train.train(wsd, tmp_path / "whole", quiet=True)
+    assert_same(everything(run, 8), everything(tmp_path / "whole", 8))
+    assert lines(run)[-1] == lines(tmp_path / "whole")[-1]
 
 
 @pytest.mark.parametrize(
