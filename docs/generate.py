@@ -15,7 +15,6 @@ from flaxzoo.data.common.fields import field_docs, range_of
 from flaxzoo.models.config import Execution
 from flaxzoo.models.mesh_axes import MESH_AXES, MESH_AXIS_NAMES
 from flaxzoo.models.registry import FAMILIES, Family, families
-from flaxzoo.models.text.embed import TextEmbedder
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.objectives.table import OBJECTIVES, objective_class
@@ -87,10 +86,13 @@ SUPPORT_NAMES = {
 SUPPORT_MATRIX = """
 ## What each family supports
 
-*Load* and *save* are the largest relative difference of outputs to transformers, measured by the
-[parity tests](../support.md). *Train* counts the heads. *Generate* says whether greedy and beam
-search give the tokens of transformers. *Embed* is for `TextEmbedder`. *Shard* lists the mesh axes
-that divide parameters; `data` and `context` divide the batch of every family.
+Each figure is the largest relative difference to transformers in float32, measured by the
+[parity tests](../support.md). *Load* and *save* compare the outputs of loaded and saved weights,
+*train* compares gradients, *embed* compares vectors of texts, and *shard* compares gradients that
+eight devices computed. The column *shard* also lists the mesh axes that divide parameters; `data`
+and `context` divide the batch of every family. *Generate* says whether greedy and beam search give
+the tokens of transformers. A dash means that the family lacks the feature, or that no test compares
+it with transformers.
 """
 
 
@@ -313,25 +315,22 @@ def _family_pages(support: str) -> Iterator[Page]:
 def _support(record: Family, measured: list[str]) -> tuple[str, ...]:
     """Returns the row for a family in the table of supported features."""
     config = next(iter(record.presets.values())).config
-    # family | head | model of transformers | import | export | tokens
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in measured]
-    # For some families, the export of a body without a head was not measured.
-    load, save = (max((c[i] for c in cells if c[i]), key=float, default="–") for i in (3, 4))
+    # The columns after family, head and class, in the order of `tests/parity/parity_table.py`.
+    cells = [[cell.strip() for cell in row.strip("|").split("|")][3:] for row in measured]
+    load, save, gradients, tokens, vectors, devices = (
+        max(filter(None, column), key=_difference, default="–")
+        for column in zip(*cells, strict=True)
+    )
     logical = {axis for axes in record.parameter_axes.values() for axis in axes}
     shared = {axis for name in logical for axis in MESH_AXES[name]}
     experts = {"expert"} if getattr(config, "num_experts", 0) else set()
     axes = [axis for axis in MESH_AXIS_NAMES if axis in (shared - {"expert"}) | experts]
-    heads = [head for head in config.heads if head != "none"]
-    generates = any(c[5] == "equal" for c in cells)
-    embeds = "seq2seq_lm" not in config.heads and not TextEmbedder.heads.isdisjoint(config.heads)
-    return (
-        load,
-        save,
-        f"{len(heads)} heads" if len(heads) > 1 else heads[0],
-        "equal tokens" if generates else "–",
-        "yes" if embeds else "–",
-        ", ".join(axes),
-    )
+    generate = f"{tokens} tokens" if tokens == "equal" else tokens
+    return load, save, gradients, generate, vectors, f"{devices} ({', '.join(axes)})"
+
+
+def _difference(cell: str) -> float:
+    return 0.0 if cell == "equal" else float(cell)
 
 
 def _about_family(name: str, record: Family) -> str:
