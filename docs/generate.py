@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
+import flax.linen as nn
 from flaxzoo import data, models, train
-from flaxzoo.data.common.fields import field_docs, range_of
+from flaxzoo.data.common.fields import Checked, field_docs, range_of
 from flaxzoo.models.config import Execution
 from flaxzoo.models.mesh_axes import MESH_AXES, MESH_AXIS_NAMES
 from flaxzoo.models.registry import FAMILIES, Family, families
@@ -19,6 +20,7 @@ from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.objectives.table import OBJECTIVES, objective_class
 from flaxzoo.train.recipes import RECIPES
+from sphinx.pycode import ModuleAnalyzer
 
 Page = tuple[str, str]
 """The path of a page, relative to the folder of the site, and the text of the page."""
@@ -247,7 +249,7 @@ def _public_names() -> Iterator[Page]:
         names = sorted(module.__all__, key=str.lower)
         values = {name: getattr(module, name) for name in names}
         rows = [
-            (f"[`{name}`]({package}/{name}.rst)", _summary(value) if callable(value) else "")
+            (f"[`{name}`]({package}/{name}.rst)", _public_summary(package, name, value))
             for name, value in values.items()
         ]
         tree = _toctree([f"{package}/{name}" for name in names], ":hidden:")
@@ -257,18 +259,44 @@ def _public_names() -> Iterator[Page]:
             yield f"reference/api/{package}/{name}.rst", _name_page(package, name, value)
 
 
+def _public_summary(package: str, name: str, value: object) -> str:
+    """Returns the first paragraph of the documentation of a public name."""
+    if not _is_constant(value):
+        return _summary(value)
+    module = f"flaxzoo.{package}.{_defined_in(package, name)}"
+    lines = ModuleAnalyzer.for_module(module).find_attr_docs()["", name]
+    return _cell("\n".join(lines).strip().split("\n\n")[0])
+
+
+def _is_constant(value: object) -> bool:
+    """Returns whether a value is an object or a type alias, which has no own docstring."""
+    return not callable(value) or typing.get_origin(value) is not None
+
+
 def _name_page(package: str, name: str, value: object) -> str:
     # With `eval-rst` in a Markdown page, the stored tree of the page would contain the build state.
     path, options = f"flaxzoo.{package}.{name}", ""
     if isinstance(value, type):
-        kind, options = "class", "   :members:\n   :show-inheritance:\n"
-    elif callable(value):
+        kind, options = "class", f"   :members:\n   :show-inheritance:\n{_inherited(value)}"
+    elif not _is_constant(value):
         kind = "function"
     else:
         # Only the file that defines a constant contains the docstring of the constant.
         kind, options = "data", "   :no-value:\n"
         path = f"flaxzoo.{package}.{_defined_in(package, name)}.{name}"
     return f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: {path}\n{options}"
+
+
+def _inherited(cls: type) -> str:
+    """Returns the option that also lists methods inherited from base classes of this package.
+
+    Configurations and Flax modules have no such option: the pages of the configurations list the
+    inherited fields, and the inherited methods are not part of the interface.
+    """
+    if issubclass(cls, Checked | nn.Module):
+        return ""
+    names = (base.__name__ for base in cls.__mro__ if not base.__module__.startswith("flaxzoo."))
+    return f"   :inherited-members: {', '.join(names)}\n"
 
 
 def _defined_in(package: str, name: str) -> str:
