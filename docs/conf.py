@@ -37,7 +37,8 @@ napoleon_use_ivar = True  # `Attributes:` describes members that autodoc also li
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "undoc-members": True, "inherited-members": False}
+# A default for "inherited-members" would override the option of the generated pages.
+autodoc_default_options = {"members": True, "undoc-members": True}
 python_use_unqualified_type_names = True
 add_module_names = False
 

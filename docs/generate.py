@@ -10,16 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 
+import flax.linen as nn
 from flaxzoo import data, models, train
-from flaxzoo.data.common.fields import field_docs, range_of
+from flaxzoo.data.common.fields import Checked, field_docs, range_of
 from flaxzoo.models.config import Execution
 from flaxzoo.models.mesh_axes import MESH_AXES, MESH_AXIS_NAMES
 from flaxzoo.models.registry import FAMILIES, Family, families
-from flaxzoo.models.text.embed import TextEmbedder
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.objectives.table import OBJECTIVES, objective_class
 from flaxzoo.train.recipes import RECIPES
+from sphinx.pycode import ModuleAnalyzer
 
 Page = tuple[str, str]
 """The path of a page, relative to the folder of the site, and the text of the page."""
@@ -87,10 +88,13 @@ SUPPORT_NAMES = {
 SUPPORT_MATRIX = """
 ## What each family supports
 
-*Load* and *save* are the largest relative difference of outputs to transformers, measured by the
-[parity tests](../support.md). *Train* counts the heads. *Generate* says whether greedy and beam
-search give the tokens of transformers. *Embed* is for `TextEmbedder`. *Shard* lists the mesh axes
-that divide parameters; `data` and `context` divide the batch of every family.
+Each figure is the largest relative difference to transformers in float32, measured by the
+[parity tests](../support.md). *Load* and *save* compare the outputs of loaded and saved weights,
+*train* compares gradients, *embed* compares vectors of texts, and *shard* compares gradients that
+eight devices computed. The column *shard* also lists the mesh axes that divide parameters; `data`
+and `context` divide the batch of every family. *Generate* says whether greedy and beam search give
+the tokens of transformers. A dash means that the family lacks the feature, or that no test compares
+it with transformers.
 """
 
 
@@ -245,7 +249,7 @@ def _public_names() -> Iterator[Page]:
         names = sorted(module.__all__, key=str.lower)
         values = {name: getattr(module, name) for name in names}
         rows = [
-            (f"[`{name}`]({package}/{name}.rst)", _summary(value) if callable(value) else "")
+            (f"[`{name}`]({package}/{name}.rst)", _public_summary(package, name, value))
             for name, value in values.items()
         ]
         tree = _toctree([f"{package}/{name}" for name in names], ":hidden:")
@@ -255,18 +259,44 @@ def _public_names() -> Iterator[Page]:
             yield f"reference/api/{package}/{name}.rst", _name_page(package, name, value)
 
 
+def _public_summary(package: str, name: str, value: object) -> str:
+    """Returns the first paragraph of the documentation of a public name."""
+    if not _is_constant(value):
+        return _summary(value)
+    module = f"flaxzoo.{package}.{_defined_in(package, name)}"
+    lines = ModuleAnalyzer.for_module(module).find_attr_docs()["", name]
+    return _cell("\n".join(lines).strip().split("\n\n")[0])
+
+
+def _is_constant(value: object) -> bool:
+    """Returns whether a value is an object or a type alias, which has no own docstring."""
+    return not callable(value) or typing.get_origin(value) is not None
+
+
 def _name_page(package: str, name: str, value: object) -> str:
     # With `eval-rst` in a Markdown page, the stored tree of the page would contain the build state.
     path, options = f"flaxzoo.{package}.{name}", ""
     if isinstance(value, type):
-        kind, options = "class", "   :members:\n   :show-inheritance:\n"
-    elif callable(value):
+        kind, options = "class", f"   :members:\n   :show-inheritance:\n{_inherited(value)}"
+    elif not _is_constant(value):
         kind = "function"
     else:
         # Only the file that defines a constant contains the docstring of the constant.
         kind, options = "data", "   :no-value:\n"
         path = f"flaxzoo.{package}.{_defined_in(package, name)}.{name}"
     return f"{name}\n{'=' * len(name)}\n\n.. auto{kind}:: {path}\n{options}"
+
+
+def _inherited(cls: type) -> str:
+    """Returns the option that also lists methods inherited from base classes of this package.
+
+    Configurations and Flax modules have no such option: the pages of the configurations list the
+    inherited fields, and the inherited methods are not part of the interface.
+    """
+    if issubclass(cls, Checked | nn.Module):
+        return ""
+    names = (base.__name__ for base in cls.__mro__ if not base.__module__.startswith("flaxzoo."))
+    return f"   :inherited-members: {', '.join(names)}\n"
 
 
 def _defined_in(package: str, name: str) -> str:
@@ -313,25 +343,22 @@ def _family_pages(support: str) -> Iterator[Page]:
 def _support(record: Family, measured: list[str]) -> tuple[str, ...]:
     """Returns the row for a family in the table of supported features."""
     config = next(iter(record.presets.values())).config
-    # family | head | model of transformers | import | export | tokens
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in measured]
-    # For some families, the export of a body without a head was not measured.
-    load, save = (max((c[i] for c in cells if c[i]), key=float, default="–") for i in (3, 4))
+    # The columns after family, head and class, in the order of `tests/parity/parity_table.py`.
+    cells = [[cell.strip() for cell in row.strip("|").split("|")][3:] for row in measured]
+    load, save, gradients, tokens, vectors, devices = (
+        max(filter(None, column), key=_difference, default="–")
+        for column in zip(*cells, strict=True)
+    )
     logical = {axis for axes in record.parameter_axes.values() for axis in axes}
     shared = {axis for name in logical for axis in MESH_AXES[name]}
     experts = {"expert"} if getattr(config, "num_experts", 0) else set()
     axes = [axis for axis in MESH_AXIS_NAMES if axis in (shared - {"expert"}) | experts]
-    heads = [head for head in config.heads if head != "none"]
-    generates = any(c[5] == "equal" for c in cells)
-    embeds = "seq2seq_lm" not in config.heads and not TextEmbedder.heads.isdisjoint(config.heads)
-    return (
-        load,
-        save,
-        f"{len(heads)} heads" if len(heads) > 1 else heads[0],
-        "equal tokens" if generates else "–",
-        "yes" if embeds else "–",
-        ", ".join(axes),
-    )
+    generate = f"{tokens} tokens" if tokens == "equal" else tokens
+    return load, save, gradients, generate, vectors, f"{devices} ({', '.join(axes)})"
+
+
+def _difference(cell: str) -> float:
+    return 0.0 if cell == "equal" else float(cell)
 
 
 def _about_family(name: str, record: Family) -> str:

@@ -362,6 +362,26 @@ def test_the_file_of_instructions_is_read(folder, monkeypatch):
     assert sum(1 for _ in read_rows("instructions:tasks.toml")) == 96
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_evaluation_with_mteb_runs(folder, monkeypatch):
+    """With a task that needs no download."""
+    mteb = pytest.importorskip("mteb")
+    from mteb.mocks.mock_tasks import MockSTSTask
+
+    ((_, block),) = section("docs/use/evaluate-vectors.md", "MTEB").blocks("text")
+    monkeypatch.chdir(folder)
+    Path("runs").mkdir()
+    Path("runs/search").symlink_to(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
+    evaluate = functools.partial(mteb.evaluate, cache=None, co2_tracker=False)
+    monkeypatch.setattr(mteb, "evaluate", evaluate)
+    monkeypatch.setattr(mteb, "get_tasks", lambda tasks: [MockSTSTask()])
+    names = {}
+    exec(compile(block, "docs/use/evaluate-vectors.md", "exec"), names)
+    (scores,) = names["results"].task_results[0].scores["test"]
+    assert -1 <= scores["main_score"] <= 1
+
+
 def test_the_pages_show_all_commands():
     shown = [
         arguments

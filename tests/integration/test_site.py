@@ -131,6 +131,11 @@ def test_the_search_finds_the_page_on_lora(browser, address):
     assert f"{address}/train/lora.html" in browser.current_url
 
 
+def test_the_reference_lists_inherited_methods():
+    page = (SITE / "reference" / "api" / "models" / "TextEmbedder.html").read_text(encoding="utf-8")
+    assert 'id="flaxzoo.models.TextEmbedder.of_run"' in page
+
+
 @pytest.fixture(scope="module")
 def search(browser, address):
     """Returns the first three results of a search."""

@@ -1,6 +1,11 @@
-"""Runs the tests that compare models with torch, and writes their table into docs/support.md.
+"""Writes the table of differences between flaxzoo and torch into docs/support.md.
 
-From the root of the repository: `python -m tests.parity.parity_table`.
+From the root of the repository:
+
+    python -m tests.parity.parity_table         # runs the tests, and writes the whole table
+    python -m tests.parity.parity_table FILE    # raises the figures that tests noted in FILE exceed
+
+The second form is for a run of some of the tests, with the environment variable FLAXZOO_PARITY.
 """
 
 import json
@@ -9,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..support.parity import FILE
@@ -23,6 +28,7 @@ TESTS = (
     "models/hf/test_marian.py",
     "models/hf/test_t5.py",
     "parity/test_bert_against_torch.py",
+    "parity/test_sharded_gradients_and_vectors_against_torch.py",
     "parity/test_transformer_against_torch.py",
 )
 SECTION = re.compile(r"(?<=<!-- parity -->\n).*?(?=<!-- /parity -->)", re.DOTALL)
@@ -89,30 +95,56 @@ HEADS = {  # by how names of models end
 }
 
 
-def table(lines: Iterable[str]) -> str:
-    """A row for each model: the largest difference in either direction.
+COLUMNS = ("import", "export", "gradients", "tokens", "vectors", "devices")
+"""What the tests note, in the order of the columns."""
+HEADINGS = ("family", "head", "model of transformers", *COLUMNS)
+
+Rows = dict[tuple[str, str], dict[str, float]]
+"""Family and class → what was measured → the largest difference."""
+
+
+def table(lines: Iterable[str], rows: Mapping[tuple[str, str], Mapping[str, float]] = {}) -> str:
+    """Returns a table with a row for each class, and the largest difference of each kind.
 
     Args:
       lines: as `support/parity.py` notes them.
+      rows: the differences of an earlier table, from `rows_of`.
     """
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    found: Rows = {key: dict(row) for key, row in rows.items()}
     for line in map(json.loads, lines):
-        row = found.setdefault((line["family"], line["model"]), {})
+        row = found.setdefault((NAMES[line["family"]], line["model"]), {})
         row[line["what"]] = max(row.get(line["what"], 0.0), line["difference"])
-    order = sorted(found, key=lambda key: (list(NAMES).index(key[0]), _head_index(key[1])))
-    head = "| family | head | model of transformers | import | export | tokens |\n"
-    rows = (_row(family, model, found[family, model]) for family, model in order)
-    return head + "| --- " * 6 + "|\n" + "".join(rows)
+    families = list(NAMES.values())
+    order = sorted(found, key=lambda key: (families.index(key[0]), _head_index(key[1])))
+    cells = [HEADINGS, ("---",) * len(HEADINGS), *(_row(*key, found[key]) for key in order)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 
-def _row(family: str, model: str, measured: dict[str, float]) -> str:
+def rows_of(text: str) -> Rows:
+    """Returns the differences in the table of a page."""
+    found = SECTION.search(text)
+    assert found
+    rows: Rows = {}
+    for line in found[0].splitlines()[2:]:
+        family, _, model, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        stated = zip(COLUMNS, cells, strict=True)
+        rows[family, model.strip("`")] = {
+            what: 0.0 if cell == "equal" else float(cell) for what, cell in stated if cell
+        }
+    return rows
+
+
+def _row(family: str, model: str, measured: Mapping[str, float]) -> tuple[str, ...]:
     cells = [
-        f"{measured[name]:.0e}".replace("e-0", "e-") if name in measured else ""
-        for name in ("import", "export")
+        "" if what not in measured else "equal" if what == "tokens" else _rounded(measured[what])
+        for what in COLUMNS
     ]
-    cells.append("equal" if "tokens" in measured else "")
     head = list(HEADS.values())[_head_index(model)]
-    return f"| {NAMES[family]} | {head} | `{model}` | {' | '.join(cells)} |\n"
+    return family, head, f"`{model}`", *cells
+
+
+def _rounded(difference: float) -> str:
+    return f"{difference:.0e}".replace("e-0", "e-") if difference else "0"
 
 
 def _head_index(model: str) -> int:
@@ -124,20 +156,24 @@ def measured() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "parity.jsonl"
         tests = [str(TESTS_FOLDER / name) for name in TESTS]
-        command = [sys.executable, "-m", "pytest", "-q", *tests]
+        command = [sys.executable, "-m", "pytest", "-q", "--all", *tests]
         subprocess.run(
             command, env=os.environ | {FILE: str(file)}, cwd=TESTS_FOLDER.parent, check=True
         )
         return file.read_text().splitlines()
 
 
-def main() -> None:
-    """Replaces the table."""
+def main(arguments: list[str]) -> None:
+    """Replaces the table, or raises its figures."""
     text = GUIDE.read_text(encoding="utf-8")
-    new = table(measured())
+    if arguments:
+        (file,) = arguments
+        new = table(Path(file).read_text(encoding="utf-8").splitlines(), rows_of(text))
+    else:
+        new = table(measured())
     GUIDE.write_text(SECTION.sub(lambda _: new, text), encoding="utf-8")
     print(new)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

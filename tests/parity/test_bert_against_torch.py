@@ -9,7 +9,7 @@ from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.losses.cross_entropy import cross_entropy, softmax_cross_entropy
 
 from ..support.hf_weights import gradients_of
-from ..support.parity import note_answers
+from ..support.parity import note_answers, note_gradients
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -225,13 +225,13 @@ def class_name(family, head):
     return "BertLMHeadModel" if name == "BertForCausalLM" else name
 
 
-def make(family, head, tied=True):
+def make(family, head, tied=True, vocab_size=V):
     """A torch model with no parameter at its initial value."""
     torch.manual_seed(0)
     cls = getattr(transformers, class_name(family, head))
     fields = {"is_decoder": True} if head == "causal_lm" else {}
     config = getattr(transformers, f"{family.split()[0]}Config")(
-        vocab_size=V,
+        vocab_size=vocab_size,
         num_labels=2 if head in ("question_answering", "pretraining") else len(LABELS),
         pad_token_id=1,
         attn_implementation="eager",
@@ -392,6 +392,7 @@ def test_every_gradient(tmp_path, family, head, tied):
         return loss
 
     loss, gradient = loss_and_gradient(params)
+    note_gradients(theirs, "gradients", gradient, expected)
     np.testing.assert_allclose(loss, expected_loss.item(), rtol=1e-6)
     for (path, ours), (_, torchs) in zip(
         jax.tree.leaves_with_path(gradient), jax.tree.leaves_with_path(expected), strict=True

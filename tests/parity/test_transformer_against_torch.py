@@ -7,7 +7,7 @@ import pytest
 from flaxzoo import models
 
 from ..support import marian
-from ..support.parity import note_answers, note_tokens
+from ..support.parity import note_answers, note_gradients, note_tokens
 from ..support.requests import beams
 
 torch = pytest.importorskip("torch")
@@ -79,6 +79,7 @@ def test_every_gradient(pair, shape):
     theirs, model, params = pair(**marian.SHAPES[shape])
     ours, expected = marian.both_gradients(theirs, model, params, inputs())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, expected)
+    note_gradients(theirs, "gradients", ours, expected)
     largest = jax.tree.map(lambda x: float(jnp.abs(x).max()), ours)
     assert largest["output_bias"] > 1e-2
     assert largest["token_embedding"]["embedding"] > 1e-2

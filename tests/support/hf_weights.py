@@ -55,7 +55,7 @@ def parameters_of(arrays: Mapping[str, Any], config: models.TransformerConfig) -
 def gradients_of(theirs: Any, config: models.TransformerConfig) -> Any:
     """Convert the gradients of a torch model to a flaxzoo tree."""
     # A tied matrix has two names, of which files have one.
-    named = theirs.named_parameters(remove_duplicate=False)
-    gradients = {name: x.grad for name, x in named}
+    tensors = dict(theirs.named_parameters(remove_duplicate=False)) | dict(theirs.named_buffers())
+    gradients = {name: x.grad for name, x in tensors.items() if x.grad is not None}
     # In memory transformers joins what its files have apart, such as the maps of experts.
     return parameters_of(revert_weight_conversion(theirs, gradients), config)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flaxzoo.train.losses.cross_entropy import cross_entropy
 
-from .hf_weights import parameters_of
+from .hf_weights import gradients_of
 
 V, P, D = 43, 32, 24
 PAD, EOS = V - 1, 0
@@ -79,12 +79,10 @@ def both_gradients(theirs: Any, model: Any, params: Any, given: dict[str, Any]) 
     theirs.final_logits_bias.requires_grad_()
     inputs = {name: torch.from_numpy(x) for name, x in given.items()}
     theirs(**inputs, labels=torch.from_numpy(labels)).loss.backward()
-    tensors = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
-    gradients = {name: x.grad for name, x in tensors.items() if x.grad is not None}
 
     def loss(params: Any) -> jax.Array:
         projection = model.apply({"params": params}, **given).projection
         sums = cross_entropy(projection, jnp.asarray(labels), jnp.ones(labels.shape))
         return sums.loss / labels.size
 
-    return jax.jit(jax.grad(loss))(params), parameters_of(gradients, model.config)
+    return jax.jit(jax.grad(loss))(params), gradients_of(theirs, model.config)

@@ -8,6 +8,7 @@ import json
 import os
 from typing import Any
 
+import jax
 import numpy as np
 
 FILE = "FLAXZOO_PARITY"
@@ -18,12 +19,32 @@ def note_answers(theirs: Any, direction: str, ours: Any, expected: Any) -> None:
 
     Args:
       theirs: The torch model.
-      direction: "import" if flaxzoo's model was read from it, "export" if it has flaxzoo's.
+      direction: "import" if flaxzoo's model was read from it, "export" if it has flaxzoo's,
+        "vectors" if the outputs are vectors of texts.
       ours: The output of flaxzoo's model.
       expected: The output of the torch model.
     """
     ours, expected = np.asarray(ours), np.asarray(expected)
     _note(theirs, direction, float(np.abs(ours - expected).max() / np.abs(expected).max()))
+
+
+def difference_of_trees(ours: Any, expected: Any) -> float:
+    """Return the largest difference of two trees of arrays, relative to the largest value."""
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True)
+    apart = max(float(np.abs(np.asarray(x) - y).max()) for x, y in pairs)
+    return apart / max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
+
+
+def note_gradients(theirs: Any, what: str, ours: Any, expected: Any) -> None:
+    """Record the largest difference of gradients, relative to the largest gradient.
+
+    Args:
+      theirs: The torch model.
+      what: "gradients" on one device, "devices" if eight devices computed flaxzoo's gradients.
+      ours: The gradients of flaxzoo's model.
+      expected: The gradients of the torch model, as a flaxzoo tree.
+    """
+    _note(theirs, what, difference_of_trees(ours, expected))
 
 
 def note_tokens(theirs: Any) -> None:

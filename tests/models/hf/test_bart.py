@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from flax.traverse_util import flatten_dict
 from flaxzoo import models
 from flaxzoo.models.hf.encoder_decoders.bart import MAPPING
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.models.hf.tensors.mapping import WeightsError
 from safetensors.numpy import load_file, save_file
 
-from ...support.hf_weights import parameters_of
-from ...support.parity import note_answers, note_tokens
+from ...support.hf_weights import gradients_of
+from ...support.parity import note_answers, note_gradients, note_tokens
 
 V, PAD, START, END = 41, 1, 3, 2
 FIELDS = {
@@ -128,13 +127,9 @@ def test_logits_and_gradients(pair, assert_close):
     for ours, x in zip(found, expected, strict=True):
         assert_close(ours, x.detach().numpy())
         note_answers(theirs, "import", ours, x.detach())
-    tensors = dict(theirs.named_parameters()) | dict(theirs.named_buffers())
-    there = {name: x.grad for name, x in tensors.items() if x.grad is not None}
-    found = flatten_dict(gradients, sep="/")
-    expected = flatten_dict(parameters_of(there, model.config), sep="/")
-    assert found.keys() == expected.keys()
-    for path, gradient in expected.items():
-        assert_close(found[path], gradient)
+    expected = gradients_of(theirs, model.config)
+    jax.tree.map(assert_close, gradients, expected)
+    note_gradients(theirs, "gradients", gradients, expected)
 
 
 @pytest.mark.slow

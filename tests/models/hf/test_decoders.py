@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from flax.traverse_util import flatten_dict
 from flaxzoo import models
 from flaxzoo.models.hf.decoders.causal_decoder import rotary_to_hf
 from flaxzoo.models.hf.registry import mapping_of, mapping_of_type
@@ -20,7 +19,7 @@ from flaxzoo.models.rotary_scaling import RotaryScaling
 
 from ...support import later_decoders
 from ...support.hf_weights import gradients_of
-from ...support.parity import note_answers, note_tokens
+from ...support.parity import note_answers, note_gradients, note_tokens
 
 SIZES = {
     "vocab_size": 37,
@@ -333,9 +332,9 @@ def test_logits_and_gradients(pair, assert_close):
     expected.square().mean().backward()
     assert_close(logits, expected.detach().numpy())
     note_answers(theirs, "import", logits, expected.detach())
-    found = flatten_dict(gradients, sep="/")
-    for path, gradient in flatten_dict(gradients_of(theirs, model.config), sep="/").items():
-        assert_close(found[path], gradient)
+    expected = gradients_of(theirs, model.config)
+    jax.tree.map(assert_close, gradients, expected)
+    note_gradients(theirs, "gradients", gradients, expected)
 
 
 FIRST = {family: kind for kind, (family, _) in reversed(KINDS.items())}
