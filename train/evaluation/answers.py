@@ -77,8 +77,13 @@ def log_rows(rows: Rows, log: LogFn) -> None:
         for row in of_step[: 2 * NUM_PROMPTS if is_pair else NUM_PROMPTS]:
             reward = row.get("reward")
             end = "" if reward is None else f"; reward {reward:.4f}"
-            prompt, answer = (textwrap.shorten(row[x], 100) for x in ("prompt", "completion"))
-            log(f"{when(step)}: {prompt!r} → {answer!r}{end}")
+            log(f"{when(step)}: {_shown(row['prompt'])} → {_shown(row['completion'])}{end}")
+
+
+def _shown(text: str) -> str:
+    """Returns a text in one short line."""
+    shortened = textwrap.shorten(text, 100)
+    return repr(shortened) if shortened else "(white space)" if text else "(empty)"
 
 
 def _better(record: Demonstration | Preference) -> Demonstration:

@@ -74,7 +74,7 @@ def test_rewards_of_two_pairs(start, tmp_path):
 
 
 def row(step, prompt, **more):
-    return {"step": step, "prompt": prompt, "completion": "four", **more}
+    return {"step": step, "prompt": prompt, "completion": "four"} | more
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,13 @@ def row(step, prompt, **more):
                 "before training: 'b' → 'four'",
                 "after 9 steps: 'a' → 'four'; reward 0.5000",
                 "after 9 steps: 'b' → 'four'",
+            ],
+        ),
+        (
+            [row(0, "a\nb", completion="\n \n"), row(1, "x " * 60, completion="")],
+            [
+                "before training: 'a b' → (white space)",
+                f"after 1 step: '{'x ' * 47}[...]' → (empty)",
             ],
         ),
         # Both answers of two pairs.
