@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return _fail(
             f"JAX_PLATFORMS {platforms!r} must name devices that jax finds: unset the variable, or "
-            "install the packages of these devices (pip install -e '.[cuda]', '.[tpu]')",
+            "install the packages of these devices (pip install 'flaxzoo[cuda]' or 'flaxzoo[tpu]')",
             2,
         )
     except KeyboardInterrupt:
