@@ -10,8 +10,9 @@ from pathlib import Path
 
 from flaxzoo import models
 from flaxzoo.models.registry import families
+from flaxzoo.train.cli.recipe_list import AS_PUBLISHED, GROUPS
 from flaxzoo.train.cli.recipe_options import RecipeParser
-from flaxzoo.train.cli.training.list import AS_PUBLISHED, GROUPS, count
+from flaxzoo.train.cli.training.list import count
 from flaxzoo.train.config import TrainConfig
 from flaxzoo.train.plan.least_memory import WAYS, LeastMemory, least_memory, trained_by
 from flaxzoo.train.plan.placeholders import without_data

@@ -1,6 +1,6 @@
 """Displays the progress of a training run: a bar, and one line for each event.
 
-If the output is a file or a pipe, a line is printed from time to time instead of the bar.
+If the output is a file or a pipe, at most one line per minute replaces the bar.
 """
 
 import sys
@@ -80,26 +80,36 @@ class Progress:
     def counter(self, what: str, total: int) -> Iterator[AdvanceFn]:
         """Shows how many of `total` items are finished, and the tokens per second.
 
+        If the output is a file or a pipe, the last line appears when the block ends.
+
         Yields:
             A function to call with the number of items finished since the last call, and the number
             of their tokens.
         """
         bar = self._drawn(self._columns(what, total))
         task = bar.add_task(what, total=total, speed="–")
-        tokens = 0
+        done = tokens = 0
+        self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+
+        def line() -> str:
+            return f"{done:,} of {total:,} {what}: {_speed(bar, tokens)} tokens/s"
 
         def advance(number: int, new_tokens: int) -> None:
-            nonlocal tokens
+            nonlocal done, tokens
             # Start the bar only now, so that only the error is printed if the input is rejected.
             bar.start()
-            tokens += new_tokens
-            bar.update(task, advance=number, speed=_speed(bar, tokens))
+            done, tokens = done + number, tokens + new_tokens
+            bar.update(task, completed=done, speed=_speed(bar, tokens))
+            if done < total:
+                self._log_if_due(line())
 
         try:
             yield advance
         finally:
             if bar.live.is_started:
                 bar.stop()
+            if bar.disable and done:
+                self.log(line())
 
     def _columns(self, what: str, total: int, *more: ProgressColumn) -> list[ProgressColumn]:
         """Returns the columns of a bar, without columns that do not fit into the terminal.
@@ -125,7 +135,19 @@ class Progress:
 
     def _drawn(self, columns: list[ProgressColumn]) -> RichProgress:
         rate = 10.0 if sys.stderr.isatty() else 1 / SECONDS_BETWEEN_DRAWINGS
-        return RichProgress(*columns, console=self._console, refresh_per_second=rate)
+        return RichProgress(
+            *columns,
+            console=self._console,
+            refresh_per_second=rate,
+            # Otherwise rich prints the last state of the bar into a file.
+            disable=not self._console.is_terminal,
+        )
+
+    def _log_if_due(self, line: str) -> None:
+        """Prints a line instead of the bar, if the last such line is at least a minute old."""
+        if not self._console.is_terminal and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+            self.log(line)
 
     def advance(self, step: int, loss: float) -> None:
         """Shows that `step` is finished."""
@@ -133,11 +155,8 @@ class Progress:
             return
         speed = _speed(self._bar, (step - self._first_step) * self._tokens_per_step)
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
-        # If the output is a file or a pipe, print lines instead of the bar.
-        if not self._console.is_terminal and time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-            total = self._bar.tasks[0].total
-            self.log(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
+        total = self._bar.tasks[0].total
+        self._log_if_due(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
     def evaluated(self, step: int, scores: dict[str, float], metrics: tuple[str, ...]) -> None:
         """Prints the loss of an evaluation, and the scores whose names are in `metrics`."""

@@ -39,8 +39,8 @@ COMMANDS = {
     "export": ("training.convert", "write a trained model for transformers and other programs"),
     "embed": ("inference.embed", "write a vector for each line of a file"),
     "index": ("inference.search", "embed texts, so that they can be searched"),
-    "serve": ("inference.serve", "serve models over HTTP, with OpenAI's interface"),
     "search": ("inference.search", "find the texts that are nearest to a query"),
+    "serve": ("inference.serve", "serve models over HTTP, with OpenAI's interface"),
     "list": ("training.list", "print the recipes and the published model sizes"),
     "tokenizer": ("training.tokenizer", "train a tokenizer on text"),
     "prepare": (
@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return _fail(
             f"JAX_PLATFORMS {platforms!r} must name devices that jax finds: unset the variable, or "
-            "install the packages of these devices (pip install -e '.[cuda]', '.[tpu]')",
+            "install the packages of these devices (pip install 'flaxzoo[cuda]' or 'flaxzoo[tpu]')",
             2,
         )
     except KeyboardInterrupt:

@@ -292,11 +292,16 @@ def _with_hyphens(argument: str, known: Sequence[str]) -> str:
     return f"{hyphenated}{equals}{value}" if hyphenated in known else argument
 
 
+def line_length() -> int:
+    """Returns the columns of the terminal; at least 40 and at most 100, which read well."""
+    return max(40, min(shutil.get_terminal_size().columns, 100))
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps lines at 98 columns or fewer, but never within names such as `tfds:a/de-en`."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(shutil.get_terminal_size().columns, 100) - 2)
+        super().__init__(prog, width=line_length() - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         # Join the lines of a paragraph, but keep the breaks after a period or a colon.

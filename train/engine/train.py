@@ -15,7 +15,6 @@ from ...models.heads.specs import CAUSAL_HEADS
 from ..config import TrainConfig
 from ..distributed.multiprocess import barrier, is_primary
 from ..evaluation.answers import (
-    NUM_PROMPTS,
     Rows,
     answers_before_and_after,
     log_rows,
@@ -265,7 +264,7 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         progress.log(f"validation {name} before training {before:.4f}, after {after:.4f}")
     summary.update({f"{name} before training": f"{x:.4f}" for name, (x, _) in changes.items()})
     samples = read_samples(run.folder) or _compared(run)
-    log_rows(samples[:NUM_PROMPTS] + samples[-NUM_PROMPTS:], progress.log)
+    log_rows(samples, progress.log)
     write_report(run.folder, summary, validation, None, samples=samples)
     # Write the report before the model generates a sample, which may fail. The report is written
     # again below.

@@ -14,6 +14,7 @@ from ...models.finite import load_finite
 from ...models.heads.specs import CAUSAL_HEADS
 from ...models.text.completions import Prompt
 from ...models.text.generate import TextGenerator
+from ..runs.samples import first_and_last, when
 from .reward_model import RewardModel
 
 NUM_PROMPTS = 2
@@ -69,11 +70,20 @@ def rewards_of_pairs(step: int, folder: str | Path, pairs: Sequence[Preference])
 
 
 def log_rows(rows: Rows, log: LogFn) -> None:
-    """Logs a short line for each row."""
-    for row in rows:
-        reward = f"; reward {row['reward']}" if "reward" in row else ""
-        prompt, answer = (textwrap.shorten(row[x], 100) for x in ("prompt", "completion"))
-        log(f"after {row['step']:,} steps: {prompt!r} → {answer!r}{reward}")
+    """Logs short lines for the first rows of the first and of the last step."""
+    for step, of_step in first_and_last(rows).items():
+        # The rows of a reward model are pairs of answers to each prompt.
+        is_pair = len(of_step) > 1 and of_step[0]["prompt"] == of_step[1]["prompt"]
+        for row in of_step[: 2 * NUM_PROMPTS if is_pair else NUM_PROMPTS]:
+            reward = row.get("reward")
+            end = "" if reward is None else f"; reward {reward:.4f}"
+            log(f"{when(step)}: {_shown(row['prompt'])} → {_shown(row['completion'])}{end}")
+
+
+def _shown(text: str) -> str:
+    """Returns a text in one short line."""
+    shortened = textwrap.shorten(text, 100)
+    return repr(shortened) if shortened else "(white space)" if text else "(empty)"
 
 
 def _better(record: Demonstration | Preference) -> Demonstration:

@@ -1,10 +1,11 @@
 """Writes `report.md`, a summary of a finished run with a plot of its loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .metrics_log import read_metrics
+from .samples import first_and_last, when
 
 REPORT_FILE = "report.md"
 CURVE_FILE = "loss.png"
@@ -36,16 +37,19 @@ def write_report(
     text = f"# {folder.name}\n\n| | |\n| --- | --- |\n{table}\n\n![loss]({CURVE_FILE})\n"
     if sample is not None:
         text += f"\n## A sample\n\n```text\n{sample}\n```\n"
-    # Write a section for the first and for the last evaluation, or one section if they are the
-    # same.
-    for step in sorted({row["step"] for row in (*samples[:1], *samples[-1:])}):
-        text += f"\n## Answers after {step:,} steps\n\n"
-        text += "| prompt | answer | reward |\n| --- | --- | --- |\n"
-        for row in samples:
-            if row["step"] == step:
-                cells = (row["prompt"], row["completion"], row.get("reward", ""))
-                text += "| " + " | ".join(map(_cell, cells)) + " |\n"
+    for step, of_step in first_and_last(samples).items():
+        columns = {"prompt": "prompt", "answer": "completion", "reward": "reward"}
+        if not any("reward" in row for row in of_step):
+            del columns["reward"]
+        text += f"\n## Answers {when(step)}\n\n"
+        text += f"{_row(columns)}\n{_row(['---'] * len(columns))}\n"
+        for row in of_step:
+            text += f"{_row(_cell(row[key]) for key in columns.values())}\n"
     (folder / REPORT_FILE).write_text(text, encoding="utf-8")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(value: object) -> str:
@@ -69,6 +73,7 @@ def draw_curve(folder: Path, file: Path) -> None:
         steps, losses = [row["step"] for row in lines], [row["loss"] for row in lines]
         axes.plot(steps, losses, style, label=group, markersize=4, linewidth=1)
     axes.set(xlabel="step", ylabel="loss")
-    axes.legend()
+    # Losses are low on the right. The default place is searched, which is slow in long runs.
+    axes.legend(loc="upper right")
     axes.grid(alpha=0.3)
     figure.savefig(file)

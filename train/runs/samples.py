@@ -1,6 +1,6 @@
 """Writes and reads `samples.jsonl`, which has some completions of each evaluation of a policy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,13 @@ import numpy as np
 
 from ...data.chat.policy import PolicyExamples
 from ...data.common.atomic_io import write_file
+from ...data.common.errors import counted
 from ...data.common.json_text import to_json
 from ...data.tokenizers.base import Tokenizer
 from .metrics_log import read_rows
+
+Row = Mapping[str, Any]
+"""A completion, with `step`, `prompt`, `completion`, and possibly `reward`."""
 
 SAMPLES_FILE = "samples.jsonl"
 NUM_SAMPLES = 8
@@ -59,3 +63,14 @@ def write_samples(
 def read_samples(folder: Path) -> list[dict[str, Any]]:
     """Returns all samples of a run, in order, with `step`, `prompt`, `completion` and `reward`."""
     return read_rows(folder / SAMPLES_FILE)
+
+
+def first_and_last(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    """Groups the rows of the first and of the last step; both may be the same step."""
+    steps = sorted({row["step"] for row in (*rows[:1], *rows[-1:])})
+    return {step: [row for row in rows if row["step"] == step] for step in steps}
+
+
+def when(step: int) -> str:
+    """Returns "before training" for step 0, and otherwise such as "after 40 steps"."""
+    return f"after {counted(step, 'step')}" if step else "before training"

@@ -144,7 +144,8 @@ class SearchIndex:
 
         new_folder(folder, fill)
         index = cls(folder, config, embedder)
-        log(f"{folder}: {counted(len(ids), 'vector')} of {index.vectors.shape[1]}")
+        size = counted(index.vectors.shape[1], "number")
+        log(f"{folder}: {counted(len(ids), 'vector')} of {size}")
         return index
 
     @classmethod

@@ -29,7 +29,31 @@ def test_a_line_for_the_first_step_and_then_every_minute(monkeypatch):
             seconds += 20.0
             progress.advance(step, 2.5)
         assert steps_of(error) == ["41", "44", "47", "50"]
-        assert error.getvalue().startswith("step 41 of 100: loss 2.500, ")
+        lines = error.getvalue().splitlines()
+    assert len(lines) == 4  # and no bar
+    assert lines[0].startswith("step 41 of 100: loss 2.500, ")
+
+
+def test_a_counter_prints_a_line_every_minute_and_at_the_end(monkeypatch):
+    error, seconds = standard_error(monkeypatch), 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: seconds)
+    monkeypatch.setattr(module, "_speed", lambda bar, tokens: f"{tokens}")
+    with Progress().counter("sentences", 8) as advance:
+        for _ in range(8):
+            seconds += 25.0
+            advance(1, 10)
+    assert error.getvalue().splitlines() == [
+        "3 of 8 sentences: 30 tokens/s",
+        "6 of 8 sentences: 60 tokens/s",
+        "8 of 8 sentences: 80 tokens/s",
+    ]
+
+
+def test_a_counter_that_counts_nothing_prints_nothing(monkeypatch):
+    error = standard_error(monkeypatch)
+    with Progress().counter("sentences", 8):
+        pass
+    assert error.getvalue() == ""
 
 
 def test_quiet_is_quiet(monkeypatch):

@@ -97,7 +97,7 @@ def test_evaluate_prints_losses_and_bleu(run, capsys):
     folder, _ = run
     printed = output(capsys, "evaluate", folder / "run")
     scores = json.loads(printed.out)  # and nothing else: progress is on standard error
-    assert "sentences 30/30" in printed.err
+    assert "30 of 30 sentences: " in printed.err
     assert scores["exact_match"] > 0.9
     assert scores["bleu"] > 90
     assert scores["chrf"] > 90

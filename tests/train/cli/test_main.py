@@ -120,6 +120,17 @@ def test_every_command_explains_itself(flaxzoo, arguments, expected):
     assert all(words in out for words in expected)
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_recipes_fit_the_terminal(flaxzoo, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = flaxzoo("train", "--help")
+    lines = out.partition("\n\n")[2].splitlines()  # below the usage
+    assert max(map(len, lines)) <= max(columns, 55)  # the longest title has 55 letters
+    summary = lines.index(next(line for line in lines if line.startswith("  quickstart  ")))
+    shown = " ".join(" ".join(lines[summary : summary + 7]).split())
+    assert shown.startswith(f"quickstart {RECIPES['quickstart'].summary}")
+
+
 @pytest.mark.slow
 def test_train_prints_a_sample_and_where_to_go_on(trained):
     done, run = trained
@@ -221,7 +232,7 @@ def test_list_has_every_recipe_then_every_preset(flaxzoo):
     status, out, _ = flaxzoo("list")
     assert status == 0
     recipes, *presets = out.split("presets of ")
-    listed = [line.split()[0] for line in recipes.splitlines() if line.startswith("  ")]
+    listed = re.findall(r"^  (\S+)", recipes, re.MULTILINE)
     assert sorted(listed) == sorted(RECIPES)  # each in one group
     rows = [line.split() for line in "".join(presets).splitlines() if line]
     named = [row[0] for row in rows if row[0] in models.presets()]
@@ -231,7 +242,10 @@ def test_list_has_every_recipe_then_every_preset(flaxzoo):
     gpt2 = next(row for row in rows if row[:2] == ["gpt2", "124,439,808"])
     assert gpt2[2:] == ["117M", "0.50", "1,024", "Radford", "et", "al.", "2019"]
     assert "flaxzoo train bert --preset NAME" in out
-    assert len(out.splitlines()) < len(RECIPES) + len(models.presets()) + 5 * len(families())
+    groups = recipes.partition("\n\n")[2].rstrip()
+    assert flaxzoo("train", "--help")[1].split("\n\n", 1)[1].startswith(groups)
+    most = 2 * len(RECIPES) + len(models.presets()) + 5 * len(families())
+    assert len(out.splitlines()) < most
     # The longest name of a preset has 26 letters.
     assert max(map(len, "".join(presets).splitlines())) <= 85
 

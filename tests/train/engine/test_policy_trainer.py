@@ -94,7 +94,7 @@ def test_metrics_have_the_names_of_trl(whole_run):
     again = train.score_run(folder, ASKED, log=lambda _: None)
     assert again == pytest.approx({name: scores[name] for name in again})
     report = (folder / "report.md").read_text()
-    assert "## Answers after 0 steps" in report
+    assert "## Answers before training" in report
     assert f"| {samples[-1]['prompt']} | {samples[-1]['completion']} |" in report
 
 

@@ -6,6 +6,7 @@ import json
 import jax
 import pytest
 from flaxzoo import data, models, train
+from flaxzoo.train.evaluation.answers import log_rows
 from flaxzoo.train.evaluation.reward_model import RewardModel
 
 pytestmark = pytest.mark.usefixtures("on_one_device")
@@ -51,8 +52,9 @@ def test_scores_and_answers_before_and_after(start, tmp_path, recipe):
     folder = tmp_path / "run"
     rows, report = tuned(recipe, records if recipe == "sft" else PAIRS, start, folder)
     assert rows[0]["step"] == 0
-    for step, source in ((0, start), (2, folder)):
-        section = report.split(f"## Answers after {step} steps")[1]
+    for title, source in (("before training", start), ("after 2 steps", folder)):
+        section = report.split(f"## Answers {title}\n")[1]
+        assert "\n| prompt | answer |\n| --- | --- |\n" in section  # nothing has a reward
         generator = models.TextGenerator.of_run(source)
         answer = generator([TEXTS[1][0]], do_sample=False, max_new_tokens=60, log=lambda _: None)
         shown = answer[0].text.replace("\n", "⏎").replace("|", "\\|")
@@ -69,3 +71,50 @@ def test_rewards_of_two_pairs(start, tmp_path):
     both = [first["chosen"], first["rejected"]]
     for text, reward in zip(both, RewardModel.of_run(folder)(contexts, both), strict=True):
         assert f"| {first['prompt']} | {text} | {round(reward, 4)} |" in report
+
+
+def row(step, prompt, **more):
+    return {"step": step, "prompt": prompt, "completion": "four"} | more
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], []),
+        # One prompt, or a model at the start that cannot answer: each row is logged once.
+        (
+            [row(0, "2+2="), row(3, "2+2=")],
+            ["before training: '2+2=' → 'four'", "after 3 steps: '2+2=' → 'four'"],
+        ),
+        (
+            [row(1, "a"), row(1, "b")],
+            ["after 1 step: 'a' → 'four'", "after 1 step: 'b' → 'four'"],
+        ),
+        # Two answers of a policy at the first and the last step, and its undefined reward.
+        (
+            [row(step, x, reward=None if x == "b" else 0.5) for step in (0, 5, 9) for x in "abc"],
+            [
+                "before training: 'a' → 'four'; reward 0.5000",
+                "before training: 'b' → 'four'",
+                "after 9 steps: 'a' → 'four'; reward 0.5000",
+                "after 9 steps: 'b' → 'four'",
+            ],
+        ),
+        (
+            [row(0, "a\nb", completion="\n \n"), row(1, "x " * 60, completion="")],
+            [
+                "before training: 'a b' → (white space)",
+                f"after 1 step: '{'x ' * 47}[...]' → (empty)",
+            ],
+        ),
+        # Both answers of two pairs.
+        (
+            [row(9, x, reward=float(i)) for x in "ab" for i in range(2)],
+            [f"after 9 steps: '{x}' → 'four'; reward {i}.0000" for x in "ab" for i in range(2)],
+        ),
+    ],
+)
+def test_the_log_shows_few_answers_once(rows, expected):
+    lines = []
+    log_rows(rows, lines.append)
+    assert lines == expected

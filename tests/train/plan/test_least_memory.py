@@ -10,7 +10,7 @@ import jax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.models.registry import families
-from flaxzoo.train.cli.training.list import AS_PUBLISHED, GROUPS
+from flaxzoo.train.cli.recipe_list import AS_PUBLISHED, GROUPS
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.engine.compile import configured_step
 from flaxzoo.train.engine.memory_summary import bytes_per_device

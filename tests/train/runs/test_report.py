@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flaxzoo.train.runs.report import draw_curve, write_report
 from matplotlib.image import imread
+from matplotlib.legend import Legend
 
 VALIDATION = {"loss": 1.23456, "perplexity": 3.43689, "bits_per_byte": 1.78109, "tokens": 12345}
 
@@ -48,3 +49,34 @@ def test_the_curve_is_a_picture(run, tmp_path):
         for file in (tmp_path / "curve.png", tmp_path / "empty.png")
     ]
     assert colours[0] > colours[1]
+
+
+def test_the_legend_has_a_fixed_place(run, monkeypatch, tmp_path):
+    """The search for the best place takes more than a second in long runs, and then warns."""
+    searches = []
+    monkeypatch.setattr(Legend, "_find_best_position", lambda *_: searches.append(1) or (0, 0))
+    draw_curve(run, tmp_path / "curve.png")
+    assert searches == []
+
+
+SAMPLES = [
+    {"step": step, "prompt": "1|1", "completion": "2\n3", "reward": step / 2} for step in (0, 1, 3)
+]
+
+
+def test_answers_of_the_first_and_the_last_evaluation(run):
+    write_report(run, {}, VALIDATION, None, samples=SAMPLES)
+    text = (run / "report.md").read_text(encoding="utf-8")
+    head = "| prompt | answer | reward |\n| --- | --- | --- |\n"
+    assert text.endswith(
+        f"## Answers before training\n\n{head}| 1\\|1 | 2⏎3 | 0.0 |\n"
+        f"\n## Answers after 3 steps\n\n{head}| 1\\|1 | 2⏎3 | 1.5 |\n"
+    )
+
+
+def test_answers_without_rewards_have_no_column_of_rewards(run):
+    answers = [{"step": 1, "prompt": "1+1", "completion": "2"}]
+    write_report(run, {}, VALIDATION, None, samples=answers)
+    text = (run / "report.md").read_text(encoding="utf-8")
+    table = "| prompt | answer |\n| --- | --- |\n| 1+1 | 2 |\n"
+    assert text.endswith(f"## Answers after 1 step\n\n{table}")

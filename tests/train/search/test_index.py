@@ -161,7 +161,7 @@ def test_the_command_indexes_a_file(tmp_path, folder, capsys):
     (tmp_path / "texts.txt").write_text("the cat sat\nthe dog ran\n")
     names = [str(tmp_path / "texts.txt"), str(tmp_path / "index")]
     assert main(["index", *names, "--run", str(folder)]) == 0
-    assert "index: 2 vectors of 16" in capsys.readouterr().err
+    assert "index: 2 vectors of 16 numbers\n" in capsys.readouterr().err
     assert main(["search", names[1], "the cat sat"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "  1  1.0000  1  the cat sat"
     assert main(["index", *names, "--model", str(folder)]) == 2

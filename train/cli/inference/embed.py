@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
+from ....data.common.errors import counted
 from ....data.common.fields import Suffix, require
 from ...compilation_cache import enable_compilation_cache
 from ..options import log, parse
@@ -75,7 +76,7 @@ def embed_command(arguments: list[str]) -> None:
         rows = sparse.weights(texts, log, prompt_name=parsed.prompt_name)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_file(parsed.output, "".join(lines).encode())
-        log(f"{parsed.output}: {len(rows):,} sparse vectors")
+        log(f"{parsed.output}: {counted(len(rows), 'sparse vector')}")
         return
     embedder = TextEmbedder.of_run(parsed.run, step=parsed.step, log=log, ema=parsed.ema)
     # Options replace the settings of the folder.
@@ -93,4 +94,5 @@ def embed_command(arguments: list[str]) -> None:
     content = io.BytesIO()
     np.save(content, vectors)
     write_file(parsed.output, content.getvalue())
-    log(f"{parsed.output}: {vectors.shape[0]:,} vectors of {vectors.shape[1]}")
+    number, size = vectors.shape
+    log(f"{parsed.output}: {counted(number, 'vector')} of {counted(size, 'number')}")

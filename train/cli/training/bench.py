@@ -7,7 +7,6 @@ from pathlib import Path
 from ....data.common.errors import UserError
 from ....data.common.fields import PositiveInt
 from ...compilation_cache import enable_compilation_cache
-from ...recipes import RECIPES
 from ..options import asks_for_help, reader
 from ..recipe_options import RecipeParser
 
@@ -21,8 +20,8 @@ def bench_command(arguments: list[str]) -> None:
     if asks_for_help(arguments):
         print(
             "usage: flaxzoo bench RECIPE [--timed-steps N] [--profile FOLDER] …\n\n"
-            f"{DESCRIPTION}\n\nrecipes: {', '.join(RECIPES)}\n\n"
-            "All options: flaxzoo bench quickstart --help"
+            f"{DESCRIPTION}\n\nRecipes: flaxzoo list\n"
+            "Options of a recipe: flaxzoo bench quickstart --help"
         )
         return
     parser = RecipeParser("bench", arguments, DESCRIPTION, "--batch-size 8 --timed-steps 20")

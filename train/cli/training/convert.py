@@ -80,7 +80,8 @@ def export_command(arguments: list[str]) -> None:
         base=parsed.base,
         file_bytes=int((parsed.file_gb or 5.0) * 1e9),
     )
-    for line in [f"{parsed.output}: {parsed.run}, {parsed.form}, {parsed.dtype}", *notes]:
+    wrote = f"{parsed.output}: {parsed.run} in the form {parsed.form}, {parsed.dtype}"
+    for line in [wrote, *notes]:
         log(line)
 
 

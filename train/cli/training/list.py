@@ -1,32 +1,12 @@
 """The command `flaxzoo list`."""
 
 import dataclasses
-import shutil
 import textwrap
-from collections.abc import Callable
 
 from ....models.config import TransformerConfig
 from ....models.registry import families
-from ...config import Recipe
-from ...recipes import RECIPES
-from ..options import parse
-
-AS_PUBLISHED = "as published, on data sets that are downloaded"
-"""The title of the recipes with published settings."""
-GROUPS: dict[str, Callable[[Recipe], bool]] = {
-    "small models and toy tasks, without a download": lambda recipe: (
-        recipe.of_preset is None and recipe.config.data.source_name.startswith("builtin:")
-    ),
-    "your own files: fine-tuning, assistants, translation": lambda recipe: (
-        not recipe.config.data.source_name.startswith(("builtin:", "tfds:"))
-    ),
-    "any published size, on your own text: --preset NAME": lambda recipe: (
-        recipe.of_preset is not None
-    ),
-    AS_PUBLISHED: lambda recipe: recipe.config.data.source_name.startswith("tfds:"),
-}
-"""Maps the title of each group to a function that returns whether a recipe belongs to the group.
-Each recipe belongs to exactly one group."""
+from ..options import line_length, parse
+from ..recipe_list import listed_recipes
 
 
 def count(config: TransformerConfig) -> int:
@@ -46,14 +26,8 @@ class ListArguments:
 def list_command(arguments: list[str]) -> None:
     """Runs `flaxzoo list`, which prints the recipes and the published sizes of each family."""
     parse(ListArguments, arguments, "flaxzoo list")
-    print("recipes: flaxzoo train RECIPE")
-    width = max(map(len, RECIPES))
-    for title, accepts in GROUPS.items():
-        print(f"\n{title}")
-        for name, recipe in RECIPES.items():
-            if accepts(recipe):
-                print(f"  {name:<{width}}  {recipe.summary}")
-    columns = max(40, min(shutil.get_terminal_size().columns, 100))
+    print(f"recipes: flaxzoo train RECIPE\n\n{listed_recipes()}")
+    columns = line_length()
     for family, record in families().items():
         if not record.presets:
             continue

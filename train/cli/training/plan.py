@@ -1,7 +1,6 @@
 """The command `flaxzoo plan`."""
 
 from ....data.common.fields import Positive, require
-from ...recipes import RECIPES
 from ..options import asks_for_help, log, reader
 from ..recipe_options import RecipeParser
 
@@ -20,8 +19,8 @@ def plan_command(arguments: list[str]) -> int:
     if asks_for_help(arguments):
         print(
             "usage: flaxzoo plan RECIPE --topology h100:8 [--mesh.fsdp N] …\n\n"
-            f"{DESCRIPTION}\n\nrecipes: {', '.join(RECIPES)}\n\n"
-            "All options: flaxzoo plan quickstart --help"
+            f"{DESCRIPTION}\n\nRecipes: flaxzoo list\n"
+            "Options of a recipe: flaxzoo plan quickstart --help"
         )
         return 0
     parser = RecipeParser("plan", arguments, DESCRIPTION, "--topology v5e:4x4 --mesh.fsdp 8")

@@ -10,9 +10,9 @@ from typing import Annotated
 from ....data.common.fields import PositiveInt, Suffix, require
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
-from ...recipes import RECIPES
 from ...settings.settings_file import SUFFIX, write_settings
 from ..options import asks_for_help, log, parse, reader, split_at_dashes, with_flags
+from ..recipe_list import listed_recipes
 from ..recipe_options import RecipeParser, default_workdir
 
 
@@ -23,12 +23,12 @@ def train_command(arguments: list[str]) -> int:
         0, or 128 plus the signal number if a signal stopped the run, as shells do.
     """
     if asks_for_help(arguments):
-        listed = "\n".join(f"  {name:<18} {recipe.summary}" for name, recipe in RECIPES.items())
         print(
             "usage: flaxzoo train RECIPE [--workdir RUN] [--steps N] …\n"
             "       flaxzoo train FILE.toml, with a recipe and options\n"
             "       flaxzoo train RUN, to resume or change a run\n\n"
-            f"recipes:\n{listed}\n\nAll options of a recipe: flaxzoo train quickstart --help"
+            f"{listed_recipes()}\n\n"
+            "Options of a recipe: flaxzoo train quickstart --help"
         )
         return 0
     parsed, config = _parse(arguments)
