@@ -18,8 +18,8 @@ def format_bytes(number: int | float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Formats a time as `14.9 s` or `3.2 ms`."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    """Formats a time as `2,190 s`, `14.9 s` or `3.2 ms`."""
+    return f"{format_amount(seconds)} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def format_mesh(mesh: dict[str, int]) -> str:

@@ -267,10 +267,11 @@ def test_the_totals_of_a_run(train_config):
 
 def test_large_totals_of_a_run_have_all_digits(train_config):
     config = train_config(steps=10**8)
-    text = "\n".join(report(example(), config, parse_topology("v5e:4x4"), price=1.5))
+    text = "\n".join(report(example(seconds=2190.4), config, parse_topology("v5e:4x4"), price=1.5))
     assert "1e+12, 4,000 GB of text" in text
     assert "55,556 to 76,389 hours by the estimate, 888,889 to 1,222,222 device-hours" in text
     assert "1,333,333.33 to 1,833,333.33 at 1.5 each" in text
+    assert "planned in 2,190 s" in text
 
 
 OUT_OF_MEMORY = {

@@ -53,6 +53,26 @@ def test_a_step_that_fits(capfd, topology, mesh):
     assert ("between slices" in out) == topology.startswith("2*")
 
 
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        (
+            "gpt3-175b --topology v5p:8x8x8 --mesh.fsdp 512 --execution.remat full",
+            "174,604,259,328 parameters, a vocabulary of 50,257",
+        ),
+        (
+            "wmt14-en-de-big --topology v5e:2x4",
+            "214,171,648 parameters, a vocabulary of 37,000",
+        ),
+    ],
+)
+def test_a_published_recipe_fits(capfd, words, model):
+    assert cli.main(["plan", *words.split()]) == 0
+    out = capfd.readouterr().out
+    assert f"the model: {model}\n" in out
+    assert "\nfits: " in out
+
+
 def test_a_step_that_does_not_fit(capfd):
     status, out = plan(
         capfd, "--topology v5e:1x1 --batch-size 65536 --model.max-length 1024 --data.length 1024"
