@@ -62,7 +62,8 @@ CONFIGS = {
         head="masked_lm",
     ),
     "ModernBERT": ModernBertConfig(
-        **SIZES, d_ff=24, window=3, dropout_rate=0.1, activation_dropout_rate=0.1
+        **{**SIZES, "norm_bias": True, "output_bias": False},
+        **{"d_ff": 24, "window": 3, "dropout_rate": 0.1, "activation_dropout_rate": 0.1},
     ),
     "Nomic BERT": NomicBertConfig(**SIZES, d_ff=24),
     "GTE": GteConfig(**SIZES, d_ff=24, dropout_rate=0.1),
@@ -73,6 +74,7 @@ CONFIGS = {
         share_projections=True,
         norm_distances=True,
         convolution_size=3,
+        convolution_groups=2,
     ),
 }
 # A new family is in every law. A family leaves a law here if it differs from one that remains only
