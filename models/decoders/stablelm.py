@@ -39,6 +39,8 @@ class StableLMConfig(CausalDecoderConfig):
     norm_kind: ClassVar[NormKind] = "layer"
     attention_output_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
+    classifier_dropout: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Dropout rate of the hidden states that token classification reads."""
     rope_fraction: RotatedFraction = 0.25
     """The fraction of each head's dimensions that is rotated: the first H · fraction dimensions."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]

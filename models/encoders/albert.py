@@ -4,8 +4,9 @@ Lan et al. 2020, "ALBERT: a lite BERT for self-supervised learning of language r
 section 3 and table 1. A linear map projects the embeddings to the width of the layers. The layers
 are divided into groups of consecutive layers, and all layers of a group run the same few inner
 layers with the same parameters. The published models have one group with one inner layer. The
-presets have the sizes of version 2, without dropout in the layers. The second training objective of
-ALBERT is to predict the order of two segments.
+presets have the sizes of version 2, without dropout in the layers. With dropout, the output of the
+feed-forward block is dropped as in the authors' code, unlike in transformers. The second training
+objective of ALBERT is to predict the order of two segments.
 """
 
 import dataclasses
@@ -46,8 +47,8 @@ class AlbertConfig(EncoderConfig):
     dropout_rate: Rate = 0.0
     """Dropout rate of embeddings, attention weights and the outputs of both sublayers."""
     classifier_dropout: Rate | None = 0.1
-    """Dropout rate of the inputs of classifiers. Defaults to `dropout_rate`, and to 0 for question
-    answering."""
+    """Dropout rate of the inputs of classifiers; if None, `dropout_rate`. Question answering has no
+    dropout before its head."""
     num_token_types: Count = 2  # pyright: ignore[reportIncompatibleVariableOverride]
     """Number of token types; token types distinguish the two segments of an input."""
     body_pooler: bool = True  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -58,6 +59,11 @@ class AlbertConfig(EncoderConfig):
         super().__post_init__()
         problem = f"num_groups must be at most num_layers {self.num_layers}, got {self.num_groups}"
         require(self.num_groups <= max(self.num_layers, 1), problem)
+
+    @property
+    def classifier_dropout_rate(self) -> float:
+        """Dropout rate of the input of the head."""
+        return super().classifier_dropout_rate if self.head_spec.has_dropout else 0.0
 
     @property
     def layer_order(self) -> tuple[int, ...]:

@@ -1,14 +1,17 @@
 """DistilBERT: half the layers of a BERT, without token types.
 
 Sanh et al. 2019, "DistilBERT, a distilled version of BERT". The pooler of DistilBERT's classifiers
-has the activation relu instead of tanh, and a model without a head has no pooler.
+has the activation relu instead of tanh, and a model without a head has no pooler. As in the
+authors' code, training applies no dropout to the output of attention.
 """
 
 import dataclasses
 from typing import ClassVar
 
+from ..nn.dropout import RowKeys
+from ..nn.typing import Array, Float
 from ..registry import Family, Preset
-from .encoder import ENCODER_AXES, Encoder, EncoderConfig, smallest_inputs
+from .encoder import ENCODER_AXES, Encoder, EncoderConfig, PostNormLayer, smallest_inputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,8 +25,20 @@ class DistilBertConfig(EncoderConfig):
     pooler_activation: ClassVar[str] = "relu"
 
 
+class DistilBertLayer(PostNormLayer):
+    """A layer of a BERT without dropout of the attention output."""
+
+    def add(
+        self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], name: str, rng: RowKeys | None
+    ) -> Float[Array, "B T D"]:
+        """Returns the residual sum, with dropout of the output of the feed-forward block only."""
+        return super().add(x, y, name, None if name == "attention" else rng)
+
+
 class DistilBERT(Encoder):
     """The DistilBERT model with its head."""
+
+    layer = DistilBertLayer
 
 
 PRESETS: dict[str, Preset] = {

@@ -83,7 +83,7 @@ CACHED = [name for name, config in CONFIGS.items() if config.head == "seq2seq_lm
 CACHED_AS_ANOTHER = ("T5 1.1", "mBART", *(f"Transformer, {x}" for x in ("pre-norm", "learned")))
 """Kinds whose positions and heads another kind has, too."""
 SHARDED_AS_ANOTHER = (
-    *("T5 1.1", "mBART", "ELECTRA", "XLM-R", "RoBERTa-PreLayerNorm", "MPNet", "EmbeddingGemma"),
+    *("T5 1.1", "mBART"),
     *(f"Transformer, {name}" for name in ("published", "pre-norm", "learned")),
 )
 """Kinds whose parameters have the shapes, and whose layers the forms, of another kind."""

@@ -1,7 +1,7 @@
 """Three steps of fine-tuning a sequence classifier, against torch.
 
 The other families have the layers of these, and `test_bert_against_torch.py` has their gradients.
-transformers has no such class of a Granite.
+transformers has no classifier of a Granite, so a Granite learns next tokens.
 """
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flaxzoo import models
 from flaxzoo.train.engine.train_step import make_train_step
+from flaxzoo.train.objectives.causal_lm import CAUSAL
 from flaxzoo.train.objectives.classification import CLASSIFICATION
 from flaxzoo.train.optim.optimizer import make_optimizer
 from flaxzoo.train.optimizer_config import OptimizerConfig
@@ -26,8 +27,9 @@ ENCODERS = (
 )
 DECODERS = (
     *("OLMo 2", "OLMo 3", "SmolLM3", "StableLM", "Falcon", "Gemma3, two sides"),
-    "Phi-4-mini",
+    *("Phi-4-mini", "Granite"),
 )
+CAUSAL_LMS = ("Granite",)
 OPTIONS = {
     # All rows are within the original length, as transformers chooses the factors by the longest.
     "Phi-4-mini": {"original_max_position_embeddings": 12},
@@ -48,7 +50,15 @@ def batches(family, pad):
     for ids, labels in zip(IDS, LABELS, strict=True):
         batch = {"input_ids": np.where(MASK, ids, pad), "attention_mask": MASK, "labels": labels}
         types = {"token_type_ids": (ids % 2) * MASK} if family in WITH_TYPES else {}
+        if family in CAUSAL_LMS:
+            batch["labels"] = np.where(MASK, ids, -100)
         yield {**batch, **types}
+
+
+def shifted(batch):
+    """Our batch of next tokens for theirs; positions without a label have segment 0."""
+    ids, real = batch["input_ids"], batch["attention_mask"]
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "segment_ids": real[:, 1:]}
 
 
 def by_torch(theirs, given):
@@ -71,12 +81,12 @@ def by_torch(theirs, given):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*ENCODERS, *DECODERS])
 def test_three_steps(family, tmp_path):
+    causal = family in CAUSAL_LMS
+    suffix = "ForCausalLM" if causal else "ForSequenceClassification"
     theirs = (
         make(family, HEAD)
         if family in FAMILIES
-        else random_model(
-            family, "ForSequenceClassification", num_labels=3, **OPTIONS.get(family, {})
-        )
+        else random_model(family, suffix, num_labels=3, **OPTIONS.get(family, {}))
     )
     theirs.save_pretrained(tmp_path / "before")
     given = list(batches(family, theirs.config.pad_token_id))
@@ -94,11 +104,12 @@ def test_three_steps(family, tmp_path):
         max_gradient_norm=None,
     )
     tx = make_optimizer(config, STEPS)
-    step = jax.jit(make_train_step(model.apply, CLASSIFICATION, tx))
+    step = jax.jit(make_train_step(model.apply, CAUSAL if causal else CLASSIFICATION, tx))
     state = init_state(params, tx)
     measured = [0.0, 0.0]
     for batch, wanted in zip(given, expected, strict=True):
-        state, metrics = step(state, batch, jax.random.key(0))
+        ours = shifted(batch) if causal else batch
+        state, metrics = step(state, ours, jax.random.key(0))
         found = metrics["loss"], metrics["gradient_norm"]
         apart = [abs(float(x) / y - 1) for x, y in zip(found, wanted, strict=True)]
         measured = [*map(max, measured, apart)]

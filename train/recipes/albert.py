@@ -1,11 +1,22 @@
 """Recipes of ALBERT: any published size, and a small size for two CPU cores."""
 
+import dataclasses
+
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.encoders.albert import AlbertConfig
 from ..config import Recipe, TrainConfig
-from .encoders import quickstart_optimizer, recipe_of_family
+from . import encoders
+from .encoders import quickstart_optimizer
+
+
+def of_size(preset: str) -> TrainConfig:
+    """Returns the settings that train a published size on the user's text."""
+    config = encoders.of_size(preset)
+    data = dataclasses.replace(config.data, pair_label="order", whole_word=True, ngrams=3)
+    return dataclasses.replace(config, data=data)
+
 
 RECIPES: dict[str, Recipe] = {
     "albert-quickstart": Recipe(
@@ -45,5 +56,17 @@ RECIPES: dict[str, Recipe] = {
             sample_prompt="The [MASK] statement is used to exit a loop.",
         ),
     ),
-    "albert": recipe_of_family("albert"),
+    "albert": Recipe(
+        summary="An ALBERT of any published size, pretrained on your own text.",
+        details=(
+            "Run: flaxzoo train albert --preset albert-base --data.source "
+            "'text:books/*.txt#sentences'\n"
+            "Masked spans of up to three words, and sentence order (Lan et al. 2020, sections 3.1 "
+            "and 4.1). The vocabulary is trained on the text, and the size of the embedding "
+            "follows from it."
+        ),
+        config=of_size("albert-base"),
+        of_preset=of_size,
+        preset="albert-base",
+    ),
 }

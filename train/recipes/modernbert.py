@@ -1,11 +1,22 @@
 """Recipes of ModernBERT: any published size, and a small size for two CPU cores."""
 
+import dataclasses
+
 from ...data.tasks.bert_pretraining import PretrainingData
 from ...data.tokenizers.training import TokenizerConfig
 from ...models.config import Execution
 from ...models.encoders.modernbert import ModernBertConfig
 from ..config import Recipe, TrainConfig
-from .encoders import quickstart_optimizer, recipe_of_family
+from . import encoders
+from .encoders import quickstart_optimizer
+
+
+def of_size(preset: str) -> TrainConfig:
+    """Returns the settings that train a published size on the user's text."""
+    config = encoders.of_size(preset)
+    data = dataclasses.replace(config.data, segments="packed", masking_rate=0.3)
+    return dataclasses.replace(config, data=data)
+
 
 RECIPES: dict[str, Recipe] = {
     "modernbert-quickstart": Recipe(
@@ -45,5 +56,17 @@ RECIPES: dict[str, Recipe] = {
             sample_prompt="The [MASK] statement is used to exit a loop.",
         ),
     ),
-    "modernbert": recipe_of_family("modernbert"),
+    "modernbert": Recipe(
+        summary="A ModernBERT of any published size, pretrained on your own text.",
+        details=(
+            "Run: flaxzoo train modernbert --preset modernbert-base --data.source "
+            "'text:books/*.txt#sentences'\n"
+            "Rows contain several documents without padding, and 30 % of the tokens are masked "
+            "(Warner et al. 2024, section 2). The authors train at lengths 1,024 and 8,192. "
+            "The vocabulary is trained on the text, and the size of the embedding follows from it."
+        ),
+        config=of_size("modernbert-base"),
+        of_preset=of_size,
+        preset="modernbert-base",
+    ),
 }

@@ -9,7 +9,9 @@ where k(d) and q(d) are projections of the vector of distance d. All layers shar
 distance vectors. In version 2, large distances are grouped into logarithmic buckets, and each
 bucket has one vector.
 
-Unlike the authors' code, this implementation applies no dropout to the distance vectors.
+Unlike the authors' code, this implementation applies no dropout to the distance vectors. Each
+sequence has a separate dropout mask, so each layer would project the vectors once for each
+sequence.
 """
 
 import dataclasses

@@ -185,6 +185,8 @@ def test_tensors_are_read_one_by_one(folder, monkeypatch):
         ("BertForTokenClassification", {"classifier_dropout": None}, 0.1),
         ("BertForQuestionAnswering", {"classifier_dropout": 0.3}, 0.0),
         ("RobertaForMultipleChoice", {"classifier_dropout": 0.3}, 0.1),
+        ("AlbertForQuestionAnswering", {"classifier_dropout_prob": 0.3}, 0.0),
+        ("AlbertForTokenClassification", {}, 0.1),
     ],
 )
 def test_dropout_of_what_a_head_scores_is_honored(architecture, fields, rate):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +120,38 @@ def test_both_losses_and_who_learns_from_which():
     # An evaluation samples the same tokens for a batch each time.
     evaluated = jax.jit(lambda params, batch: objective.apply(apply, params, batch)[1]["replaced"])
     assert evaluated(params, BATCH) == evaluated(params, BATCH)
+
+
+def test_a_sample_that_equals_the_original_counts_as_original():
+    """A certain generator predicts a wrong token at the first mask of each row, and no other."""
+    learned = ReplacedTokenConfig()
+    objective = learned.with_models(learned.build(DATA), ElectraConfig(**SIZES), Execution())
+    certain = np.array(BATCH["masked_labels"])
+    certain[:, 0] = (certain[:, 0] + 1) % V
+    projection = Projection(1000 * jax.nn.one_hot(certain, V), jnp.eye(V))
+    scores, given = RNG.normal(size=(B, T)).astype(np.float32), {}
+
+    def discriminator(**inputs):
+        given.update(inputs)
+        return SimpleNamespace(logits=jnp.asarray(scores))
+
+    run = {
+        GENERATOR: lambda **inputs: SimpleNamespace(projection=projection),
+        "model": discriminator,
+    }
+    outputs = objective.forward(run, BATCH, models.row_keys(jax.random.key(0), B))
+    first = np.arange(B), PLACES[:, 0]
+    ids, replaced = ORIGINAL.copy(), np.zeros((B, T))
+    ids[first], replaced[first] = certain[:, 0], 1
+    np.testing.assert_array_equal(given["input_ids"], ids)
+    np.testing.assert_array_equal(outputs.replaced, replaced)
+    # Each of the four wrong predictions has a loss of 1,000 nats.
+    terms, counts = objective.terms(outputs, BATCH), objective.counts(BATCH)
+    means = {name: float(terms[name] / counts[name]) for name in objective.coefficients}
+    detected = np.where(replaced, np.log1p(np.exp(-scores)), np.log1p(np.exp(scores)))
+    assert means["masked_token"] == pytest.approx(4 * 1000 / WEIGHTS.sum(), rel=1e-5)
+    assert means["replaced_token"] == pytest.approx((detected * MASK).sum() / MASK.sum(), rel=1e-5)
+    assert objective.coefficients == {"masked_token": 1, "replaced_token": 50}
 
 
 def disentangled(**settings):

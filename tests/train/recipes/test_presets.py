@@ -57,6 +57,21 @@ def test_a_preset_may_have_other_settings():
     assert train.recipe("gpt").model.d_model == models.preset("gpt2").d_model
 
 
+@pytest.mark.parametrize("preset", [None, "albert-xxlarge"])
+def test_albert_learns_the_order_of_sentences_at_every_size(preset):
+    for name in ("albert", "albert-quickstart") if preset is None else ("albert",):
+        data = train.recipe(name, preset).data
+        assert (data.next_sentence, data.pair_label) == (True, "order")
+        assert (data.whole_word, data.ngrams, data.masking_rate) == (True, 3, 0.15)
+
+
+@pytest.mark.parametrize("preset", [None, "modernbert-large"])
+def test_modernbert_masks_30_percent_of_packed_rows_at_every_size(preset):
+    for name in ("modernbert", "modernbert-quickstart") if preset is None else ("modernbert",):
+        data = train.recipe(name, preset).data
+        assert (data.next_sentence, data.segments, data.masking_rate) == (False, "packed", 0.3)
+
+
 def test_bert_in_one_phase_has_the_printed_numbers():
     config = train.recipe("bert-large-one-phase")
     assert (config.steps, config.batch_size, config.data.length) == (1_000_000, 256, 512)
