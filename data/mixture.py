@@ -68,10 +68,13 @@ class MixedExamples(PickledByFields):
     Attributes:
       parts: The sources.
       unit: The unit of the weights.
+      skipped: The number of examples of each source that the mixture skips, because an earlier
+        stage of the run has read them. Empty if it skips none.
     """
 
     parts: tuple[MixedPart, ...]
     unit: MixtureUnit
+    skipped: tuple[int, ...] = ()
 
     @property
     def num_examples(self) -> int:
@@ -92,7 +95,7 @@ class MixedExamples(PickledByFields):
         """Returns the source of an example, and the index of the example within this source.
 
         Args:
-          number: The index of the example in the whole run.
+          number: The index of the example in all examples of the mixture.
         """
         # The first source takes its rounded share of all examples, the second source takes its
         # rounded share of the remaining examples, and so on. A source takes this example if its
@@ -101,13 +104,13 @@ class MixedExamples(PickledByFields):
         for part, weight, rest in self._shares:
             before, after = _num_taken(number, weight, rest), _num_taken(number + 1, weight, rest)
             if after > before:
-                return part, before
+                return part, self._skipped[part] + before
             # The sources after this one share the remaining examples.
             number -= before
         raise AssertionError("the last source takes all remaining examples")
 
     def counts(self, number: int) -> list[int]:
-        """Returns how many of the first `number` examples of a run come from each source."""
+        """Returns how many of the first `number` examples come from each source."""
         counts: list[int] = []
         # Divide the examples as `locate` does.
         for _, weight, rest in self._shares:
@@ -116,20 +119,22 @@ class MixedExamples(PickledByFields):
         return counts
 
     def positions(self, number: int) -> list[dict[str, str | int]]:
-        """Returns the position of each source after the first `number` examples of a run.
+        """Returns the position of each source after the first `number` examples.
 
         Returns:
           For each source, its name, the epoch, and the index of the next example in the order of
           this epoch.
         """
         found: list[dict[str, str | int]] = []
-        for part, count in zip(self.parts, self.counts(number), strict=True):
-            epoch, example = divmod(count, part.examples.num_examples)
+        for part, skipped, count in zip(
+            self.parts, self._skipped, self.counts(number), strict=True
+        ):
+            epoch, example = divmod(skipped + count, part.examples.num_examples)
             found.append({"source": part.name, "epoch": epoch, "example": example})
         return found
 
     def lines(self, number: int) -> Iterator[tuple[str, str]]:
-        """Yields the name of each source, and its share of the first `number` examples of a run."""
+        """Yields the name of each source, and its share of the first `number` examples."""
         counts = self.counts(number)
         amounts = [x * part.units for x, part in zip(counts, self.parts, strict=True)]
         for part, count, amount in zip(self.parts, counts, amounts, strict=True):
@@ -137,6 +142,10 @@ class MixedExamples(PickledByFields):
             share = amount / max(sum(amounts), 1e-9)
             read = f"{amount:,.0f} {self.unit}, {count:,} sequences, {epochs:.2f} epochs"
             yield part.name, f"{share:.1%} of all {self.unit}: {read}"
+
+    @property
+    def _skipped(self) -> tuple[int, ...]:
+        return self.skipped or (0,) * len(self.parts)
 
     @cached_property
     def _ends(self) -> list[int]:

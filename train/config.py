@@ -36,6 +36,9 @@ class Stage(Checked):
     """The number of steps before the stage."""
     examples: NonNegativeInt = 0
     """The number of examples that the run had already read from the same data before the stage."""
+    examples_of_sources: tuple[NonNegativeInt, ...] = ()
+    """The number of examples that the run had already read from each source of a mixture, before
+    the first stage with this mixture. Empty if the run had read none."""
     schedule_start: NonNegativeInt = 0
     """The number of steps that precede the learning-rate schedule of the stage."""
     warmup: NonNegativeInt = 0

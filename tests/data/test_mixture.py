@@ -1,5 +1,6 @@
 """Mixtures: their order is exact, independent of processes, and has the proportions asked for."""
 
+import dataclasses
 import json
 import pickle
 
@@ -50,6 +51,17 @@ def test_every_prefix_has_the_proportions(weights, units):
     far = 10**15
     assert sum(mixed.counts(far)) == far
     assert np.allclose(np.divide(mixed.counts(far), far), rates, rtol=1e-6)
+
+
+def test_a_mixture_skips_what_earlier_stages_read():
+    mixed = mixture([0.7, 0.3], [11, 5])
+    later = dataclasses.replace(mixed, skipped=(20, 3))
+    for number in range(50):
+        part, index = mixed.locate(number)
+        assert later.locate(number) == (part, index + (20, 3)[part])
+        read = np.add(later.counts(number), [20, 3])
+        positions = [(x["epoch"], x["example"]) for x in later.positions(number)]
+        assert positions == [divmod(n, size) for n, size in zip(read, (11, 5), strict=True)]
 
 
 def test_each_source_repeats_in_its_epochs_and_the_order_is_that_of_the_source_alone():

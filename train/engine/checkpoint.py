@@ -23,13 +23,12 @@ from ...data.common.fields import require, without_none
 from ...data.common.progress import LogFn
 from ...models.checksums import find_damage, replace_file, write_checksums
 from ...models.nn.typing import PyTree
-from ...models.run_files import CHECKPOINTS, EMA, EMA_AUXILIARY, PARAMS, numbered, steps
+from ...models.run_files import CHECKPOINTS, DATA, EMA, EMA_AUXILIARY, PARAMS, numbered, steps
 from ..losses.objective import AUXILIARY, joined, split
 from ..optim.ema import ema_of, with_ema
 from ..state import TrainState
 
 OPTIMIZER = "optimizer"
-DATA = "data"
 FROZEN = "frozen"
 """The parameters that no step changes. Only checkpoints of an objective with a `reference` have
 such parameters."""

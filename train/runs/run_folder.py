@@ -16,6 +16,7 @@ from ...data.common.fields import require
 from ...data.common.json_text import to_json
 from ...data.common.progress import LogFn
 from ...data.dataset import DataSplit
+from ...data.mixture import MixedExamples
 from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
@@ -45,7 +46,13 @@ from .init_from import InitFromPlan, first_few, head_parameters, plan_init_from
 from .load_run import check_sample_prompt, open_run
 from .params_only_run import check_trainable
 from .reference import check_guide, prepared_data
-from .stages import add_stage, check_extension, last_trained, next_stage
+from .stages import (
+    add_stage,
+    check_extension,
+    data_position,
+    last_trained,
+    next_stage,
+)
 
 T = TypeVar("T")
 COVERED = ("data.source", "data.validation", "data.validation_fraction")
@@ -144,6 +151,7 @@ def prepare_run(
     # Only a new stage may have different data. Otherwise, the run must continue with the same data.
     if extend:
         run = _with_stage(run)
+    run = _continuing_sources(run)
     if existing and not run.extends:
         _check_same_data(run)
     warmup, fitting = config.optimizer.warmup_steps, run.config.optimizer.warmup_steps
@@ -206,16 +214,27 @@ def _with_stage(run: Run) -> Run:
     changed = differences(old, new)
     # A fingerprint may cover only the texts, not the settings that turn texts into examples, such
     # as the length.
-    resized = any(name.startswith("data.") and name not in COVERED for name in changed)
+    data = {name for name in changed if name.startswith("data.")}
     same_texts = fingerprints.get("train") == run.train.fingerprint
-    stage = next_stage(
+    position = data_position(
         old,
         new,
         run.folder,
-        num_examples=run.train.examples.num_examples,
-        same_data=same_texts and not resized,
+        run.train.examples,
+        same_data=same_texts and data <= {*COVERED},
+        same_settings=data <= {"data.source", "data.mix_by", "data.validation"},
     )
+    stage = next_stage(old, new, position, run.train.examples.num_examples)
     return dataclasses.replace(run, stated=dataclasses.replace(new, stage=stage), extends=True)
+
+
+def _continuing_sources(run: Run) -> Run:
+    """Returns the run; its mixture skips the examples that earlier stages have read."""
+    stage, examples = run.config.stage, run.train.examples
+    if stage is None or not isinstance(examples, MixedExamples):
+        return run
+    rest = dataclasses.replace(examples, skipped=stage.examples_of_sources)
+    return dataclasses.replace(run, train=dataclasses.replace(run.train, examples=rest))
 
 
 def _existing_run(

@@ -4,16 +4,20 @@ The file `config.json` has the configuration of the last stage. The entry `stage
 lists the steps, the configuration and the data fingerprints of each earlier stage.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from ...data.batching import MIXTURE
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import RunError
 from ...data.common.fields import require
 from ...data.common.json_text import to_json
-from ...models.run_files import CONFIG_FILE, read_config, steps
+from ...data.dataset import ExampleSource
+from ...data.mixture import MixedExamples
+from ...models.run_files import CHECKPOINTS, CONFIG_FILE, DATA, read_config, steps
 from ..config import Stage, TrainConfig, flatten, in_steps, is_below, to_dict, warmup_of
 from .config_json import from_dict
 
@@ -73,35 +77,89 @@ def check_extension(
     )
 
 
-def next_stage(
-    old: TrainConfig, new: TrainConfig, folder: Path, *, num_examples: int, same_data: bool
+def data_position(
+    old: TrainConfig,
+    new: TrainConfig,
+    folder: Path,
+    examples: ExampleSource,
+    *,
+    same_data: bool,
+    same_settings: bool,
 ) -> Stage:
-    """Returns the stage that begins at the newest checkpoint of a run.
+    """Returns a stage that begins at the newest checkpoint, with its position in the data.
 
     Args:
         old: The stored configuration, which is the configuration of the previous stage.
         new: The configuration of the new stage.
         folder: The run folder.
-        num_examples: The number of training examples.
+        examples: The training examples of the new stage.
         same_data: Whether the training examples are the same as in the previous stage, so that
           their order continues.
+        same_settings: Whether the settings that turn texts into examples are the same.
     """
     start, before = steps(folder)[-1], old.stage or Stage()
-    # With the same data, the new stage continues after the examples that the run has already read.
-    examples = before.examples + (start - before.start) * old.batch_size if same_data else 0
+    read = before.examples + (start - before.start) * old.batch_size
+    if same_data:
+        # Continue after the examples that the run has already read.
+        return dataclasses.replace(before, start=start, examples=read)
+    if not same_settings:
+        return Stage(start=start)
+    # Sources may join or leave a mixture, and weights may change. Each source that both stages have
+    # continues after its own examples.
+    mixture = _data_state(folder, start).get(MIXTURE)
+    if isinstance(examples, MixedExamples):
+        sizes = {part.name: part.examples.num_examples for part in examples.parts}
+        counts = {old.data.source_name: read} if mixture is None else _counts(mixture, sizes)
+        return Stage(start=start, examples_of_sources=tuple(counts.get(x, 0) for x in sizes))
+    name = new.data.source_name
+    counts = _counts(mixture or (), {name: examples.num_examples})
+    return Stage(start=start, examples=counts.get(name, 0))
+
+
+def _data_state(folder: Path, step: int) -> Mapping[str, Any]:
+    """Returns the state of the data iterator in a checkpoint; see `BatchIterator.get_state`."""
+    import orbax.checkpoint as ocp
+    from etils import epath
+
+    return ocp.JsonCheckpointHandler().restore(epath.Path(folder / CHECKPOINTS / str(step) / DATA))
+
+
+def _counts(positions: Iterable[Mapping[str, Any]], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Returns how many examples a run has read from each source.
+
+    Args:
+        positions: The positions of the sources; see `MixedExamples.positions`.
+        sizes: Maps the name of each source to its number of examples. Other sources are left out.
+    """
+    return {
+        x["source"]: x["epoch"] * sizes[x["source"]] + x["example"]
+        for x in positions
+        if x["source"] in sizes
+    }
+
+
+def next_stage(old: TrainConfig, new: TrainConfig, position: Stage, num_examples: int) -> Stage:
+    """Returns a new stage with the start of its schedule.
+
+    Args:
+        old: The stored configuration, which is the configuration of the previous stage.
+        new: The configuration of the new stage.
+        position: The stage that `data_position` returns.
+        num_examples: The number of training examples.
+    """
     changed = [x for x in SCHEDULE if getattr(old.optimizer, x) != getattr(new.optimizer, x)]
     if not changed and old.optimizer.schedule in ENDLESS:
         # Continue the schedule. The run is then equal to a run that was configured with more steps
         # from the start.
         warmup = in_steps(old, num_examples).optimizer.warmup_steps
-        return Stage(
-            start=start, examples=examples, schedule_start=before.schedule_start, warmup=warmup
-        )
+        begun = (old.stage or Stage()).schedule_start
+        return dataclasses.replace(position, schedule_start=begun, warmup=warmup)
     # Any other schedule restarts. It begins at the peak learning rate, unless the new stage changes
     # the warm-up.
     rewarmed = not {"warmup_steps", "warmup_fraction"}.isdisjoint(changed)
+    start = position.start
     warmup = warmup_of(new.optimizer, new.steps - start) if rewarmed else 0
-    return Stage(start=start, examples=examples, schedule_start=start, warmup=warmup)
+    return dataclasses.replace(position, schedule_start=start, warmup=warmup)
 
 
 def earlier_stages(folder: Path) -> list[dict[str, Any]]:

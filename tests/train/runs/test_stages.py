@@ -7,6 +7,7 @@ import shutil
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.common.errors import RunError, UserError
+from flaxzoo.data.mixture import MixedExamples
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.runs.custom import Custom
 from flaxzoo.train.runs.load_run import config_of_run
@@ -166,6 +167,35 @@ def test_a_stage_with_shorter_texts_begins_at_its_first_example(first, tmp_path)
     # The settings of an extended run begin a new run without a stage.
     staged = config_with(first[0], stage=train.Stage(start=4, examples=32))
     assert prepare_run(staged, tmp_path / "new", logged.append).stated.stage is None
+
+
+@pytest.mark.slow
+def test_sources_that_two_stages_have_continue(tmp_path):
+    """Sources join and leave a mixture, and weights change; other sources do not begin again."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{x} {name} ran" for x in WORDS * 9))
+    a, b, c = (f"text:{tmp_path / name}.txt#block" for name in "abc")
+    config, run = small_run(tmp_path, steps=4, optimizer=CONSTANT), tmp_path / "run"
+    validation = config.data.source
+    read = dict.fromkeys((a, b, c), 0)
+    sources = (a, f"0.5*{a} + 0.5*{b}", f"0.8*{b} + 0.2*{c}", f"0.2*{c} + 0.8*{b}", b)
+    for stage, source in enumerate(sources, 1):
+        changed = dataclasses.replace(config.data, source=source, validation=validation)
+        longer = config_with(config, steps=4 * stage, data=changed)
+        begun = prepare_run(longer, run, lambda line: None, Custom(), extend=stage > 1)
+        train.train(longer, run, extend=stage > 1, quiet=True)
+        examples, settings = begun.train.examples, begun.config
+        if isinstance(examples, MixedExamples):
+            for index, part in enumerate(examples.parts):
+                numbers = (examples.locate(g) for g in range(99))
+                assert next(x for i, x in numbers if i == index) == read[part.name]
+            counts = zip(examples.parts, examples.counts(4 * config.batch_size), strict=True)
+            read |= {part.name: read[part.name] + count for part, count in counts}
+        else:
+            before = settings.stage.examples if settings.stage else 0
+            assert before == read[source]
+            read[source] += 4 * config.batch_size
+    assert min(read.values()) > 0
 
 
 @pytest.mark.slow
