@@ -120,11 +120,11 @@ class Loop:
             # Check before merging: a merge in one process would wait for the others forever.
             leaves = jax.tree.leaves((state.params, state.frozen))
             require(
-                all(x.is_fully_addressable for x in leaves),
-                "the parameters are on several processes, but callbacks run in one process: read "
-                "the checkpoint in on_checkpoint",
+                all(x.is_fully_addressable or x.is_fully_replicated for x in leaves),
+                "the parameters are sharded over several processes, but callbacks run in one "
+                "process: read the checkpoint in on_checkpoint",
             )
-            return int(state.step), self._merged(model, state)
+            return int(state.step), self._merged(model, jax.tree.map(_in_this_process, state))
 
         return RunningModel(model, self.run.tokenizer, read)
 
@@ -346,3 +346,8 @@ class Loop:
         with barrier():
             if self.stopper.failure is not None:
                 raise self.stopper.failure
+
+
+def _in_this_process(x: jax.Array) -> jax.Array:
+    """Returns this process's copy of an array that is replicated over several processes."""
+    return x if x.is_fully_addressable else x.addressable_data(0)

@@ -1,7 +1,8 @@
 """What each of several processes of test_multiprocess.py does: train, until it is told to stop.
 
 As a program it takes a JSON list of jobs, `[config, workdir, do, step]` each: in the given step
-process 1 does something (see `DEEDS`), or its compiler refuses the step (see `REFUSALS`).
+process 1 does something (see `DEEDS`), or its compiler refuses the step (see `REFUSALS`). With
+"read", a callback reads the parameters at each evaluation.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
+from flaxzoo.train import Callback
 from flaxzoo.train.config import objective_of
 from flaxzoo.train.distributed import multiprocess as processes
 from flaxzoo.train.engine import compile as parallel
@@ -56,6 +59,22 @@ def refusal(message):
         machine_memory.memory_of_each.cache_clear()
 
 
+class Reader(Callback):
+    """Writes the parameters at the newest evaluation into a file, on process 0."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def on_start(self, running):
+        self.running = running
+
+    def on_evaluation(self, step, metrics):
+        read, params = self.running.params()
+        assert read == step
+        leaves = jax.tree_util.tree_flatten_with_path({"params": params})[0]
+        np.savez(self.file, **{jax.tree_util.keystr(path): x for path, x in leaves})
+
+
 @functools.cache
 def program_of(config):
     """Runs of one configuration share what they trace and compile."""
@@ -70,7 +89,7 @@ def go(config, workdir, do=None, at=None, program_of=program_of):
         program = program_of(config)
 
         def step(state, batch):
-            if actor and do is not None and int(state.step) + 1 == at:
+            if actor and do in DEEDS and int(state.step) + 1 == at:
                 DEEDS[do]()
             return program.step(state, batch)
 
@@ -78,7 +97,8 @@ def go(config, workdir, do=None, at=None, program_of=program_of):
 
     original, start.compile_trainer = start.compile_trainer, compile_trainer
     try:
-        return train(config, workdir, quiet=True)
+        readers = [Reader(workdir.with_suffix(".npz"))] if do == "read" else []
+        return train(config, workdir, quiet=True, callbacks=readers)
     finally:
         start.compile_trainer = original
 
@@ -97,5 +117,5 @@ if __name__ == "__main__":
         for config, workdir, do, at in json.loads(Path(sys.argv[1]).read_text()):
             refusing = refusal(REFUSALS[do]) if do in REFUSALS else contextlib.nullcontext()
             with refusing:
-                result = go(from_dict(config), workdir, do, at)
+                result = go(from_dict(config), Path(workdir), do, at)
             print(f"step {result.step}, signal {result.signal}", file=sys.stderr)

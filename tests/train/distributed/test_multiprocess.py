@@ -62,7 +62,7 @@ def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
     assert go(config, begun, "stop", 2).step == 2
     assert go(config, begun, "stop", 4, one_device).step == 4
     jobs = (
-        (config, whole, None, None),
+        (config, whole, "read", None),
         (config, parts, "stop", 2),
         (config, parts, None, None),
         (config, moved, "stop", 2),
@@ -78,6 +78,10 @@ def test_a_run_moves_between_processes(config, run_in_two, tmp_path, capfd):
     assert kept(moved) == [3]
     assert lines(parts) == lines(whole)
     assert_same(everything(parts, STEPS), everything(whole, STEPS))
+    # A callback reads the parameters that both processes have.
+    with np.load(whole.with_suffix(".npz")) as read:
+        saved = everything(whole, STEPS)
+        assert_same(dict(read), {name: saved[name] for name in read})
 
     # All predictions are scored, and in their order.
     scored = go(labelled, tmp_path / "labelled-alone").validation
