@@ -269,7 +269,7 @@ def _public_summary(package: str, name: str, value: object) -> str:
 
 
 def _is_constant(value: object) -> bool:
-    """Returns whether a value is an object or a type alias, which has no own docstring."""
+    """Returns whether a value is a constant or a type alias, documented where it is defined."""
     return not callable(value) or typing.get_origin(value) is not None
 
 

@@ -221,6 +221,11 @@ class OptionParser(argparse.ArgumentParser):
         _flags.update((action.dest, flag) for flag, action in options)
         return parsed
 
+    def _parse_optional(self, arg_string: str) -> Any:
+        """Reads words such as `---` as values; argparse would read them as unknown options."""
+        name = arg_string.partition("=")[0]
+        return super()._parse_optional(arg_string) if _looks_like_option(name) else None
+
     @property
     def _flags(self) -> list[str]:
         return list(self._option_string_actions)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 
 from ...data.common.errors import UserError, counted
 from ...data.common.fields import require
 from ...models.nn.typing import PyTree
 from ..config import TrainConfig
+from ..losses.objective import split
 from ..state import TrainState, in_units
 from .machine_memory import Device, available_bytes, available_on_machine
 
@@ -107,19 +109,27 @@ def check_state_fits(
     if config.evaluate.tasks:
         _require_memory(
             f"{what}, and the whole parameters that evaluate.tasks gathers on one device, need",
-            needed + _gathered_bytes(shapes),
+            needed + _gathered_bytes(config, shapes),
             available,
             remedy="leave evaluate.tasks out, and run flaxzoo evaluate RUN --tasks after training",
         )
 
 
-def _gathered_bytes(shapes: TrainState) -> int:
-    """Returns the bytes that tasks add to a device: a whole copy of each sharded parameter."""
-    return sum(
-        math.prod(x.shape) * x.dtype.itemsize
-        for x in jax.tree.leaves((shapes.params, shapes.frozen))
-        if not x.sharding.is_fully_replicated
-    )
+def _gathered_bytes(config: TrainConfig, shapes: TrainState) -> int:
+    """Returns the bytes that tasks add to a device: a whole copy of each sharded parameter.
+
+    With adapters, tasks use the base model with merged adapters, in float32. A base in another
+    precision is therefore copied even if it is not sharded. Tasks use neither the reference model
+    nor the auxiliary models.
+    """
+    merged = config.lora is not None
+    params = split(shapes.frozen or {})[0] if merged else shapes.params
+    size = 0
+    for x in jax.tree.leaves(params):
+        dtype = jnp.dtype("float32") if merged else x.dtype
+        if dtype != x.dtype or not x.sharding.is_fully_replicated:
+            size += math.prod(x.shape) * dtype.itemsize
+    return size
 
 
 def check_batch_fits(config: TrainConfig, batch: BatchShapes, *, resumed: bool) -> None:

@@ -53,8 +53,11 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    """Formats a value as a table cell, with pipes escaped and line feeds replaced."""
-    return str(value).replace("|", "\\|").replace("\n", "⏎")
+    """Formats a value as a table cell, with pipes escaped and line feeds replaced.
+
+    A missing value, such as a reward that is not finite, is an empty cell.
+    """
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", "⏎")
 
 
 def _shown(value: float | int) -> str:

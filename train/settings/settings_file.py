@@ -54,7 +54,7 @@ def _words(setting: str, value: object) -> Iterator[str]:
     elif isinstance(value, list) and len(value) != 1:
         yield from (flag, *map(str, value))
     elif isinstance(value, list):
-        # A single value may begin with a hyphen, so join it to the option.
+        # A single value may look like an option, so join it to the option.
         yield f"{flag}={value[0]}"
     else:
         yield f"{flag}={value}"
@@ -106,11 +106,15 @@ def _settings(choice: dict[str, str], config: TrainConfig) -> dict[str, object] 
         config: The configuration.
     """
     name, kind = choice[RECIPE], config.objective.kind
-    # A recipe may raise UserError for a preset, or for a field of a different family.
+    # A recipe may raise UserError for a preset.
     with contextlib.suppress(UserError):
-        if starting_config(name, choice).objective.kind != kind:
-            choice = {**choice, OBJECTIVE: kind}
         base = starting_config(name, choice)
+        # Settings cannot turn a model of another family into this model.
+        if config.init_from is None and type(base.model) is not type(config.model):
+            return None
+        if base.objective.kind != kind:
+            choice = {**choice, OBJECTIVE: kind}
+            base = starting_config(name, choice)
         given = {**choice, **_differing(base, config)}
         made = with_settings(base, given)
         # The head is not a setting, so compare it here. A different recipe for the same data may

@@ -49,6 +49,7 @@ def test_a_wrong_setting_is_named(settings, message):
         "rerank --objective.loss rank_net",
         "embed --objective.kind cosent",
         "quickstart --evaluate.tasks prompts:a.jsonl --evaluate.stop=---",
+        "quickstart --evaluate.tasks prompts:a.jsonl --evaluate.stop === --- -5",
         'quickstart --evaluate.tasks prompts:a.jsonl --evaluate.stop ### "Q:\\n" None',
     ],
 )

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from flaxzoo import train
+from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.engine import machine_memory, memory_summary, start
 from flaxzoo.train.engine.compile import compile_trainer
@@ -198,6 +198,32 @@ def test_tasks_need_memory_for_the_whole_parameters(mesh, tmp_path, available):
     available(needed - 1)
     message = r"evaluate\.tasks .* need .*: leave evaluate\.tasks out" if gathered else "state need"
     with pytest.raises(UserError, match=message):
+        memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
+    # Tasks do not use the reference model, so a device has only its part.
+    with_reference = dataclasses.replace(shapes, frozen=shapes.params)
+    available(needed + 8 * memory_summary.bytes_per_device(shapes.params))
+    memory_summary.check_state_fits(config, with_reference, jax.devices(), resumed=False)
+
+
+@pytest.mark.parametrize("mesh", [train.MeshConfig(data=1, fsdp=8), train.MeshConfig(data=8)])
+def test_tasks_need_memory_for_merged_parameters(mesh, tmp_path, available):
+    """Merged parameters have float32, also if the base of the adapters has 16 bits."""
+    config = small_run(
+        tmp_path,
+        model={"vocab_size": 32, "num_heads": 8},
+        steps=4,
+        mesh=mesh,
+        evaluate=EvaluateConfig(tasks=("prompts:answers.jsonl",)),
+        lora=models.LoRAConfig(rank=8, frozen_dtype="bfloat16"),
+    )
+    with on_devices(8):
+        shapes = compile_trainer(config, train.CAUSAL).shapes
+    merged = sum(4 * x.size for x in jax.tree.leaves(shapes.frozen))
+    needed = 8 * memory_summary.bytes_per_device(shapes) + merged
+    available(needed)
+    memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
+    available(needed - 1)
+    with pytest.raises(UserError, match=r"evaluate\.tasks .* need "):
         memory_summary.check_state_fits(config, shapes, jax.devices(), resumed=False)
 
 

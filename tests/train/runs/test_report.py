@@ -74,6 +74,12 @@ def test_answers_of_the_first_and_the_last_evaluation(run):
     )
 
 
+def test_an_undefined_reward_is_an_empty_cell(run):
+    write_report(run, {}, VALIDATION, None, samples=[SAMPLES[0] | {"reward": None}, SAMPLES[0]])
+    text = (run / "report.md").read_text(encoding="utf-8")
+    assert text.endswith("| 1\\|1 | 2⏎3 |  |\n| 1\\|1 | 2⏎3 | 0.0 |\n")
+
+
 def test_answers_without_rewards_have_no_column_of_rewards(run):
     answers = [{"step": 1, "prompt": "1+1", "completion": "2"}]
     write_report(run, {}, VALIDATION, None, samples=answers)
