@@ -185,7 +185,7 @@ def _weight(text: str, name: str) -> float:
 
 
 def require_unmixed(name: str, reader: str) -> None:
-    """Checks that a source is not a mixture.
+    """Checks that a source has no weights.
 
     Args:
       name: The name of the source.
@@ -193,10 +193,10 @@ def require_unmixed(name: str, reader: str) -> None:
         message.
 
     Raises:
-      DataError: The source is a mixture.
+      DataError: The source is a mixture, or has a weight.
     """
     problem = f"{reader} does not support weights, got {name!r}: join the sources without weights"
-    require(not split_mixture(name), problem, DataError)
+    require(not has_weights(name), problem, DataError)
 
 
 @dataclass(frozen=True)
