@@ -178,6 +178,8 @@ class TransformerConfig(Checked):
             raise UserError(
                 f"heads of size {self.key_dim} cannot be rotated in pairs: choose an even {size}"
             )
+        if kind == "rotary" and self.rope_scaling is not None:
+            self.rope_scaling.check_factors(self.rotated_dim)
         # Half of the buckets have a single distance each. The last bucket begins after these
         # distances.
         least = self.position_buckets // 2 + 1 if kind == "buckets" else 1

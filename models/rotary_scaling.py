@@ -98,6 +98,21 @@ class RotaryScaling(Checked):
             problem = f"rope_scaling of the kind {self.kind} requires {name}: give it"
             require(getattr(self, name) is not None, problem)
 
+    def check_factors(self, rotated_dim: int) -> None:
+        """Checks that each frequency of the rotated dimensions has a short and a long factor.
+
+        Raises:
+          UserError: The number of factors is wrong.
+        """
+        number = (rotated_dim + 1) // 2
+        for name in ("short_factors", "long_factors"):
+            factors = getattr(self, name)
+            require(
+                factors is None or len(factors) == number,
+                f"rope_scaling {name} has {len(factors or ())} numbers for {rotated_dim} "
+                f"rotated dimensions: give {number}",
+            )
+
     def of_length(self, max_length: int) -> "RotaryScaling":
         """Returns the same scaling, with the defaults that depend on `max_length` made explicit."""
         if self.kind == "dynamic":

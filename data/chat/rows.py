@@ -47,12 +47,11 @@ def read_rows(
     name, empty = as_source(source), True
     for conditions, rows in _parts(name, split):
         for location, row in rows:
-            require(
-                isinstance(row, Mapping),
-                f"{location} must be an object of fields, as "
-                f'{{"prompt": "…", "completion": "…"}}, got a {type(row).__name__}',
-                error=DataError,
-            )
+            if not isinstance(row, Mapping):
+                raise DataError(
+                    f"{location} must be an object of fields, as "
+                    f'{{"prompt": "…", "completion": "…"}}, got a {type(row).__name__}'
+                )
             if keeps(conditions, row, location, left_out):
                 empty = False
                 yield location, row

@@ -170,7 +170,8 @@ class ChatTemplate:
         given = {"tools": None, "documents": None, **given}
         whole = self._run(messages, given)
         # If the template marks answers, rendering has already recorded their ranges.
-        if _MARKER.search(self._source(given)):
+        is_marked = _MARKER.search(self._source(given)) is not None
+        if is_marked:
             rows = [whole]
         else:
             turns = [
@@ -187,7 +188,12 @@ class ChatTemplate:
             "is not empty",
             error=DataError,
         )
-        _check_calls(messages, [row.text for row in kept])
+        texts = [row.text for row in kept]
+        _check_calls(messages[:first], texts)
+        # The descriptions of the tools also contain their names, so search only the answers. A
+        # template with marks may leave the calls outside of the marks.
+        answers = [row.text[a:b] for row in kept for a, b in row.answers]
+        _check_calls(messages[first:], texts if is_marked else answers)
         return tuple(kept)
 
     def _turn(
@@ -296,15 +302,14 @@ def _check_calls(messages: Sequence[Message], texts: Sequence[str]) -> None:
     Raises:
       DataError: No text contains the name of a function that the assistant calls.
     """
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    for call in filter(lambda call: isinstance(call, Mapping), calls):
-        name = str(call.get("function", call).get("name", ""))
-        require(
-            any(name in text for text in texts),
-            f"the chat template leaves out the call of {name!r}: give a template that reads "
-            "tool_calls, or write the calls in the contents",
-            error=DataError,
-        )
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str) and not any(name in text for text in texts):
+            raise DataError(
+                f"the chat template leaves out the call of {name!r}: give a template that reads "
+                "tool_calls, or write the calls in the contents"
+            )
 
 
 def check_role(role: object, location: str) -> None:

@@ -45,7 +45,7 @@ def pick(row: Mapping[str, object], field: str, location: str) -> Any:
       DataError: The object lacks the field, or the field contains a lone surrogate.
     """
     if field in row:
-        _check_encodable(row[field], f"{location} field {field!r}")
+        _check_encodable(row[field], location, field)
         return row[field]
     if field.endswith("?"):
         return pick(row, field[:-1], location) if field[:-1] in row else None
@@ -74,7 +74,7 @@ def single_fields(fields: Iterable[str]) -> set[str]:
     return parts.union(part.removesuffix("?") for part in parts)
 
 
-def _check_encodable(value: object, location: str) -> None:
+def _check_encodable(value: object, location: str, field: str) -> None:
     """Checks for lone surrogates, which JSON can express but UTF-8 cannot encode."""
     is_text = isinstance(value, str)
     text = value if is_text else json.dumps(value, ensure_ascii=False, default=lambda _: None)
@@ -82,5 +82,5 @@ def _check_encodable(value: object, location: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{location} has a lone surrogate at character {error.start}: remove it"
+            f"{location} field {field!r} has a lone surrogate at character {error.start}: remove it"
         ) from None

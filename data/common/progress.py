@@ -91,8 +91,8 @@ class Progress:
         done = tokens = 0
         self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
 
-        def line() -> str:
-            return f"{done:,} of {total:,} {what}: {_speed(bar, tokens)} tokens/s"
+        def log() -> None:
+            self.log(f"{done:,} of {total:,} {what}: {_speed(bar, tokens)} tokens/s")
 
         def advance(number: int, new_tokens: int) -> None:
             nonlocal done, tokens
@@ -100,8 +100,8 @@ class Progress:
             bar.start()
             done, tokens = done + number, tokens + new_tokens
             bar.update(task, completed=done, speed=_speed(bar, tokens))
-            if done < total:
-                self._log_if_due(line())
+            if done < total and self._is_line_due():
+                log()
 
         try:
             yield advance
@@ -109,7 +109,7 @@ class Progress:
             if bar.live.is_started:
                 bar.stop()
             if bar.disable and done:
-                self.log(line())
+                log()
 
     def _columns(self, what: str, total: int, *more: ProgressColumn) -> list[ProgressColumn]:
         """Returns the columns of a bar, without columns that do not fit into the terminal.
@@ -143,11 +143,12 @@ class Progress:
             disable=not self._console.is_terminal,
         )
 
-    def _log_if_due(self, line: str) -> None:
-        """Prints a line instead of the bar, if the last such line is at least a minute old."""
-        if not self._console.is_terminal and time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-            self.log(line)
+    def _is_line_due(self) -> bool:
+        """Returns whether to print a line in place of the bar. Starts the next minute if True."""
+        if self._console.is_terminal or time.monotonic() < self._next_line:
+            return False
+        self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        return True
 
     def advance(self, step: int, loss: float) -> None:
         """Shows that `step` is finished."""
@@ -155,8 +156,9 @@ class Progress:
             return
         speed = _speed(self._bar, (step - self._first_step) * self._tokens_per_step)
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
-        total = self._bar.tasks[0].total
-        self._log_if_due(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
+        if self._is_line_due():
+            total = self._bar.tasks[0].total
+            self.log(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
     def evaluated(self, step: int, scores: dict[str, float], metrics: tuple[str, ...]) -> None:
         """Prints the loss of an evaluation, and the scores whose names are in `metrics`."""

@@ -33,9 +33,9 @@ from .source_names import (
     FILE_KINDS,
     Source,
     check_kind,
+    has_weights,
     parse_name,
     parse_sources,
-    split_mixture,
 )
 
 FORMS = {
@@ -121,12 +121,13 @@ def parse_labelled(
         conditions = split_conditions(location, name)[1]
         return LabelledSource(name, KIND, location, fields, conditions=conditions)
     shown = {kind: FORMS[kind] for kind in forms if kind != KIND}
-    # Only sources of documents can be joined with a plus sign, with or without weights.
+    # Only sources of documents can have weights, or be joined with a plus sign.
     _, _, kind = name.partition(":")[0].rpartition("*")
-    terms = split_mixture(name) or re.findall(rf"\s\+\s+(?:{'|'.join(forms)}):", name)
-    remedy = f"name several files by a glob, as {kind}:FOLDER/*"
+    joined = re.search(rf"\s\+\s+(?:{'|'.join(forms)}):", name) is not None
+    remedy = f"name one source, or several files by a glob, as {kind}:FOLDER/*"
     problem = f"labeled sources cannot be joined or mixed, got {name!r}: {remedy}"
-    require(kind == "corpora" or not terms, problem, DataError)
+    is_allowed = kind == "corpora" or not (joined or has_weights(name))
+    require(is_allowed, problem, DataError)
     kind = check_kind(name, shown)
     _, location, part, conditions = parse_name(name, shown)
     if kind == "corpora":

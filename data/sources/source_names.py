@@ -141,6 +141,11 @@ class Term(NamedTuple):
     source: str
 
 
+def has_weights(name: str) -> bool:
+    """Returns whether a name is a mixture, or a single source with a weight."""
+    return not name.startswith(f"{KIND}:") and _WEIGHTED.search(name) is not None
+
+
 def split_mixture(name: str) -> tuple[Term, ...]:
     """Splits a mixture such as ``0.7*text:a/*.txt + 0.3*jsonl:b.jsonl`` into its sources.
 
@@ -154,7 +159,7 @@ def split_mixture(name: str) -> tuple[Term, ...]:
       DataError: Only some sources have a weight, a weight is not a positive number, the mixture has
         one source or the same source twice, or it contains another mixture.
     """
-    if name.startswith(f"{KIND}:") or not _WEIGHTED.search(name):
+    if not has_weights(name):
         return ()
     form = "write a mixture as 0.7*SOURCE + 0.3*SOURCE, without parentheses"
     # Divide the name into terms, and each term into its weight and its source.
@@ -180,7 +185,7 @@ def _weight(text: str, name: str) -> float:
 
 
 def require_unmixed(name: str, reader: str) -> None:
-    """Checks that a source is not a mixture.
+    """Checks that a source has no weights.
 
     Args:
       name: The name of the source.
@@ -188,10 +193,10 @@ def require_unmixed(name: str, reader: str) -> None:
         message.
 
     Raises:
-      DataError: The source is a mixture.
+      DataError: The source is a mixture, or has a weight.
     """
     problem = f"{reader} does not support weights, got {name!r}: join the sources without weights"
-    require(not split_mixture(name), problem, DataError)
+    require(not has_weights(name), problem, DataError)
 
 
 @dataclass(frozen=True)

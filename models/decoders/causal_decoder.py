@@ -82,13 +82,6 @@ class CausalDecoderConfig(CausalLMConfig):
         require_default(self, ["positions"], "must be rotary in this family")
         require_default(self, ["position_base"], "is not used by this family: set rope_base")
         require_pairs(self.rotated_dim, self.key_dim, f"rope_fraction {self.rope_fraction}")
-        for name in ("short_factors", "long_factors"):
-            factors = getattr(self.rope_scaling, name, None)
-            require(
-                factors is None or len(factors) == self.rotated_dim // 2,
-                f"rope_scaling {name} has {len(factors or ())} numbers for {self.rotated_dim} "
-                f"rotated dimensions: give {self.rotated_dim // 2}",
-            )
 
     @property
     def kv_heads(self) -> int:

@@ -39,8 +39,9 @@ class StableLMConfig(CausalDecoderConfig):
     norm_kind: ClassVar[NormKind] = "layer"
     attention_output_bias: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    classifier_dropout: Rate = 0.0  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Dropout rate of the hidden states that token classification reads."""
+    classifier_dropout: Rate | None = None
+    """Dropout rate of the hidden states that token classification reads. Defaults to the rate of
+    the output of the feed-forward layer."""
     rope_fraction: RotatedFraction = 0.25
     """The fraction of each head's dimensions that is rotated: the first H · fraction dimensions."""
     attention_bias: bool = False  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -70,6 +71,12 @@ class StableLMConfig(CausalDecoderConfig):
         if sublayer == "feed_forward" and self.feed_forward_dropout is not None:
             return self.feed_forward_dropout
         return self.dropout_rate
+
+    @property
+    def classifier_dropout_rate(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Dropout rate of the hidden states that token classification reads."""
+        default = self.residual_dropout_rate("feed_forward")
+        return default if self.classifier_dropout is None else self.classifier_dropout
 
 
 class ParallelLayer(Layer[StableLMConfig]):

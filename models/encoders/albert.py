@@ -4,9 +4,9 @@ Lan et al. 2020, "ALBERT: a lite BERT for self-supervised learning of language r
 section 3 and table 1. A linear map projects the embeddings to the width of the layers. The layers
 are divided into groups of consecutive layers, and all layers of a group run the same few inner
 layers with the same parameters. The published models have one group with one inner layer. The
-presets have the sizes of version 2, without dropout in the layers. With dropout, the output of the
-feed-forward block is dropped as in the authors' code, unlike in transformers. The second training
-objective of ALBERT is to predict the order of two segments.
+presets have the sizes of version 2, without dropout in the layers. As in the authors' code, and
+unlike in transformers, dropout also applies to the output of the feed-forward block. The second
+training objective of ALBERT is to predict the order of two segments.
 """
 
 import dataclasses

@@ -8,10 +8,8 @@ authors' code, training applies no dropout to the output of attention.
 import dataclasses
 from typing import ClassVar
 
-from ..nn.dropout import RowKeys
-from ..nn.typing import Array, Float
 from ..registry import Family, Preset
-from .encoder import ENCODER_AXES, Encoder, EncoderConfig, PostNormLayer, smallest_inputs
+from .encoder import ENCODER_AXES, Encoder, EncoderConfig, smallest_inputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,21 +22,13 @@ class DistilBertConfig(EncoderConfig):
 
     pooler_activation: ClassVar[str] = "relu"
 
-
-class DistilBertLayer(PostNormLayer):
-    """A layer of a BERT without dropout of the attention output."""
-
-    def add(
-        self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], name: str, rng: RowKeys | None
-    ) -> Float[Array, "B T D"]:
-        """Returns the residual sum, with dropout of the output of the feed-forward block only."""
-        return super().add(x, y, name, None if name == "attention" else rng)
+    def residual_dropout_rate(self, sublayer: str) -> float:
+        """Returns the dropout rate of the output of a sublayer; 0 for attention."""
+        return 0.0 if sublayer == "attention" else self.dropout_rate
 
 
 class DistilBERT(Encoder):
     """The DistilBERT model with its head."""
-
-    layer = DistilBertLayer
 
 
 PRESETS: dict[str, Preset] = {

@@ -13,7 +13,6 @@ import math
 from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
 from ...data.common.fields import Positive, Rate
@@ -150,10 +149,11 @@ class ModernBERT(Encoder):
         del x
         c, init = self.config, nn.initializers
         rest = (max(c.num_layers - 1, 0), c.d_model), self.execution.param_dtype
-        scales = self.param("attention_norms", init.ones, *rest)
-        biases = self.param("attention_norm_biases", init.zeros, *rest) if c.norm_bias else None
-        scales, biases = jax.tree.map(lambda x: jnp.pad(x, ((1, 0), (0, 0))), (scales, biases))
-        return dataclasses.replace(context, norm_scales=scales, norm_biases=biases)
+        unused = (1, 0), (0, 0)
+        scales, biases = self.param("attention_norms", init.ones, *rest), None
+        if c.norm_bias:
+            biases = jnp.pad(self.param("attention_norm_biases", init.zeros, *rest), unused)
+        return dataclasses.replace(context, norm_scales=jnp.pad(scales, unused), norm_biases=biases)
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the normalized output of the last layer."""

@@ -200,9 +200,10 @@ def test_the_log_states_what_a_filter_leaves_out_of_its_source_only(tmp_path):
 
 def test_labeled_examples_and_pairs_cannot_be_mixed(tmp_path):
     settings = {"length": 8, "tokenizer": TokenizerConfig("wordpiece", 20)}
-    labeled = data.SequenceClassificationData(source="0.5*tsv:a#1,2 + 0.5*csv:b#1,2", **settings)
-    with pytest.raises(DataError, match=r"labeled .*mixed, got .*glob, as tsv:FOLDER/\*"):
-        labeled.texts()
+    for source in ("0.5*tsv:a#1,2 + 0.5*csv:b#1,2", "0.5*tsv:a#1,2", "tsv:a#1,2 + tsv:b#1,2"):
+        labeled = data.SequenceClassificationData(source=source, **settings)
+        with pytest.raises(DataError, match=r"labeled .*mixed, got .*glob, as tsv:FOLDER/\*"):
+            labeled.texts()
     pairs = data.TranslationData(source="0.5*tsv:a#1,2 + 0.5*tsv:b#1,2", **settings)
     with pytest.raises(DataError, match=r"weights, got .*join the sources without weights"):
         pairs.texts()

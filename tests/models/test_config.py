@@ -7,9 +7,13 @@ from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
 from flaxzoo.data.tokenizers.characters import CharacterTokenizer
 from flaxzoo.models.config import divisors
+from flaxzoo.models.decoders.gpt.falcon import FalconConfig
+from flaxzoo.models.decoders.llama import LlamaConfig
 from flaxzoo.models.encoders.electra import ElectraConfig
+from flaxzoo.models.encoders.modernbert import ModernBertConfig
 from flaxzoo.models.encoders.roberta import RobertaConfig
 from flaxzoo.models.registry import family_name
+from flaxzoo.models.rotary_scaling import RotaryScaling
 
 SIZES = {"vocab_size": 11, "max_length": 8, "num_layers": 2, "d_model": 100, "num_heads": 4}
 
@@ -47,6 +51,14 @@ def test_embeddings_as_wide_as_the_layers_need_no_map():
     # transformers has none then, and would leave it out of the model that it loads.
     with pytest.raises(UserError, match=r"d_embedding 100 "):
         ElectraConfig(**SIZES, d_embedding=100)
+
+
+@pytest.mark.parametrize("family", [LlamaConfig, ModernBertConfig, FalconConfig])
+def test_each_rotary_frequency_has_a_factor(family):
+    factors = {"short_factors": (1.0,) * 12, "long_factors": (2.0,) * 11}
+    scaling = RotaryScaling(kind="longrope", original_length=4, **factors)
+    with pytest.raises(UserError, match=r"long_factors .*11 .* 24 .*give 12"):
+        family(**SIZES | {"d_model": 96}, rope_scaling=scaling)
 
 
 def test_a_table_of_positions_is_bounded():

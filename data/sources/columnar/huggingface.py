@@ -89,8 +89,9 @@ class HubData:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of all columns and of all fields of structs, such as ``translation.en``."""
-        # All splits have the same columns.
-        return tuple(_DatasetTable(next(iter(self.splits.values())), self.name).paths)
+        # Read the columns of any split if there is no split to train on.
+        split = self.split or ("train" if "train" in self.splits else next(iter(self.splits)))
+        return tuple(_DatasetTable(self.splits[split], self.name).paths)
 
     def to_evaluate(self, names: tuple[str, ...]) -> str | None:
         """Returns the name of the split to evaluate on, or None if there is no such split.

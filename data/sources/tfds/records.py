@@ -63,8 +63,8 @@ class TfdsRecords(PublishedRecords):
         """See ``OpenedRecords``."""
         source = self.source
         for location, row in self._unconverted(split):
-            # Convert all fields only if a filter may read them.
-            tested = {name: plain(row[name]) for name in row if source.conditions}
+            # Convert the other fields only if a filter may read them.
+            tested = cast(Mapping[str, object], plain(row)) if source.conditions else row
             if keeps(source.conditions, tested, location, left_out):
                 yield Record(location, tuple(map(plain, picked(row, source.fields, location))))
 

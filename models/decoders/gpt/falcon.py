@@ -4,7 +4,8 @@ Almazrouei et al. 2023, "The Falcon series of open language models", section 4: 
 attention and feed-forward in parallel. The 7-billion-parameter model has one norm for both
 sublayers and one key/value head. Larger models have several key/value heads, and some have two
 norms. The earlier models of Penedo et al. 2023, "The RefinedWeb dataset for Falcon LLM", run the
-sublayers in sequence, with biases and ALiBi.
+sublayers in sequence, with biases and ALiBi. Dropout of attention weights applies with both kinds
+of positions. With rotary positions, transformers applies this dropout only in FlashAttention.
 """
 
 import dataclasses

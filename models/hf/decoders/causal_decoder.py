@@ -142,7 +142,7 @@ class DecoderForm(Form[Config]):
         # transformers' default may be outside the vocabulary.
         if self.generation_defaults.get("pad_token_id", 0) >= config.vocab_size:
             fields["pad_token_id"] = None
-        # Write the rate only if it is given: in both libraries it defaults to 0.1.
+        # Write the rate only if it is given: both libraries have the same default.
         if head in CLASSIFIERS and config.classifier_dropout is not None:
             fields["classifier_dropout"] = config.classifier_dropout
         return fields

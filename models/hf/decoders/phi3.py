@@ -62,8 +62,8 @@ FORM = DecoderForm(
             Field("sliding_window", "window", None, kind=int),
             FixedField("attention_bias", (False,)),
         ),
-        # Fields of the authors' code, and a dropout that no implementation applies. The fields of
-        # biases need no check: if there is a bias, the files have its tensor.
+        # Fields of the authors' code, and a dropout that transformers does not apply. The fields
+        # of biases need no check: if there is a bias, the files have its tensor.
         ignored=NAMES
         | {"embd_pdrop", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"},
     ),

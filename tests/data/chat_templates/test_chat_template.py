@@ -62,6 +62,14 @@ def test_a_call_that_a_template_leaves_out_is_an_error(source):
     assert "add" in answers(template, messages)[0]
 
 
+def test_the_description_of_a_tool_is_not_its_call():
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [TURNS[0], {**TURNS[3], "tool_calls": [call]}, *TURNS[1:2]]
+    template = data.ChatTemplate("{{ tools[0].name }}\n" + CHATML)
+    with pytest.raises(data.DataError, match=r"leaves out the call of 'add'"):
+        template.render_rows(messages, tools=[{"name": "add"}])
+
+
 @pytest.mark.parametrize("source", [CHATML, MARKED])
 def test_a_conversation_without_an_answer_is_an_error(source):
     with pytest.raises(data.DataError, match="role 'assistant'"):

@@ -655,6 +655,19 @@ def test_dropout_rates_of_sublayers(family):
     assert mapping.config_from_hf(written, "config.json") == config
 
 
+@pytest.mark.parametrize("kind", ["Falcon", "StableLM"])
+@pytest.mark.parametrize(("fields", "rate"), [({}, 0.2), ({"classifier_dropout": 0.3}, 0.3)])
+def test_the_dropout_of_a_classifier_defaults_to_that_of_the_layers(kind, fields, rate):
+    theirs = random_model(kind, "ForTokenClassification", hidden_dropout=0.2, **fields)
+    assert theirs.dropout.p == rate
+    mapping = mapping_of_type(theirs.config.model_type, "config.json")
+    named = theirs.config.to_dict() | {"architectures": [type(theirs).__name__]}
+    config: Any = mapping.config_from_hf(named, "config.json")
+    assert config.classifier_dropout_rate == rate
+    written = type(theirs.config)(**mapping.config_to_hf(config))
+    assert type(theirs)(written).dropout.p == rate
+
+
 @pytest.mark.parametrize(
     "preset",
     [
