@@ -6,7 +6,7 @@ which came from its input; see ``chat_templates.traced``.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ class ChatTemplate:
             "is not empty",
             error=DataError,
         )
-        _check_calls(messages, [row.text for row in kept])
+        _check_calls(messages, kept, first)
         return tuple(kept)
 
     def _turn(
@@ -288,23 +288,41 @@ class ChatTemplate:
         return _with_reasoning({**plain, "role": Traced(str.__str__(role), TEMPLATE)})
 
 
-def _check_calls(messages: Sequence[Message], texts: Sequence[str]) -> None:
+def _check_calls(messages: Sequence[Message], rows: Sequence[RenderedChat], first: int) -> None:
     """Checks that the texts contain the calls in the messages.
 
-    A template that does not read ``tool_calls`` writes an empty answer instead of a call.
+    A template that does not read ``tool_calls`` writes an empty answer instead of a call. The name
+    of a function may also occur in the list of tools or in a text of the user, so only the answers
+    count for a call that is learned.
+
+    Args:
+      messages: The messages.
+      rows: Their texts.
+      first: The number of messages that form the prompt, from which nothing is learned.
 
     Raises:
-      DataError: No text contains the name of a function that the assistant calls.
+      DataError: A text leaves out the name of a function that the assistant calls.
     """
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    for call in filter(lambda call: isinstance(call, Mapping), calls):
-        name = str(call.get("function", call).get("name", ""))
-        require(
-            any(name in text for text in texts),
-            f"the chat template leaves out the call of {name!r}: give a template that reads "
-            "tool_calls, or write the calls in the contents",
-            error=DataError,
-        )
+    for number, message in enumerate(messages):
+        for name in _called(message):
+            learned = (row.text[a:b] for row in rows for a, b in row.answers)
+            texts = learned if number >= first else (row.text for row in rows)
+            if not any(name in text for text in texts):
+                raise DataError(
+                    f"the chat template leaves out the call of {name!r}, or does not write it in "
+                    "an answer: give a template that reads tool_calls, or write the calls in the "
+                    "contents"
+                )
+
+
+def _called(message: Message) -> Iterator[str]:
+    """Yields the names of the functions that a message calls in one of the usual forms."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else ():
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            yield name
 
 
 def check_role(role: object, location: str) -> None:

@@ -55,11 +55,22 @@ def test_a_call_that_a_template_leaves_out_is_an_error(source):
     """Otherwise the model would learn an empty answer in place of the call."""
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     messages = [TURNS[0], {**TURNS[3], "tool_calls": [call]}, *TURNS[1:2]]
-    with pytest.raises(data.DataError, match=r"leaves out the call of 'add': .*tool_calls"):
+    with pytest.raises(data.DataError, match=r"leaves out the call of 'add', .*tool_calls"):
         data.ChatTemplate(source).render_rows(messages)
+    # The name also occurs in the list of tools and in the request.
+    named = data.ChatTemplate("{{ tools | tojson }}" + source)
+    asked = [{"role": "user", "content": "add 1"}, *messages[1:]]
+    with pytest.raises(data.DataError, match="leaves out the call of 'add'"):
+        named.render_rows(asked, tools=[{"type": "function", "function": {"name": "add"}}])
     reads = "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{{ m.content }}"
     template = data.ChatTemplate(source.replace("{{ m.content }}", reads))
     assert "add" in answers(template, messages)[0]
+
+
+@pytest.mark.parametrize("calls", [5, "add", [None], [{"function": "add"}], [{"name": 1}]])
+def test_calls_in_an_unknown_form_are_left_to_the_template(calls):
+    messages = [TURNS[0], {**TURNS[1], "tool_calls": calls}]
+    assert answers(data.ChatTemplate(MARKED), messages) == ["Hello!<end>"]
 
 
 @pytest.mark.parametrize("source", [CHATML, MARKED])
