@@ -54,7 +54,7 @@ def drop_every_third_column(monkeypatch):
     def dropped(x, p=0.5, training=True, inplace=False):
         return x * (torch.arange(x.shape[-1]) % 3 != 1) / (1 - p) if training and p else x
 
-    def attended(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False):
+    def attended(query, key, value, attn_mask: Any = None, dropout_p=0.0, is_causal=False):
         scores = query @ key.mT / query.shape[-1] ** 0.5
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()

@@ -70,6 +70,7 @@ def pair(request, tmp_path_factory):
     return theirs.eval(), *models.load(folder)
 
 
+@pytest.mark.slow
 def test_gradients_on_eight_devices(pair):
     theirs, model, params = pair
     config = model.config
