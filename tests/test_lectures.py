@@ -518,6 +518,8 @@ def test_words_of_one_stem_in_words_letters_and_pieces():
     assert [letters.token(i) for i in spelled] == [*stems]
     parts = pieces.encode(stems, add_special_tokens=False)
     assert pieces.decode(parts) == stems
+    (stem,) = pieces.encode(" walk", add_special_tokens=False)
+    assert parts.count(stem) == 3  # the first word has no space before it
     assert len(ids) < len(parts) < len(spelled) == 25
 
 

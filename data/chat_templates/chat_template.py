@@ -6,7 +6,7 @@ which came from its input; see ``chat_templates.traced``.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,8 @@ class ChatTemplate:
         )
         texts = [row.text for row in kept]
         _check_calls(messages[:first], texts)
-        # The descriptions of the tools also contain their names, so search only the answers. A
-        # template with marks may leave the calls outside of the marks.
+        # The name of a function may also occur in the list of tools and in a text of the user, so
+        # search only the answers. A template with marks may leave the calls outside of the marks.
         answers = [row.text[a:b] for row in kept for a, b in row.answers]
         _check_calls(messages[first:], texts if is_marked else answers)
         return tuple(kept)
@@ -300,16 +300,24 @@ def _check_calls(messages: Sequence[Message], texts: Sequence[str]) -> None:
     A template that does not read ``tool_calls`` writes an empty answer instead of a call.
 
     Raises:
-      DataError: No text contains the name of a function that the assistant calls.
+      DataError: A text leaves out the name of a function that the assistant calls.
     """
-    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+    for name in (name for message in messages for name in _called(message)):
+        if not any(name in text for text in texts):
+            raise DataError(
+                f"the chat template leaves out the call of {name!r}, or does not write it in an "
+                "answer: give a template that reads tool_calls, or write the calls in the contents"
+            )
+
+
+def _called(message: Message) -> Iterator[str]:
+    """Yields the names of the functions that a message calls in one of the usual forms."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else ():
         function = call.get("function", call) if isinstance(call, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        if isinstance(name, str) and not any(name in text for text in texts):
-            raise DataError(
-                f"the chat template leaves out the call of {name!r}: give a template that reads "
-                "tool_calls, or write the calls in the contents"
-            )
+        if isinstance(name, str):
+            yield name
 
 
 def check_role(role: object, location: str) -> None:

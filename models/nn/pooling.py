@@ -32,8 +32,9 @@ def pool(
         mask: 1 for the tokens to pool, which are consecutive.
         modes: cls: the first token to pool. max: the largest value in each dimension. mean: the
             average. mean_sqrt_len_tokens: the sum divided by √(number of tokens). weightedmean: the
-            average with weights 1, 2, 3 …, the position of each token. lasttoken: the last token to
-            pool. The vectors of several modes are concatenated.
+            average with weights 1, 2, 3 …, the position of each token in its row, which must not
+            have padding on the left. lasttoken: the last token to pool. The vectors of several
+            modes are concatenated.
 
     Returns:
         The vectors. A sequence without tokens has the vector 0.

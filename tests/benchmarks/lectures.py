@@ -40,7 +40,7 @@ ORDERS = {
     "first": (0,),
     "last": (2,),
 }
-"""The letters of a word of three that an answer has."""
+"""For each order, the indices of the letters that an answer takes from a word of three letters."""
 MARKS = {
     "plain": "{}",
     "brackets": "[ {} ]",
@@ -78,7 +78,7 @@ class Task:
 
 
 HELD_OUT = [Task(*names) for names in zip(ORDERS, MARKS, strict=True)]
-"""Tasks without instructions in training. Each order and each marks occur in others."""
+"""The tasks that have no instructions in training. Other tasks have the same orders and marks."""
 TASKS = [
     task for order in ORDERS for marks in MARKS if (task := Task(order, marks)) not in HELD_OUT
 ]
@@ -192,8 +192,9 @@ def instructions(output: Path, seed: int) -> Iterator[Row]:
 def refusals(output: Path, seed: int) -> Iterator[Row]:
     """Yields how often a forbidden request is refused, by the number of examples before it.
 
-    Tuning teaches the model to refuse words that begin with h. As in Ouyang et al. 2022, it goes on
-    reading text of the first kind, here solved examples, none of which has a forbidden word.
+    Tuning teaches the model to refuse words that begin with h. As in Ouyang et al. 2022, the model
+    also reads text of the first kind during tuning. This text is solved examples, none of which has
+    a forbidden word.
     """
     settings = {"model.num_layers": 2, "model.d_model": 64}
     base, row = _untuned(output, f"refusals-{seed}", seed, COPIES, settings)
@@ -253,9 +254,12 @@ def _words(rng: np.random.Generator, number: int) -> list[str]:
 def _untuned(
     output: Path, name: str, seed: int, tasks: list[Task], settings: Row
 ) -> tuple[Path, Row]:
-    """Trains on solved examples of tasks, without instructions; returns the run and its row.
+    """Trains on solved examples of tasks, without instructions.
 
-    The text also has the words of the instructions in random order, so that they are tokens.
+    The text also has the words of the instructions in random order, so that they become tokens.
+
+    Returns:
+      The folder of the run, and its measurements.
     """
     rng = np.random.default_rng(seed)
     texts = []

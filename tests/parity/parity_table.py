@@ -3,9 +3,10 @@
 From the root of the repository:
 
     python -m tests.parity.parity_table         # runs the tests, and writes the whole table
-    python -m tests.parity.parity_table FILE    # raises the figures that tests noted in FILE exceed
+    python -m tests.parity.parity_table FILE    # raises figures to larger differences in FILE
 
-The second form is for a run of some of the tests, with the environment variable FLAXZOO_PARITY.
+If the environment variable FLAXZOO_PARITY names a file, the tests write their differences into it.
+The second form reads this file, also after a run of only some of the tests.
 """
 
 import json
@@ -164,7 +165,7 @@ def measured() -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Replaces the table, or raises its figures."""
+    """Replaces the table, or raises figures of the table."""
     text = GUIDE.read_text(encoding="utf-8")
     if arguments:
         (file,) = arguments

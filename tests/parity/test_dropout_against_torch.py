@@ -32,9 +32,17 @@ RATES = {
 }
 """Rates of the fields of all encoders."""
 ATTENTION, CLASSIFIER = {"attention_dropout": 0.2}, {"classifier_dropout": 0.4}
+OUTPUTS = {"hidden_dropout": 0.1}
 WITHOUT_CLASSIFIER = ("OLMo 2", "OLMo 3", "Granite", "Phi-4-mini", "Gemma3, two sides")
 DECODERS = (
     *((kind, "ForCausalLM", ATTENTION) for kind in WITHOUT_CLASSIFIER),
+    # transformers applies no dropout to the attention weights of a Falcon without ALiBi.
+    *((kind, "ForCausalLM", OUTPUTS) for kind in ("Falcon", "Falcon, groups")),
+    *(
+        (kind, "ForCausalLM", {**ATTENTION, **OUTPUTS})
+        for kind in ("Falcon, ALiBi", "StableLM", "StableLM, parallel")
+    ),
+    ("Phi3", "ForCausalLM", {**ATTENTION, "resid_pdrop": 0.1}),
     *((kind, "ForTokenClassification", ATTENTION) for kind in ("SmolLM3", "StableLM")),
     *((kind, "ForTokenClassification", CLASSIFIER) for kind in ("SmolLM3", "StableLM", "Falcon")),
 )
@@ -46,11 +54,20 @@ def drop_every_third_column(monkeypatch):
     def dropped(x, p=0.5, training=True, inplace=False):
         return x * (torch.arange(x.shape[-1]) % 3 != 1) / (1 - p) if training and p else x
 
+    def attended(query, key, value, attn_mask: Any = None, dropout_p=0.0, is_causal=False):
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, -torch.inf)
+        return dropped((scores + attn_mask).softmax(-1), dropout_p) @ value
+
     def kept(keys, num_rows, num_columns, rate):
         shape = (*keys.shape[:-1], num_rows, num_columns)
         return jnp.broadcast_to(jnp.arange(num_columns) % 3 != 1, shape)
 
     monkeypatch.setattr(torch.nn.functional, "dropout", dropped)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attended)
     monkeypatch.setattr(dropout, "kept_elements", kept)
 
 
@@ -73,7 +90,7 @@ def assert_same_logits(theirs, given: dict[str, Any], names: dict[str, str], fol
         if wanted.shape[:2] == given["attention_mask"].shape:
             real = given["attention_mask"] == 1
             found, wanted, without = (x[real] for x in (found, wanted, without))
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5, err_msg=name)
         assert np.abs(wanted - without).max() > 1e-3
 
 

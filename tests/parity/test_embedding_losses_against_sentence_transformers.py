@@ -257,7 +257,7 @@ def test_loss_and_gradient(name):
     expected = [np.asarray(x.grad) for x in columns]
     found = [np.asarray(slope.anchors), *np.moveaxis(np.asarray(slope.documents), 1, 0)]
     assert max(np.abs(x).max() for x in expected) > 1e-3
-    apart = max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
+    apart = np.max([np.abs(a - b).max() for a, b in zip(found, expected, strict=True)])
     measured = [abs(float(value) - loss.item()), float(apart)]
     print(name, measured)
     assert max(measured) < 1e-5

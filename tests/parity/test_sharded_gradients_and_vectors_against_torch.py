@@ -37,12 +37,15 @@ def decoder(family):
     return test_decoders.random_model(DECODERS[family], "ForCausalLM", vocab_size=V, **fields)
 
 
-MADE = {
+EMBEDDING = {
     **{
         family: functools.partial(encoders.make, family, "masked_lm", vocab_size=V)
         for family in encoders.FAMILIES
     },
     **{family: functools.partial(decoder, family) for family in DECODERS},
+}
+"""A family of transformers that embeds texts → a function that makes a random model."""
+MADE = EMBEDDING | {
     **{
         family: functools.partial(test_t5.made, family, vocab_size=V, num_heads=4)
         for family in ("T5", "MT5")
@@ -53,7 +56,7 @@ MADE = {
     },
     "Marian": functools.partial(marian.make, vocab_size=V, pad_token_id=V - 1, **EVEN),
 }
-"""A family of transformers → a function that makes a random model."""
+"""The same for all families, also those with a decoder behind an encoder."""
 RNG = np.random.default_rng(0)
 IDS, TARGET = RNG.integers(4, V - 1, (8, 12)), RNG.integers(4, V - 1, (8, 8))
 
@@ -67,6 +70,7 @@ def pair(request, tmp_path_factory):
     return theirs.eval(), *models.load(folder)
 
 
+@pytest.mark.slow
 def test_gradients_on_eight_devices(pair):
     theirs, model, params = pair
     config = model.config
@@ -92,11 +96,10 @@ def test_gradients_on_eight_devices(pair):
     note_gradients(theirs, "devices", found, expected)
 
 
+@pytest.mark.parametrize("pair", EMBEDDING, indirect=True)
 def test_vectors(pair):
-    """Of rows with padding, against the mean of each row without padding."""
+    """Compares rows with padding with the mean of each row without padding."""
     theirs, model, params = pair
-    if model.config.head == "seq2seq_lm":
-        pytest.skip("a model with a decoder behind its encoder embeds no texts")
     embedder = TextEmbedder(model, params, CharacterTokenizer.train(["ab"]))
     rows = [ids[:length] for ids, length in zip(IDS, (12, 3, 7, 12), strict=False)]
     found = embedder.vectors([TextRow(row.tolist()) for row in rows])

@@ -31,8 +31,9 @@ def note_answers(theirs: Any, direction: str, ours: Any, expected: Any) -> None:
 def difference_of_trees(ours: Any, expected: Any) -> float:
     """Return the largest difference of two trees of arrays, relative to the largest value."""
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True)
-    apart = max(float(np.abs(np.asarray(x) - y).max()) for x, y in pairs)
-    return apart / max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
+    # Python's max ignores a NaN that is not the first value.
+    apart = np.max([np.abs(np.asarray(x) - y).max() for x, y in pairs])
+    return float(apart / np.max([np.abs(x).max() for x in jax.tree.leaves(expected)]))
 
 
 def note_gradients(theirs: Any, what: str, ours: Any, expected: Any) -> None:

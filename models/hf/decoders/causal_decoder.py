@@ -98,6 +98,8 @@ class DecoderForm(Form[Config]):
         # Set the head, and replace values that equal a default by None.
         head = self.read_head(hf_config, settings, source)
         dropout = hf_config.get("classifier_dropout")
+        if dropout is None:  # as in transformers
+            dropout = hf_config.get("hidden_dropout")
         if head in CLASSIFIERS and dropout is not None:
             settings["classifier_dropout"] = dropout
         defaults = {"num_kv_heads": settings["num_heads"], "attention_dropout": 0}

@@ -55,19 +55,26 @@ def test_a_call_that_a_template_leaves_out_is_an_error(source):
     """Otherwise the model would learn an empty answer in place of the call."""
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     messages = [TURNS[0], {**TURNS[3], "tool_calls": [call]}, *TURNS[1:2]]
-    with pytest.raises(data.DataError, match=r"leaves out the call of 'add': .*tool_calls"):
+    with pytest.raises(data.DataError, match=r"leaves out the call of 'add', .*tool_calls"):
         data.ChatTemplate(source).render_rows(messages)
     reads = "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{{ m.content }}"
     template = data.ChatTemplate(source.replace("{{ m.content }}", reads))
     assert "add" in answers(template, messages)[0]
 
 
-def test_the_description_of_a_tool_is_not_its_call():
+def test_the_name_of_a_tool_is_not_its_call():
+    """The name also occurs in the list of tools and in the request."""
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-    messages = [TURNS[0], {**TURNS[3], "tool_calls": [call]}, *TURNS[1:2]]
-    template = data.ChatTemplate("{{ tools[0].name }}\n" + CHATML)
-    with pytest.raises(data.DataError, match=r"leaves out the call of 'add'"):
-        template.render_rows(messages, tools=[{"name": "add"}])
+    messages = [{"role": "user", "content": "add 1"}, {**TURNS[3], "tool_calls": [call]}]
+    named = data.ChatTemplate("{{ tools | tojson }}" + CHATML)
+    with pytest.raises(data.DataError, match="leaves out the call of 'add'"):
+        named.render_rows(messages, tools=[{"type": "function", "function": {"name": "add"}}])
+
+
+@pytest.mark.parametrize("calls", [5, "add", [None], [{"function": "add"}], [{"name": 1}]])
+def test_calls_in_an_unknown_form_are_left_to_the_template(calls):
+    messages = [TURNS[0], {**TURNS[1], "tool_calls": calls}]
+    assert answers(data.ChatTemplate(MARKED), messages) == ["Hello!<end>"]
 
 
 @pytest.mark.parametrize("source", [CHATML, MARKED])

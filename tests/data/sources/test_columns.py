@@ -155,7 +155,7 @@ def test_records_of_a_data_set_without_a_train_split_are_read_for_validation(tmp
         list(read_rows(f"hf:{tmp_path}/only", "train"))
 
 
-def test_opening_an_arrow_file_reads_no_batch(tmp_path):
+def test_opening_an_arrow_file_keeps_no_batch_in_memory(tmp_path):
     table = pyarrow.table({"text": ["a" * 1000] * 50_000})
     options = pyarrow.ipc.IpcWriteOptions(compression="lz4")
     with pyarrow.ipc.new_file(tmp_path / "a.arrow", table.schema, options=options) as writer:
