@@ -44,9 +44,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     # Order devices by process, so that each process reads consecutive sequences of a batch.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     devices = in_order if devices is None else devices
-    sizes = [getattr(config, name) for name in MESH_AXIS_NAMES]
+    data, *others = (getattr(config, name) for name in MESH_AXIS_NAMES)
+    # The default of `data` is -1, which must not conflict with another size of -1.
+    data = 1 if data == -1 and -1 in others else data
     try:
-        grid = np.asarray(devices).reshape(sizes)  # -1: all remaining devices
+        grid = np.asarray(devices).reshape([data, *others])  # -1: all remaining devices
     except ValueError:
         default = dataclasses.asdict(MeshConfig())
         given = dataclasses.asdict(config).items() - default.items()

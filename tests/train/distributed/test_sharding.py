@@ -4,7 +4,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from flaxzoo import models, train
+from flaxzoo import data, models, train
 from flaxzoo.models.encoders.encoder import EncoderConfig
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.registry import families
@@ -191,7 +191,7 @@ def test_mesh(sizes, shape):
         {"data": 16},
         {"fsdp": 3},
         {"fsdp": 0},
-        {"data": -1, "fsdp": -1},
+        {"context": -1, "fsdp": -1},
     ],
 )
 def test_a_mesh_that_does_not_cover_all_devices_is_refused(sizes):
@@ -219,3 +219,11 @@ def test_batches_that_cannot_be_divided_are_refused():
     message = "data.length 18 .*mesh.context 4: .* 1, 2, 3, 6, 9, 18"
     with pytest.raises(ValueError, match=message):
         sharding.check_batch(mesh(data=2, context=4), 8, 18)
+
+
+def test_the_data_axis_has_one_device_if_another_axis_takes_the_rest():
+    assert dict(mesh(fsdp=-1).shape) == {**dict.fromkeys(mesh().shape, 1), "fsdp": 8}
+    assert (made := mesh(tensor=2, fsdp=-1).shape)["fsdp"] == 4
+    assert made["data"] == 1
+    with pytest.raises(data.UserError, match=r"fsdp -1 .*tensor -1"):
+        mesh(fsdp=-1, tensor=-1)
