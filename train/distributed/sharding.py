@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import jax
@@ -35,8 +36,18 @@ LogicalAxes = tuple[str | None, ...]
 """The logical axis of each dimension of a parameter."""
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
+def make_mesh(
+    config: MeshConfig,
+    devices: Sequence[object] | None = None,
+    *,
+    stored_in: Path | None = None,
+) -> Mesh:
     """Makes a mesh of the given devices (by default, all devices) with the sizes in `config`.
+
+    Args:
+        config: the sizes. If another size is -1, a size `data` of -1 means 1.
+        devices: the devices. Defaults to all devices.
+        stored_in: the file of a run that contains the sizes, for the error message.
 
     Raises:
         UserError: the product of the sizes is not the number of devices.
@@ -53,6 +64,13 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
         default = dataclasses.asdict(MeshConfig())
         given = dataclasses.asdict(config).items() - default.items()
         shown = " × ".join(f"mesh.{name} {size}" for name, size in sorted(given))
+        remedy = " ".join(f"mesh.{name} {default[name]}" for name, _ in sorted(given))
+        require(
+            stored_in is None,
+            f"the mesh of the run ({shown.replace('mesh.', '')}) does not fit the "
+            f"{counted(len(devices), 'device')}: give {remedy} (sizes without an option are from "
+            f"{stored_in})",
+        )
         raise UserError(
             f"{shown}: the sizes do not multiply to the {counted(len(devices), 'device')}: "
             "give sizes whose product is the number of devices; at most one size may be -1, which "

@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -227,3 +228,11 @@ def test_the_data_axis_has_one_device_if_another_axis_takes_the_rest():
     assert made["data"] == 1
     with pytest.raises(data.UserError, match=r"fsdp -1 .*tensor -1"):
         mesh(fsdp=-1, tensor=-1)
+
+
+def test_sizes_from_a_run_name_its_file_and_the_remedy():
+    config = train.MeshConfig(fsdp=4, tensor=2)
+    with pytest.raises(
+        data.UserError, match=r"fsdp 4 .*1 device.*mesh\.fsdp 1 mesh\.tensor 1 .*run/config\.json"
+    ):
+        sharding.make_mesh(config, jax.devices()[:1], stored_in=Path("run/config.json"))
