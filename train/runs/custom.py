@@ -134,9 +134,10 @@ class Custom:
         previous = custom_names(read_config(folder))
         for what in ("objective", "examples", "rewards"):
             then, now = previous.get(what), self.names.get(what)
+            got = f"got {now}" if now is not None else "which the command line cannot load"
             require(
                 then == now,
-                f"{folder} was started in Python with custom {what} {then}, got {now}: resume it "
+                f"{folder} was started in Python with custom {what} {then}, {got}: resume it "
                 f"with train.train(config, folder, {what}=…) and the same {what}, or give another "
                 "folder",
                 error=RunError,

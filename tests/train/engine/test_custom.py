@@ -285,9 +285,9 @@ def test_an_objective_that_needs_the_whole_batch_refuses_pmap(config, tmp_path):
 def test_a_run_resumes_only_with_its_objective_and_examples(config, tmp_path, one_device):
     config = dataclasses.replace(config, steps=2)
     contrast(config, tmp_path / "run")
-    with pytest.raises(train.RunError, match=r"contrastive_terms \(.*\), got None"):
+    with pytest.raises(train.RunError, match=r"contrastive_terms \(.*\), .*objective=…"):
         contrast(config, tmp_path / "run", objective=None)
-    with pytest.raises(train.RunError, match="sentences, got None"):
+    with pytest.raises(train.RunError, match=r"sentences, .*examples=…"):
         contrast(config, tmp_path / "run", examples=None)
     with pytest.raises(train.RunError, match=r"contrastive_terms \(.*\), got"):
         contrast(config, tmp_path / "run", objective=FOCAL)
@@ -324,6 +324,11 @@ def test_a_focal_loss_in_micro_batches(work_folder, tmp_path, one_device, capsys
     assert main(["predict", str(tmp_path / "1"), "--input", str(tmp_path / "in.txt")]) == 0
     with pytest.raises(train.RunError, match="focal_terms"):
         train.train(base, tmp_path / "1", quiet=True)
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "1"), "--extend-to", "6"]) == 2
+    message = capsys.readouterr().err
+    assert "focal_terms" in message
+    assert "None" not in message
 
 
 class Noisy(Sentences):
