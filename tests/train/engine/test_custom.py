@@ -318,8 +318,14 @@ def test_a_focal_loss_in_micro_batches(work_folder, tmp_path, one_device, capsys
     np.testing.assert_allclose(losses[1], losses[2], rtol=1e-4)
     # At the beginning both labels are about as probable: (1 - p)² is about a quarter.
     assert losses[1][0] == pytest.approx(np.log(2) / 4, rel=0.3)
-    scores = train.score_run(tmp_path / "1", log=lambda line: None)
+    lines = []
+    scores = train.score_run(tmp_path / "1", log=lines.append)
     assert {"loss", "accuracy", "f1"} <= scores.keys()
+    assert any("focal_terms" in line and "classification" in line for line in lines)
+    assert main(["export", str(tmp_path / "1"), str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| own objective | focal_terms (label 1.0) |" in card
+    assert "objective.kind" not in card
     (tmp_path / "in.txt").write_text("the cat sat\n")
     assert main(["predict", str(tmp_path / "1"), "--input", str(tmp_path / "in.txt")]) == 0
     with pytest.raises(train.RunError, match="focal_terms"):
