@@ -337,6 +337,23 @@ def test_a_focal_loss_in_micro_batches(work_folder, tmp_path, one_device, capsys
     assert "None" not in message
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "got"),
+    [
+        ("objective", focal_terms, "function"),
+        ("examples", Sentences(()), "Sentences"),
+        ("callbacks", [train.Callback], "type"),
+        ("callbacks", train.Callback(), "Callback"),
+        ("rewards", focal_terms, "function"),
+        ("rewards", ["exact_match"], "str"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(config, tmp_path, name, given, got):
+    with pytest.raises(UserError, match=f"{name} must .*{got}"):
+        train.train(config, tmp_path / "run", quiet=True, **{name: given})
+    assert not (tmp_path / "run").exists()
+
+
 class Noisy(Sentences):
     def example(self, epoch, index):
         made = super().example(epoch, index)
