@@ -19,7 +19,8 @@ class MeshConfig(Checked):
     """Number of devices along each axis of the mesh; -1 takes all remaining devices."""
 
     data: Devices = -1
-    """Number of copies of the model. Each batch is divided over them. -1: all remaining devices."""
+    """Number of copies of the model. Each batch is divided over them. -1: all remaining devices, or
+    1 if another size is -1."""
     fsdp: Devices = 1
     """Number of shards of the parameters and the optimizer state. The batch is also divided over
     them."""

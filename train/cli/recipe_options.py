@@ -181,7 +181,10 @@ class RecipeParser(OptionParser):
             "plans this size)"
         )
         model = dataclasses.replace(config.model, vocab_size=published)
-        return dataclasses.replace(config, model=model)
+        # A tokenizer with more tokens would enlarge the vocabulary of the model.
+        tokenizer = dataclasses.replace(config.data.tokenizer, vocab_size=published)
+        data = dataclasses.replace(config.data, tokenizer=tokenizer)
+        return dataclasses.replace(config, model=model, data=data)
 
     def format_help(self) -> str:
         """Returns the help: an example and the most used options, or all options."""

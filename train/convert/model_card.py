@@ -111,10 +111,11 @@ def model_card(
     ]
     # A model that was imported, or saved from Python, has no training run to describe.
     if "train" in stored_fields and not {IMPORTED_FROM, SAVED_FROM_PYTHON} & stored_fields.keys():
-        data, function = _data(config), custom_names(stored_fields).get("examples")
+        data, custom = _data(config), dict(custom_names(stored_fields))
+        function = custom.pop("examples", None)
         if function is not None:
             data = f"## Training data\n\nExamples made in Python by `{function}`.\n"
-        parts += [data, _settings(config), _scores(folder, step)]
+        parts += [data, _settings(config, custom), _scores(folder, step)]
     return "\n".join(parts)
 
 
@@ -161,13 +162,18 @@ def _data(config: TrainConfig) -> str:
     return "## Training data\n\n" + _table({n: x for n, x in data.items() if n not in left_out})
 
 
-def _settings(config: TrainConfig) -> str:
+def _settings(config: TrainConfig, custom: Mapping[str, object]) -> str:
+    """Returns the section about the settings, which begins with the custom functions."""
     fields = to_dict(config)
+    # A custom objective replaces the configured objective.
+    if "objective" in custom:
+        del fields["objective"]
     del fields["data"], fields["model"]
     # A run uses either `steps` or `epochs`, so leave the other out.
     del fields["epochs" if fields["steps"] else "steps"]
     settings = {k: v for k, v in flatten(fields).items() if not k.startswith(OPERATIONAL_FIELDS)}
-    return "## Recipe\n\n" + _table(settings)
+    own = {f"own {what}": name for what, name in custom.items()}
+    return "## Recipe\n\n" + _table(own | settings)
 
 
 def _scores(folder: Path, step: int | None) -> str:

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import jax
@@ -35,8 +36,18 @@ LogicalAxes = tuple[str | None, ...]
 """The logical axis of each dimension of a parameter."""
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Mesh:
+def make_mesh(
+    config: MeshConfig,
+    devices: Sequence[object] | None = None,
+    *,
+    stored_in: Path | None = None,
+) -> Mesh:
     """Makes a mesh of the given devices (by default, all devices) with the sizes in `config`.
+
+    Args:
+        config: the sizes. If another size is -1, a size `data` of -1 means 1.
+        devices: the devices. Defaults to all devices.
+        stored_in: the file of a run that contains the sizes, for the error message.
 
     Raises:
         UserError: the product of the sizes is not the number of devices.
@@ -44,13 +55,22 @@ def make_mesh(config: MeshConfig, devices: Sequence[object] | None = None) -> Me
     # Order devices by process, so that each process reads consecutive sequences of a batch.
     in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     devices = in_order if devices is None else devices
-    sizes = [getattr(config, name) for name in MESH_AXIS_NAMES]
+    data, *others = (getattr(config, name) for name in MESH_AXIS_NAMES)
+    # The default of `data` is -1, which must not conflict with another size of -1.
+    data = 1 if data == -1 and -1 in others else data
     try:
-        grid = np.asarray(devices).reshape(sizes)  # -1: all remaining devices
+        grid = np.asarray(devices).reshape([data, *others])  # -1: all remaining devices
     except ValueError:
         default = dataclasses.asdict(MeshConfig())
         given = dataclasses.asdict(config).items() - default.items()
         shown = " × ".join(f"mesh.{name} {size}" for name, size in sorted(given))
+        remedy = " ".join(f"mesh.{name} {default[name]}" for name, _ in sorted(given))
+        require(
+            stored_in is None,
+            f"the mesh of the run ({shown.replace('mesh.', '')}) does not fit the "
+            f"{counted(len(devices), 'device')}: give {remedy} (sizes without an option are from "
+            f"{stored_in})",
+        )
         raise UserError(
             f"{shown}: the sizes do not multiply to the {counted(len(devices), 'device')}: "
             "give sizes whose product is the number of devices; at most one size may be -1, which "

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -99,8 +100,12 @@ class CompiledTrainer:
     """The objective of evaluations. If None, evaluations use the training objective."""
 
 
-def check_devices(config: TrainConfig) -> None:
+def check_devices(config: TrainConfig, stored_in: Path | None = None) -> None:
     """Checks that the mesh fits the devices. The check is cheap, so it runs before data are read.
+
+    Args:
+        config: the configuration of the run.
+        stored_in: the `config.json` of the run that this command resumes, for the error message.
 
     Raises:
         UserError: the product of the mesh sizes is not the number of devices, or pmap does not
@@ -110,7 +115,7 @@ def check_devices(config: TrainConfig) -> None:
         # With several processes, `make_sharded_step` checks the mesh, and only the first process
         # reports an error.
         check_pmap(config)
-    make_mesh(config.mesh)
+    make_mesh(config.mesh, stored_in=stored_in)
 
 
 def compile_trainer(config: TrainConfig, objective: Objective) -> CompiledTrainer:

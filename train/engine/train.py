@@ -24,7 +24,7 @@ from ..evaluation.final_sample import final_sample
 from ..evaluation.tasks import Task, open_all
 from ..losses.objective import Objective
 from ..rewards.functions import RewardFunction
-from ..runs.custom import Callback, Custom, MakeExamples
+from ..runs.custom import Callback, Custom, MakeExamples, check_custom
 from ..runs.kept_folder import KeptFolder
 from ..runs.metrics_log import MetricsLog, read_metrics, wandb_of
 from ..runs.report import REPORT_FILE, write_report
@@ -116,6 +116,7 @@ def train(
         f"config {config!r} is not a TrainConfig: give a TrainConfig, for example "
         'train.recipe("quickstart")',
     )
+    check_custom(objective, examples, callbacks, rewards)
     # A stage continues from a checkpoint. Raise this error before the folder records the stage.
     require(
         resume or not extend, "extend requires a checkpoint, but resume is False: leave resume out"

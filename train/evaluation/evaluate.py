@@ -201,6 +201,12 @@ def _opened(
         f"{config.data.kind} data: evaluate it in Python",
         error=RunError,
     )
+    custom = custom_names(fields).get("objective")
+    if custom is not None:
+        log(
+            f"{folder} was trained with the custom objective {custom}, but these are the scores "
+            f"of the standard objective {config.objective.kind}"
+        )
     data, labels = prepared_data(config, log), config.model.labels
     model, params = load_finite(folder, step=step, max_length=max_length, ema=ema)
     if source is None:

@@ -168,7 +168,8 @@ def make_plan(config: TrainConfig, topology: Topology) -> Plan:
     require(
         importlib.util.find_spec(chip.package) is not None,
         f"topology {topology.name} needs {chip.compiler}: pip install 'flaxzoo[{chip.extra}]', or "
-        f"compute only FLOPs and bytes with --topology cpu:{topology.num_devices}",
+        f"use --topology cpu:{topology.num_devices}, which gives FLOPs, bytes, and the memory as "
+        f"XLA for CPUs plans it (the memory on {topology.name} differs)",
         RunError,
     )
     # The worker reads the request from standard input, and prints one JSON object.

@@ -19,7 +19,7 @@ def _of_size(preset: str) -> TrainConfig:
         model=model,
         data=DenoisingData(
             source="builtin:python-docs",
-            length=512,
+            length=min(model.max_length, 512),
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(peak_learning_rate=3e-4, warmup_steps=500),

@@ -25,7 +25,7 @@ def of_size(preset: str) -> TrainConfig:
         model=model,
         data=CausalLMData(
             source="builtin:python-docs",
-            length=512,
+            length=min(model.max_length, 512),
             tokenizer=TokenizerConfig(kind="byte-bpe", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(

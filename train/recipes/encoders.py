@@ -23,7 +23,7 @@ def of_size(preset: str) -> TrainConfig:
         model=model,
         data=PretrainingData(
             source="builtin:python-docs",
-            length=128,
+            length=min(model.max_length, 128),
             next_sentence=model.head == "pretraining",
             tokenizer=TokenizerConfig(kind="wordpiece", vocab_size=4096),
         ),

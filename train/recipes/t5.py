@@ -56,7 +56,7 @@ def _text_to_text(model: TransformerConfig) -> TrainConfig:
         _TEXT_TO_TEXT,
         # Training enlarges the vocabulary to the size of the tokenizer.
         model=dataclasses.replace(model, vocab_size=1),
-        data=dataclasses.replace(_TEXT_TO_TEXT.data, length=512),
+        data=dataclasses.replace(_TEXT_TO_TEXT.data, length=min(model.max_length, 512)),
         optimizer=OptimizerConfig(peak_learning_rate=3e-4, warmup_steps=500),
         execution=Execution(dtype="bfloat16", remat="dots"),
         steps=10_000,
@@ -71,7 +71,7 @@ def _of_size(preset: str) -> TrainConfig:
         model=model,
         data=SpanCorruptionData(
             source="builtin:python-docs",
-            length=512,
+            length=min(model.max_length, 512),
             tokenizer=TokenizerConfig(kind="sentencepiece-unigram", vocab_size=4096),
         ),
         optimizer=OptimizerConfig(

@@ -47,7 +47,7 @@ def _of_size(preset: str) -> TrainConfig:
         model=model,
         data=TranslationData(
             source="builtin:numbers-en-fr",
-            length=64,
+            length=min(model.max_length, 64),
             tokenizer=TokenizerConfig(kind="sentencepiece-bpe", vocab_size=400),
         ),
         optimizer=_published_schedule(model.d_model),

@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from ...data.common.errors import RunError, counted
+from ...data.common.errors import RunError, UserError, counted
 from ...data.common.fields import require
 from ...data.common.json_text import JsonObject
 from ...data.dataset import DataSplit, ExampleSource
@@ -97,6 +97,46 @@ class Callback:
         """Receives the folder of a checkpoint after the checkpoint is complete on disk."""
 
 
+def check_custom(objective: object, examples: object, callbacks: object, rewards: object) -> None:
+    """Checks the types of the Python objects that `train.train` takes.
+
+    Raises:
+        UserError: An object has another type.
+    """
+    _check_all(
+        *("objective", [objective], lambda x: x is None or isinstance(x, Objective)),
+        expected="a train.Objective",
+        remedy="use dataclasses.replace(train.CAUSAL, terms=…)",
+    )
+    _check_all(
+        *("examples", [examples], lambda x: x is None or callable(x)),
+        expected="a function of the tokenizer",
+        remedy="give a function that returns the training and the validation examples",
+    )
+    _check_all(
+        *("callbacks", callbacks, lambda x: isinstance(x, Callback)),
+        expected="a list of train.Callback objects",
+        remedy="give callbacks=[MyCallback()]",
+    )
+    _check_all(
+        *("rewards", rewards, callable),
+        expected="a list of functions",
+        remedy="give rewards=[my_reward]",
+    )
+
+
+def _check_all(
+    name: str, given: object, is_right: Callable[[object], bool], *, expected: str, remedy: str
+) -> None:
+    """Checks that `given` is a sequence, and that `is_right` holds for all of its elements."""
+    wrong = [given]
+    if isinstance(given, Sequence):
+        wrong = [x for x in given if not is_right(x)]
+    if wrong:
+        got = type(wrong[0]).__name__
+        raise UserError(f"{name} must be {expected}, got an object of type {got}: {remedy}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Custom:
     """The custom objective, examples and rewards of a run, which are not in its configuration."""
@@ -134,9 +174,10 @@ class Custom:
         previous = custom_names(read_config(folder))
         for what in ("objective", "examples", "rewards"):
             then, now = previous.get(what), self.names.get(what)
+            got = f"got {now}" if now is not None else "which the command line cannot load"
             require(
                 then == now,
-                f"{folder} was started in Python with custom {what} {then}, got {now}: resume it "
+                f"{folder} was started in Python with custom {what} {then}, {got}: resume it "
                 f"with train.train(config, folder, {what}=…) and the same {what}, or give another "
                 "folder",
                 error=RunError,

@@ -155,6 +155,18 @@ def test_the_mesh_is_checked_before_data_are_read(flaxzoo, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_mesh_of_a_run_is_named_by_its_file(run, flaxzoo, tmp_path):
+    fields = json.loads((run / "config.json").read_text())
+    fields["train"]["mesh"]["fsdp"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    status, _, messages = flaxzoo("train", tmp_path)
+    assert status == 2
+    assert "--mesh.fsdp 1 " in messages
+    assert "--mesh.fsdp 3" not in messages
+    assert str(tmp_path / "config.json") in messages
+
+
+@pytest.mark.slow
 def test_evaluate_prints_one_json_object(run, flaxzoo):
     status, out, _ = flaxzoo("evaluate", run)
     assert status == 0

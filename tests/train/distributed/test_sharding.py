@@ -1,10 +1,11 @@
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
-from flaxzoo import models, train
+from flaxzoo import data, models, train
 from flaxzoo.models.encoders.encoder import EncoderConfig
 from flaxzoo.models.init import parameter_shapes
 from flaxzoo.models.registry import families
@@ -191,7 +192,7 @@ def test_mesh(sizes, shape):
         {"data": 16},
         {"fsdp": 3},
         {"fsdp": 0},
-        {"data": -1, "fsdp": -1},
+        {"context": -1, "fsdp": -1},
     ],
 )
 def test_a_mesh_that_does_not_cover_all_devices_is_refused(sizes):
@@ -219,3 +220,19 @@ def test_batches_that_cannot_be_divided_are_refused():
     message = "data.length 18 .*mesh.context 4: .* 1, 2, 3, 6, 9, 18"
     with pytest.raises(ValueError, match=message):
         sharding.check_batch(mesh(data=2, context=4), 8, 18)
+
+
+def test_the_data_axis_has_one_device_if_another_axis_takes_the_rest():
+    assert dict(mesh(fsdp=-1).shape) == {**dict.fromkeys(mesh().shape, 1), "fsdp": 8}
+    assert (made := mesh(tensor=2, fsdp=-1).shape)["fsdp"] == 4
+    assert made["data"] == 1
+    with pytest.raises(data.UserError, match=r"fsdp -1 .*tensor -1"):
+        mesh(fsdp=-1, tensor=-1)
+
+
+def test_sizes_from_a_run_name_its_file_and_the_remedy():
+    config = train.MeshConfig(fsdp=4, tensor=2)
+    with pytest.raises(
+        data.UserError, match=r"fsdp 4 .*1 device.*mesh\.fsdp 1 mesh\.tensor 1 .*run/config\.json"
+    ):
+        sharding.make_mesh(config, jax.devices()[:1], stored_in=Path("run/config.json"))

@@ -285,9 +285,9 @@ def test_an_objective_that_needs_the_whole_batch_refuses_pmap(config, tmp_path):
 def test_a_run_resumes_only_with_its_objective_and_examples(config, tmp_path, one_device):
     config = dataclasses.replace(config, steps=2)
     contrast(config, tmp_path / "run")
-    with pytest.raises(train.RunError, match=r"contrastive_terms \(.*\), got None"):
+    with pytest.raises(train.RunError, match=r"contrastive_terms \(.*\), .*objective=…"):
         contrast(config, tmp_path / "run", objective=None)
-    with pytest.raises(train.RunError, match="sentences, got None"):
+    with pytest.raises(train.RunError, match=r"sentences, .*examples=…"):
         contrast(config, tmp_path / "run", examples=None)
     with pytest.raises(train.RunError, match=r"contrastive_terms \(.*\), got"):
         contrast(config, tmp_path / "run", objective=FOCAL)
@@ -318,12 +318,40 @@ def test_a_focal_loss_in_micro_batches(work_folder, tmp_path, one_device, capsys
     np.testing.assert_allclose(losses[1], losses[2], rtol=1e-4)
     # At the beginning both labels are about as probable: (1 - p)² is about a quarter.
     assert losses[1][0] == pytest.approx(np.log(2) / 4, rel=0.3)
-    scores = train.score_run(tmp_path / "1", log=lambda line: None)
+    lines = []
+    scores = train.score_run(tmp_path / "1", log=lines.append)
     assert {"loss", "accuracy", "f1"} <= scores.keys()
+    assert any("focal_terms" in line and "classification" in line for line in lines)
+    assert main(["export", str(tmp_path / "1"), str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| own objective | focal_terms (label 1.0) |" in card
+    assert "objective.kind" not in card
     (tmp_path / "in.txt").write_text("the cat sat\n")
     assert main(["predict", str(tmp_path / "1"), "--input", str(tmp_path / "in.txt")]) == 0
     with pytest.raises(train.RunError, match="focal_terms"):
         train.train(base, tmp_path / "1", quiet=True)
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "1"), "--extend-to", "6"]) == 2
+    message = capsys.readouterr().err
+    assert "focal_terms" in message
+    assert "None" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "got"),
+    [
+        ("objective", focal_terms, "function"),
+        ("examples", Sentences(()), "Sentences"),
+        ("callbacks", [train.Callback], "type"),
+        ("callbacks", train.Callback(), "Callback"),
+        ("rewards", focal_terms, "function"),
+        ("rewards", ["exact_match"], "str"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(config, tmp_path, name, given, got):
+    with pytest.raises(UserError, match=f"{name} must .*{got}"):
+        train.train(config, tmp_path / "run", quiet=True, **{name: given})
+    assert not (tmp_path / "run").exists()
 
 
 class Noisy(Sentences):

@@ -206,7 +206,7 @@ def test_a_mistake_is_one_line(capfd, arguments, message):
 
 def test_a_missing_tpu_compiler_is_named(monkeypatch, train_config):
     monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(train.RunError, match=r"flaxzoo\[tpu\]'.*--topology cpu:16"):
+    with pytest.raises(train.RunError, match=r"flaxzoo\[tpu\]'.*--topology cpu:16.*memory"):
         plan.make_plan(train_config(), parse_topology("v5e:4x4"))
 
 

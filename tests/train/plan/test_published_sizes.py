@@ -83,6 +83,13 @@ def test_an_option_names_another_vocabulary(tmp_path):
         assert planned(*words.split()).model.vocab_size == size
 
 
+def test_a_published_vocabulary_may_be_smaller_than_the_vocabulary_of_the_recipe(monkeypatch):
+    presets = families()["gpt"].presets
+    config = dataclasses.replace(presets["gpt2"].config, vocab_size=1000)
+    monkeypatch.setitem(presets, "gpt2", dataclasses.replace(presets["gpt2"], config=config))
+    assert planned("gpt", "--preset", "gpt2").model.vocab_size == 1000
+
+
 def test_training_says_that_its_vocabulary_is_another(capsys):
     config = RecipeParser("train", ["llama", "--preset", "llama3-8b"]).read_recipe()[1]
     assert config.model.vocab_size == 1  # it grows to the tokenizer's

@@ -1,9 +1,11 @@
 """Every published size has a recipe: that of its family."""
 
+import dataclasses
+
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
-from flaxzoo.models.registry import families
+from flaxzoo.models.registry import FAMILIES, families
 from flaxzoo.train.plan.placeholders import without_data
 from flaxzoo.train.recipes import RECIPES
 
@@ -35,6 +37,15 @@ def test_every_preset_of_a_family_can_be_trained(family):
         assert config.model.num_layers == preset.config.num_layers
         if preset.config.causal:  # else it begins from published weights
             assert config.model.vocab_size == config.data.tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_length_of_a_recipe_is_at_most_the_context_of_its_preset(family, monkeypatch):
+    name, preset = next(iter(families()[family].presets.items()))
+    assert train.recipe(family, name).data.longest_side > 48
+    short = dataclasses.replace(preset.config, max_length=48)
+    monkeypatch.setitem(families()[family].presets, name, dataclasses.replace(preset, config=short))
+    assert train.recipe(family, name).data.longest_side == 48
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 from ....data.common.fields import PositiveInt, Suffix, require
+from ....models.run_files import CONFIG_FILE
 from ...compilation_cache import enable_compilation_cache
 from ...config import TrainConfig
+from ...settings.configure import is_run
 from ...settings.settings_file import SUFFIX, write_settings
 from ..options import asks_for_help, log, parse, reader, split_at_dashes, with_flags
 from ..recipe_list import listed_recipes
@@ -46,8 +48,10 @@ def train_command(arguments: list[str]) -> int:
     from ...engine.train import train
 
     Progress.rewrite = with_flags
+    folder = Path(arguments[0]).expanduser()
+    stored = folder / CONFIG_FILE if is_run(folder) else None
     with ended_by_second_signal(), distributed_session(parsed.rendezvous_timeout):
-        check_devices(config)
+        check_devices(config, stored)
         result = train(
             config,
             parsed.workdir,
