@@ -281,7 +281,8 @@ def smaller(arguments):
     arguments = [*arguments, *SMALL, *MORE.get(name, [])]
     if "--data.row-length" in arguments:  # rows as long as the longest input of the tiny model
         arguments += ["--data.row-length", "64", "--data.length", "32"]
-    if size := VOCABULARIES.get(name):
+    # An existing tokenizer determines the size of the vocabulary.
+    if "--data.tokenizer.path" not in arguments and (size := VOCABULARIES.get(name)):
         arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]
     return arguments
 
