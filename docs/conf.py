@@ -52,7 +52,10 @@ SEARCHES = {
     "explain/sharding": "sharding, FSDP, tensor parallelism, ZeRO, DeepSpeed",
     "extend/command": "add a command, own command",
     "extend/data": "own data, custom data, own dataset, custom datasets, data loaders",
-    "extend/family": "add a family, new family, add a model, new model",
+    "extend/family": (
+        "add a family, new family, add a model, new model, new architecture, custom models, "
+        "own model, new model family"
+    ),
     "extend/head": "add a head, head, own head",
     "extend/loop": "own loop, custom training loop, training loop",
     "extend/loss": "own loss, custom loss, loss function, callbacks",
@@ -62,7 +65,8 @@ SEARCHES = {
     "reference/sources": "datasets, csv, json, jsonl, parquet",
     "scale/devices": (
         "other devices, several devices, GPU, TPU, multi GPU, multi-GPU, multiple GPUs, "
-        "data parallelism, distributed training"
+        "data parallelism, distributed training, resume another number of devices, "
+        "resume on another number of devices, change number of devices"
     ),
     "scale/machines": "multi node, multi-node, multiple nodes, multi-host, cluster",
     "scale/plan": (
@@ -84,8 +88,11 @@ SEARCHES = {
     "train/reinforcement": "RLHF, GRPO, PPO, RLOO, reinforcement learning",
     "train/rerank": "rerankers, cross-encoders",
     "train/t5-bart": "summarization, text to text",
-    "train/text": "own text, my own text, text file",
-    "train/tokenizer": "tokenizers, vocabulary, byte-pair encoding, BPE",
+    "train/text": "own text, my own text, text file, train own text, train on own text",
+    "train/tokenizer": (
+        "tokenizers, custom tokenizers, own tokenizer, train tokenizer, vocabulary, "
+        "byte-pair encoding, BPE"
+    ),
     "train/translate": "translation, machine translation, BLEU",
     "train/watch": "TensorBoard, wandb, Weights & Biases, monitor, logging, plot loss",
     "use/attend": "attention weights, attention maps, visualize attention",

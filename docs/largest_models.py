@@ -23,7 +23,8 @@ TOPOLOGIES = (
     *("l4:1", "a100-40gb:1", "h100:1", "h100:8", "2*h100:8", "4*h100:8"),
     *("v5e:2x2", "v5e:4x4", "v6e:4x4", "v5p:4x4x4", "v6e:16x16"),
 )
-HEAD = ["vocabulary", "parameters", "state and gradients", "topology"]
+BOUND = "lower bound"
+HEAD = ["vocabulary", "parameters", "state and gradients", f"topology ({BOUND})"]
 PAGE = Path(__file__).parent / "scale" / "largest.md"
 INTRO = """\
 # The largest models
@@ -36,18 +37,25 @@ The temporary buffers of a compiled step need more memory: with 2,048 tokens on 
 devices, `llama3.2-1b` needs 3.9 GiB by this computation, and 6.6 GiB as compiled.
 [`flaxzoo plan`](plan.md) decides whether a step fits.
 
+The tables therefore compare a lower bound of the memory with the memory of the devices. A larger
+published size does not fit. The size in the table may not fit either. For example, AdamW needs at
+least 15.1 GiB of the 15.75 GiB on each chip of `v5e:4x4` for `phi3-medium` (14.0 B), and at least
+10.5 GiB for `llama3.1-8b` (8.0 B). As compiled, the parts of the step of `llama3.1-8b` with 32 rows
+add up to 17.31 GiB ([Plan the memory](plan.md)).
+
 Programs can use three quarters of the memory of a GPU (`XLA_CLIENT_MEM_FRACTION`).
 """
 SIZES = """## What each family needs
 
 For each family, the table shows the largest published size, trained with AdamW at the row length of
-its recipe. The topology is the first one in the table above that this size fits on.
+its recipe. The topology is the first one in the table above whose memory is at least the lower
+bound.
 """
 
 PUBLISHED = """## The published recipes
 
-For each recipe with published settings, the topology is the first one in the first table that the
-minimum memory of the recipe's step fits on, with the optimizer of the recipe.
+For each recipe with published settings, the topology is the first one in the first table whose
+memory is at least the lower bound of the recipe's step, with the optimizer of the recipe.
 """
 
 
@@ -121,7 +129,7 @@ def page() -> str:
         of_size = sizes_of(planned(family, preset), needed(family, preset, "AdamW"))
         rows.append([family, f"`{preset}`", *of_size])
     sizes_table = table(["family", "size", *HEAD], sorted(rows))
-    largest_table = table(["topology", *WAYS], largest)
+    largest_table = table(["topology", *(f"{way} ({BOUND})" for way in WAYS)], largest)
     text = [INTRO, largest_table, SIZES, sizes_table, PUBLISHED, published()]
     return "\n".join(text)
 

@@ -21,12 +21,14 @@ import subprocess
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 import yaml
-from flaxzoo import data, models
+from flaxzoo import data, models, train
 from flaxzoo.data.chat.rows import read_rows
 from flaxzoo.data.prepared.write_shards import in_order
 from flaxzoo.data.tokenizers.huggingface import WORDPIECE_SPECIALS, wordpiece
+from flaxzoo.models.heads.outputs import CausalLMOutput, Projection
 from flaxzoo.models.hf.save_weights import write_weights
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.cli.options import split_at_dashes
@@ -279,7 +281,8 @@ def smaller(arguments):
     arguments = [*arguments, *SMALL, *MORE.get(name, [])]
     if "--data.row-length" in arguments:  # rows as long as the longest input of the tiny model
         arguments += ["--data.row-length", "64", "--data.length", "32"]
-    if size := VOCABULARIES.get(name):
+    # An existing tokenizer determines the size of the vocabulary.
+    if "--data.tokenizer.path" not in arguments and (size := VOCABULARIES.get(name)):
         arguments += ["--data.tokenizer.vocab-size", size, "--model.vocab-size", size]
     return arguments
 
@@ -360,6 +363,27 @@ def test_the_file_of_instructions_is_read(folder, monkeypatch):
     ((_, text),) = section("docs/train/instruct.md", "Labeled data as instructions").blocks("toml")
     Path("tasks.toml").write_text(text, encoding="utf-8")
     assert sum(1 for _ in read_rows("instructions:tasks.toml")) == 96
+
+
+def test_the_loss_of_a_language_model_counts_no_padding():
+    ((_, block),) = section("docs/extend/loss.md", "A loss for a language model").blocks("python")
+    names = {}
+    exec(block[: block.index("\nsizes = ")], names)
+    key, other = jax.random.split(jax.random.key(0))
+    projection = Projection(jax.random.normal(key, (2, 3, 4)), jax.random.normal(other, (5, 4)))
+    outputs = CausalLMOutput(projection.hidden, projection)
+    batch = {
+        "labels": np.array([[1, 4, 2], [3, 0, 0]]),
+        "segment_ids": np.array([[1, 1, 2], [1, 0, 0]]),
+    }
+    objective, real = names["objective"], batch["segment_ids"] != 0
+    sums, counts = objective.terms(outputs, batch), objective.counts(batch)
+    usual = train.CAUSAL.terms(outputs, batch)["next_token"]
+    np.testing.assert_allclose(sums["next_token"], usual, rtol=1e-5)
+    log_z = np.log(np.exp(outputs.logits).sum(axis=-1))
+    np.testing.assert_allclose(sums["z"], np.square(log_z[real]).sum(), rtol=1e-5)
+    assert counts == {"next_token": 4, "z": 4}
+    assert objective.coefficients.keys() == sums.keys() == counts.keys()
 
 
 @pytest.mark.slow

@@ -88,8 +88,10 @@ def train(
             batch size, learning rate, schedule and data may differ; parameters, optimizer state and
             the position in the same data are kept.
         quiet: whether to hide the progress bar.
-        objective: replaces the objective of the data. Evaluations then report only the loss of this
-          objective and the means of its terms and measures.
+        objective: replaces the objective of the data. Evaluations during the run then report only
+          the loss of this objective and the mean of each sum that its `terms` returns, with or
+          without a coefficient. They report no scores of predictions, such as F1; `score_run`
+          computes these scores after the run.
         examples: a function that takes the tokenizer and returns the training and the validation
           examples, each a `data.ExampleSource`. `config.model` then sets the head and the labels.
           Of `config.data`, the run uses only the tokenizer, the source (if a new vocabulary is

@@ -120,6 +120,17 @@ def test_gpt2_equals_transformers(gpt2, datasets):
         assert gpt2.encode(text) == theirs.encode(text)
 
 
+def test_tokenizer_json_alone_is_a_tokenizer(prose, tmp_path):
+    trained = train_tokenizer(prose, TokenizerConfig("byte-bpe", 300))
+    trained.save(tmp_path / "whole")
+    (tmp_path / "alone").mkdir()
+    file = shutil.copy(tmp_path / "whole" / "tokenizer.json", tmp_path / "alone")
+    for path in (tmp_path / "alone", file):
+        loaded = load_tokenizer(path)
+        assert loaded.encode("the cat") == trained.encode("the cat")
+        assert loaded.special_ids == trained.special_ids
+
+
 @pytest.mark.slow
 def test_gpt2_files_under_every_name(gpt2, datasets, tmp_path):
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):

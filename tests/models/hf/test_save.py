@@ -11,6 +11,7 @@ import torch
 import transformers
 from flaxzoo import data, models, train
 from flaxzoo.data.common.errors import UserError
+from flaxzoo.models.registry import families
 
 from ...support.encoders import WORDS
 
@@ -55,6 +56,20 @@ def test_it_writes_the_files_that_export_writes(gpt, tmp_path):
     )
     del exported[Path("README.md")]
     assert exported == saved
+    pooling = json.loads(saved[Path("1_Pooling/config.json")])
+    assert pooling["pooling_mode_mean_tokens"] is True
+    assert Path("modules.json") in saved
+
+
+def test_a_family_without_a_hugging_face_file_has_other_forms(gpt, tmp_path, monkeypatch):
+    record = dataclasses.replace(families()["gpt"], hf_module=None)
+    monkeypatch.setitem(families(), "gpt", record)
+    train.save_run(tmp_path / "run", *gpt)
+    with pytest.raises(UserError, match=r"gpt .*safetensors"):
+        train.export_model(tmp_path / "run", tmp_path / "folder")
+    for form in ("safetensors", "npz", "stablehlo"):
+        train.export_model(tmp_path / "run", tmp_path / form, form=form)
+        assert (tmp_path / form).is_dir() == (form == "stablehlo")
 
 
 def test_transformers_reads_it(gpt, tmp_path):

@@ -100,6 +100,25 @@ def test_the_page_has_each_family_and_published_recipe():
     assert [row[0] for row in PUBLISHED] == list(published)
 
 
+def test_the_page_has_the_text_of_the_script(largest_models):
+    assert PAGE.startswith(largest_models.INTRO)
+    assert largest_models.SIZES in PAGE
+    assert largest_models.PUBLISHED in PAGE
+    heads = [line for line in PAGE.splitlines() if "topology" in line and line.startswith("|")]
+    assert len(heads) == 3
+    assert all(largest_models.BOUND in line for line in heads)
+
+
+@pytest.mark.parametrize(
+    ("family", "preset", "needed"), [("phi3", "phi3-medium", 15.1), ("llama", "llama3.1-8b", 10.5)]
+)
+def test_the_lower_bound_of_the_example(largest_models, family, preset, needed):
+    memory = largest_models.needed(family, preset, "AdamW")
+    number = parse_topology("v5e:4x4").num_devices
+    assert (memory.state / number + memory.activations) / 2**30 == pytest.approx(needed, abs=0.05)
+    assert f"{needed} GiB" in PAGE
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_window_and_is_linear_in_the_length():
     """ModernBERT's windows change the work of attention in blocks, but not its memory."""

@@ -214,6 +214,15 @@ def test_how_a_run_is_carried_out_may_change(config):
     assert from_dict(json.loads(json.dumps(to_dict(other)))) == other
 
 
+def test_another_mesh_is_not_recorded(config, tmp_path):
+    create_folder(prepare_run(config, tmp_path / "run", log))
+    other = replaced(config, mesh=train.MeshConfig(fsdp=2))
+    run = prepare_run(other, tmp_path / "run", log)
+    create_folder(run)
+    assert run.config.mesh == other.mesh
+    assert open_run(tmp_path / "run")[0].mesh == config.mesh
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize("trained", [False, True])
