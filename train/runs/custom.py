@@ -104,22 +104,30 @@ def check_custom(objective: object, examples: object, callbacks: object, rewards
         UserError: An object has another type.
     """
     _check_all(
-        *("objective", [objective], lambda x: x is None or isinstance(x, Objective)),
+        "objective",
+        [objective],
+        lambda x: x is None or isinstance(x, Objective),
         expected="a train.Objective",
         remedy="use dataclasses.replace(train.CAUSAL, terms=…)",
     )
     _check_all(
-        *("examples", [examples], lambda x: x is None or callable(x)),
+        "examples",
+        [examples],
+        lambda x: x is None or callable(x),
         expected="a function of the tokenizer",
         remedy="give a function that returns the training and the validation examples",
     )
     _check_all(
-        *("callbacks", callbacks, lambda x: isinstance(x, Callback)),
+        "callbacks",
+        callbacks,
+        lambda x: isinstance(x, Callback),
         expected="a list of train.Callback objects",
         remedy="give callbacks=[MyCallback()]",
     )
     _check_all(
-        *("rewards", rewards, callable),
+        "rewards",
+        rewards,
+        callable,
         expected="a list of functions",
         remedy="give rewards=[my_reward]",
     )
