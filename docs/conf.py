@@ -43,11 +43,15 @@ python_use_unqualified_type_names = True
 add_module_names = False
 
 SEARCHES = {
-    "coming/flax-transformers": "FlaxBertForMaskedLM, Flax classes",
+    "coming/flax-transformers": (
+        "FlaxBertForMaskedLM, Flax classes, migrate from transformers flax, port"
+    ),
     "explain/attention": "attention kernels, splash attention, cuDNN",
     "explain/experts": "mixture of experts, MoE, router",
     "explain/generation": "KV caches, speculative decoding",
-    "explain/optimizers": "optimizers, learning rates, warmup, warm-up, schedulers, Adam",
+    "explain/optimizers": (
+        "optimizers, learning rates, warmup, warm-up, schedulers, Adam, EMA, moving average"
+    ),
     "explain/packing": "masks, attention masks, padding, pad tokens, packing",
     "explain/sharding": "sharding, FSDP, tensor parallelism, ZeRO, DeepSpeed",
     "extend/command": "add a command, own command",
@@ -78,7 +82,8 @@ SEARCHES = {
     "start/quickstart": "quickstart, getting started, tutorials, first steps, examples",
     "train/fine-tune": (
         "fine-tune, fine-tuning, finetune, finetuning, NER, GLUE, SQuAD, text classification, "
-        "question answering, freeze layers, named entities"
+        "question answering, freeze layers, named entities, fine-tune classification csv, own CSV, "
+        "own TSV, own JSON lines"
     ),
     "train/files": "hyperparameters, settings, TOML, config file",
     "train/instruct": "SFT, chat SFT, instruction tuning",
@@ -94,7 +99,10 @@ SEARCHES = {
         "byte-pair encoding, BPE"
     ),
     "train/translate": "translation, machine translation, BLEU",
-    "train/watch": "TensorBoard, wandb, Weights & Biases, monitor, logging, plot loss",
+    "train/watch": (
+        "TensorBoard, wandb, Weights & Biases, monitor, logging, plot loss, "
+        "evaluate during training"
+    ),
     "use/attend": "attention weights, attention maps, visualize attention",
     "use/chat": "chat, tools, function calling, chat templates",
     "use/downloaded": (

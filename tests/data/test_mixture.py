@@ -149,6 +149,25 @@ def test_the_batches_have_the_proportions_of_tokens_or_documents(texts, unit, pa
     assert one.fingerprint == other.fingerprint
 
 
+def test_the_sources_of_a_mixture_are_divided_together(tmp_path):
+    large, own = [f"line {i}" for i in range(400)], [f"other {i}" for i in range(3)]
+    (tmp_path / "large.txt").write_text("\n".join(large))
+    (tmp_path / "small.txt").write_text("\n".join([*own, *large[:50]]))
+    config = data.CausalLMData(
+        source=f"0.5*text:{tmp_path}/large.txt#line + 0.5*text:{tmp_path}/small.txt#line",
+        length=32,
+        tokenizer=CHARACTERS,
+    )
+    learned = [set(part) for part in config.texts().parts]
+    held_out = list(config.validation_documents())
+    # An equal text in the other source is held out as well, and counts twice.
+    assert 10 < len(set(held_out)) < 40
+    assert not set(held_out) & (learned[0] | learned[1])
+    assert len(held_out) > len(set(held_out))
+    # A source with few texts may have no held-out text.
+    assert set(own) <= learned[1]
+
+
 def test_prepared_folders_are_mixed(texts, tmp_path):
     plain = data.CausalLMData(source=f"text:{texts}/*.txt#line", length=32, tokenizer=CHARACTERS)
     tokenizer = plain.make_tokenizer()

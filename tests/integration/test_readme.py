@@ -213,6 +213,11 @@ def write_data(folder):
             for split in ("train", "val")
             for side in ("en", "de")
         },
+        "reviews.csv": "text,label\n"
+        + "\n".join(f"{s},{('bad', 'good')[i % 2]}" for i, s in enumerate(sentences)),
+        "chats.jsonl": "\n".join(
+            json.dumps({"prompt": s, "completion": s.split()[0]}) for s in sentences
+        ),
         "pairs.jsonl": "\n".join(
             json.dumps({"question": s, "answer": " ".join(s.split()[::-1])}) for s in sentences
         ),

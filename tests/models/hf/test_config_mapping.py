@@ -1,6 +1,8 @@
 """Fields of a `config.json`: nested ones, defaults that are left out, norms without a bias."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from flaxzoo.models.config import TransformerConfig
@@ -10,6 +12,10 @@ from flaxzoo.models.hf.config_mapping import (
     settings_from_hf,
     settings_to_hf,
 )
+from flaxzoo.models.hf.decoders import llama
+from flaxzoo.models.hf.decoders.gpt import gpt
+from flaxzoo.models.hf.encoder_decoders import bart, t5
+from flaxzoo.models.hf.encoders import bert
 from flaxzoo.models.hf.tensors.mapping import WeightsError, layer_rules, norm
 
 MAPPING = ConfigMapping(
@@ -90,3 +96,25 @@ def test_a_norm_without_bias_has_one_tensor():
         "layers.{i}.q_proj.bias",
         "layers.{i}.input_layernorm.weight",
     ]
+
+
+def test_the_fields_of_the_page_are_converted_as_it_says():
+    """The names in each column of the table in `docs/coming/flax-transformers.md`."""
+    mappings = (
+        (bert.FORM.fields, llama.FORM.fields),
+        (gpt.GPT2.fields,),
+        (t5.FIELDS["t5"],),
+        (bart.BART.fields,),
+    )
+    known = [
+        {(x.hf, x.flax) for one in of_column for x in one.fields if isinstance(x, Field)}
+        for of_column in mappings
+    ]
+    page = Path(__file__).parents[3] / "docs" / "coming" / "flax-transformers.md"
+    _, _, table = page.read_text(encoding="utf-8").partition("| BERT, Llama, …")
+    rows = [line.split("|")[1:-1] for line in table.partition("\n\n")[0].splitlines()[2:]]
+    assert len(rows) == 14
+    for *columns, here in rows:
+        (flax,) = re.findall("`(.*?)`", here)
+        for column, pairs in zip(columns, known, strict=True):
+            assert {(name, flax) for name in re.findall("`(.*?)`", column)} <= pairs

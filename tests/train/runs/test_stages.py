@@ -130,6 +130,7 @@ def test_the_decay_of_wsd_as_a_stage_equals_a_single_run(first, run, tmp_path):
         ({"model": {"d_model": 32}}, "model.d_model .*16 → 32"),
         ({"data": {"tokenizer": {"kind": "words"}}}, "data.tokenizer.kind .*change"),
         ({"optimizer": {"name": "lamb"}}, "optimizer.name .*change"),
+        ({"optimizer": {"ema_decay": 0.9}}, "optimizer.ema_decay .*None → 0.9"),
         ({"seed": 1}, "seed .*change"),
         ({"steps": 4, "batch_size": 4}, "above 4, .*got 4"),
     ],
