@@ -402,13 +402,13 @@ def test_nan_equals_itself_when_an_example_is_made_again():
     assert training.examples is source
 
 
-def test_callbacks_cannot_read_parameters_of_several_processes():
+def test_callbacks_cannot_read_parameters_that_are_sharded_over_processes():
     """Adapters are not merged first, because one process would wait for the others."""
     loop = Loop.__new__(Loop)
     loop.config = dataclasses.replace(train.recipe("quickstart"), lora=models.LoRAConfig())
     tokenizer = data.train_tokenizer(TEXTS, VOCABULARY)
     loop.run = types.SimpleNamespace(tokenizer=tokenizer)
-    elsewhere = types.SimpleNamespace(is_fully_addressable=False)
+    elsewhere = types.SimpleNamespace(is_fully_addressable=False, is_fully_replicated=False)
     loop.state = types.SimpleNamespace(params={}, frozen={"kernel": elsewhere}, step=1)
     with pytest.raises(UserError, match="on_checkpoint"):
         loop._running_model().params()
