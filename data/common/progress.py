@@ -101,7 +101,7 @@ class Progress:
             done, tokens = done + number, tokens + new_tokens
             bar.update(task, completed=done, speed=_speed(bar, tokens))
             if done < total:
-                self._log_if_due(line())
+                self._log_if_due(line)
 
         try:
             yield advance
@@ -143,11 +143,15 @@ class Progress:
             disable=not self._console.is_terminal,
         )
 
-    def _log_if_due(self, line: str) -> None:
-        """Prints a line instead of the bar, if the last such line is at least a minute old."""
+    def _log_if_due(self, line: Callable[[], str]) -> None:
+        """Prints a line instead of the bar, if the last such line is at least a minute old.
+
+        Args:
+            line: Formats the line. It is called only if the line is printed.
+        """
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-            self.log(line)
+            self.log(line())
 
     def advance(self, step: int, loss: float) -> None:
         """Shows that `step` is finished."""
@@ -156,7 +160,7 @@ class Progress:
         speed = _speed(self._bar, (step - self._first_step) * self._tokens_per_step)
         self._bar.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
         total = self._bar.tasks[0].total
-        self._log_if_due(f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
+        self._log_if_due(lambda: f"step {step} of {total:.0f}: loss {loss:.3f}, {speed} tokens/s")
 
     def evaluated(self, step: int, scores: dict[str, float], metrics: tuple[str, ...]) -> None:
         """Prints the loss of an evaluation, and the scores whose names are in `metrics`."""
