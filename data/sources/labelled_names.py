@@ -124,7 +124,10 @@ def parse_labelled(
     # Only sources of documents can be joined with a plus sign, with or without weights.
     _, _, kind = name.partition(":")[0].rpartition("*")
     terms = split_mixture(name) or re.findall(rf"\s\+\s+(?:{'|'.join(forms)}):", name)
-    remedy = f"name several files by a glob, as {kind}:FOLDER/*"
+    remedy = (
+        f"name several files by a glob, as {kind}:FOLDER/*, or, to train vectors, several data "
+        "sets as sets:A=SOURCE | B=SOURCE"
+    )
     problem = f"labeled sources cannot be joined or mixed, got {name!r}: {remedy}"
     require(kind == "corpora" or not terms, problem, DataError)
     kind = check_kind(name, shown)
