@@ -69,7 +69,8 @@ class TrainConfig(Checked):
     """Source of the initial parameters: a run folder, a folder in the Hugging Face format, or a
     name on the Hugging Face hub. The run takes the sizes, the tokenizer and the body from the
     initial model. It also takes the layers of the initial model's head that exist in its own head.
-    The run then uses only `dropout_rate` of the field `model`, and ignores `data.tokenizer`."""
+    Of the field `model`, the run then uses only `dropout_rate`, and `pooling` unless it is cls. The
+    run ignores `data.tokenizer`."""
     init_step: NonNegativeInt | None = None
     """The checkpoint of `init_from`. Defaults to the newest checkpoint."""
     lora: LoRAConfig | None = None

@@ -124,7 +124,10 @@ def parse_labelled(
     # Only sources of documents can have weights, or be joined with a plus sign.
     _, _, kind = name.partition(":")[0].rpartition("*")
     joined = re.search(rf"\s\+\s+(?:{'|'.join(forms)}):", name) is not None
-    remedy = f"name one source, or several files by a glob, as {kind}:FOLDER/*"
+    remedy = (
+        f"name one source, or several files by a glob, as {kind}:FOLDER/*, or, to train vectors, several data "
+        "sets as sets:A=SOURCE | B=SOURCE"
+    )
     problem = f"labeled sources cannot be joined or mixed, got {name!r}: {remedy}"
     is_allowed = kind == "corpora" or not (joined or has_weights(name))
     require(is_allowed, problem, DataError)

@@ -33,6 +33,17 @@ A, B = "lora_a", "lora_b"
 HEAD = "head/"
 KEYS = "lora_keys"
 """The variable that contains the dropout keys of a linear map, one for each sequence."""
+PEFT_TARGETS = {
+    "all-linear": ".*",
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "o_proj": "attention/output",
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+}
+"""Maps common names of linear maps in PEFT to the equivalent patterns of `LoRAConfig.targets`."""
 
 Apply = Callable[..., Any]
 Args = tuple[PyTree, ...]
@@ -323,7 +334,9 @@ def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: s
         fitting = list(filter(parts.fullmatch, paths))
         if not fitting:
             names = sorted({part for path in paths for part in path.split("/")})
-            raise UserError(f"{field} {pattern!r} matches no {what}: {suggest(pattern, names)}")
+            ours = PEFT_TARGETS.get(pattern)
+            remedy = suggest(pattern, names) if ours is None else f"here it is {ours!r}"
+            raise UserError(f"{field} {pattern!r} matches no {what}: {remedy}")
         matches.update(fitting)
     return list(filter(matches.__contains__, paths))
 

@@ -216,8 +216,10 @@ class PeftAdapter:
         before = self._with_head(base)
         rules = (r for r in module_mapping(base).rules if params.keys() >= {*r.flax})
         stored = {tensor.name: tensor for rule in rules for tensor in rule_tensors(rule, params)}
+        # A base without a head has no tensors of the head.
         for first, *others in _shared_names(base):
-            stored |= dict.fromkeys(others, stored[first])
+            if first in stored:
+                stored |= dict.fromkeys(others, stored[first])
         edits = self._by_tensor(before)
         # Modules that still share a tensor have the same edits, so read the first module's edits.
         for ignored in mapping.ignored:

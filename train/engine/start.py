@@ -179,7 +179,7 @@ def _warn_of_counted_filler(run: Run, objective: Objective, log: LogFn) -> None:
     filler = -examples.num_examples % size
     zeros = {name: jnp.zeros_like(x)[None] for name, x in examples.example(0, 0).items()}
     # A filler example consists of zeros, so its counts must be 0.
-    counts = objective.checked(objective.counts(zeros), "counts")
+    counts = objective.checked_counts(zeros)
     wrong = [name for name, count in counts.items() if float(count) != 0]
     if filler and wrong:
         log(

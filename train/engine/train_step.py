@@ -61,7 +61,7 @@ def make_train_step(
         keys = row_keys(jax.random.fold_in(rng, state.step), num_examples)
         # Compute the counts before the batch is split, so that the loss does not depend on the
         # split.
-        counts = objective.checked(objective.counts(batch), "counts")
+        counts = objective.checked_counts(batch)
         scales = counts, objective.weights(state.step)
         rows = batch, keys
 

@@ -63,7 +63,7 @@ def make_evaluate_fn(
         sums = objective.sums(outputs, batch)
         # Compute the counts of the whole batch, as a train step does, so that both compute the same
         # loss.
-        counts = objective.checked(objective.counts(batch), "counts")
+        counts = objective.checked_counts(batch)
         objective.check_counted(sums, counts)
         return sums, counts, objective.predictions(outputs[0])
 

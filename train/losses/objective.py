@@ -9,13 +9,14 @@ of the micro-batches' means, it would depend on this number.
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...data.common.errors import UserError
 from ...data.common.fields import require
 from ...models.nn.dropout import fold_in, row_keys
 from ...models.nn.typing import Array, Float, Int, Params
@@ -35,6 +36,28 @@ Inputs = dict[str, Array]
 
 AUXILIARY = "auxiliary"
 """The key of the auxiliary models' parameters in the tree that `joined` returns."""
+
+
+@jax.tree_util.register_pytree_node_class
+class NamedArrays(dict[str, Array]):
+    """The arrays of a batch, which raise a UserError instead of a KeyError for a missing array."""
+
+    def __missing__(self, name: str) -> Array:
+        raise UserError(
+            f"the batch has no array {name!r}, which the objective reads; it has "
+            f"{', '.join(self) or 'none'}: add the arrays that docs/explain/batches.md lists for "
+            "this kind of data"
+        )
+
+    def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[str, ...]]:
+        """Returns the arrays and their names; jax transforms a batch as it transforms a dict."""
+        names = tuple(sorted(self))
+        return tuple(self[name] for name in names), names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], arrays: Iterable[Array]) -> "NamedArrays":
+        """Returns a batch from the results of `tree_flatten`."""
+        return cls(zip(names, arrays, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +216,7 @@ class Objective:
             rng: keys `[B]` for dropout, or None.
         """
         main, trained = split(params)
+        batch = NamedArrays(batch)
         if self.forward is None:
             return self._model_outputs(apply_fn, main, batch, rng)
         # `forward` determines the order of the models and their inputs.
@@ -216,7 +240,7 @@ class Objective:
     def _model_outputs(
         self, apply_fn: ApplyFn, params: Params, batch: Batch, rng: Array | None
     ) -> Outputs:
-        inputs = self.inputs(batch)
+        inputs = self.inputs(NamedArrays(batch))
         # Each run of the model has different dropout keys.
         if isinstance(inputs, tuple):
             return tuple(
@@ -279,7 +303,16 @@ class Objective:
     def sums(self, outputs: tuple[Outputs, ...], batch: Batch) -> Terms:
         """Computes the terms from the results of `all_outputs`."""
         main, *reference = outputs
-        return self.checked(self.terms(main, batch, *reference), "terms")
+        return self.checked(self.terms(main, NamedArrays(batch), *reference), "terms")
+
+    def checked_counts(self, batch: Batch) -> Terms:
+        """Returns the results of `counts` after checking them.
+
+        Raises:
+            UserError: the batch lacks an array, or `counts` did not return a scalar for each
+              coefficient.
+        """
+        return self.checked(self.counts(NamedArrays(batch)), "counts")
 
     def checked(self, values: Any, function: str) -> Terms:
         """Checks the results of `terms` or `counts` against `coefficients`, and returns them.

@@ -15,6 +15,7 @@ from ...data.tokenizers.training import TokenizerConfig
 from ...models import registry
 from ...models.config import Execution
 from ...models.encoders.bert import BertConfig
+from ...models.heads.specs import HEADS
 from ...models.lectures.lecture_bert import LectureBertConfig
 from ..config import Recipe, TrainConfig
 from ..optimizer_config import OptimizerConfig
@@ -112,10 +113,14 @@ def _one_phase() -> TrainConfig:
 def _fine_tuning(data: DataConfig) -> TrainConfig:
     """Returns the settings for fine-tuning of Devlin et al. 2019, appendix A.3.
 
-    The learning rate is higher than in the paper.
+    The learning rate is higher than in the paper. The model has the head of the task, because some
+    model options, such as `pooling`, require this head.
     """
+    head = data.kind
+    # Placeholders, which the labels of the data source replace.
+    labels = ("a", "b") if HEADS[head].needs_labels else ()
     return TrainConfig(
-        model=_small(dropout_rate=0.1),
+        model=_small(dropout_rate=0.1).with_head(head, labels),
         data=data,
         optimizer=OptimizerConfig(
             peak_learning_rate=3e-4,

@@ -21,6 +21,7 @@ from ...data.tokenizers.base import Tokenizer
 from ...models.adapters.base import BASE, Base
 from ...models.adapters.lora import make_lora
 from ...models.config import TransformerConfig
+from ...models.encoders.encoder import EncoderConfig
 from ...models.heads.specs import HEADS
 from ...models.hf.cross_encoder import PairScoring, read_pair_scoring, write_pair_scoring
 from ...models.hf.sentence_embedding import EmbeddingSettings
@@ -129,7 +130,10 @@ def prepare_run(
     else:
         config, tokenizer, plan = _begun(config, folder, custom, log)
     if plan is not None:
-        log(f"sizes and vocabulary are taken from {plan.folder}; other model options are ignored")
+        log(
+            f"sizes and vocabulary are taken from {plan.folder}; model options other than "
+            "dropout_rate and pooling are ignored"
+        )
     # First run all checks that do not need the data, because reading the data may take long.
     check_length(config)
     check_guide(config.objective.guide_model, tokenizer)
@@ -368,6 +372,10 @@ def fit_model(
     if config.objective.scores_pairs and model.head == heads[0] and len(model.labels) == 1:
         labels = model.labels
     model = dataclasses.replace(model.with_head(heads[0], labels), vocab_size=size)
+    # Set the pooling after the head, because not every head can pool.
+    pooling = getattr(config.model, "pooling", "cls")
+    if pooling != "cls" and isinstance(model, EncoderConfig):
+        model = dataclasses.replace(model, pooling=pooling)
     return dataclasses.replace(config, model=model)
 
 

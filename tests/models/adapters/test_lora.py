@@ -157,3 +157,9 @@ def test_a_base_in_bfloat16_rounds_what_is_frozen_alone(tiny):
     }
     merged = lora.merge(trained, frozen)
     jax.tree.map(np.testing.assert_array_equal, merged, nested(rounded))
+
+
+@pytest.mark.parametrize(("name", "ours"), [("all-linear", r"'\.\*'"), ("q_proj", "'query'")])
+def test_a_target_of_peft_is_translated(tiny, name, ours):
+    with pytest.raises(ValueError, match=f"lora.targets '{name}'.*{ours}"):
+        adapted(tiny, "gpt", targets=(name,))

@@ -10,6 +10,7 @@ import pytest
 from flaxzoo import data, models, train
 from flaxzoo.train.engine.compile import compile_trainer
 from flaxzoo.train.losses.eval_step import Evaluation, evaluate
+from flaxzoo.train.losses.objective import NamedArrays
 
 from ...support.devices import on_devices
 
@@ -191,6 +192,31 @@ def test_counts_and_filler():
     choices = choice_batch(rng)
     choices = {name: jnp.concatenate([x, 0 * x[:3]]) for name, x in choices.items()}
     assert float(train.CLASSIFICATION.counts(choices)["label"]) == B
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        ("pretraining", "masked_weights"),
+        ("question_answering", "start_positions"),
+        ("translation", "decoder_segment_ids"),
+    ],
+)
+def test_a_missing_array_of_a_batch_is_named(head, name):
+    objective, make_batch = OBJECTIVES[head]
+    batch = jax.tree.map(jnp.asarray, make_batch(np.random.default_rng(0)))
+    del batch[name]
+    with pytest.raises(data.UserError, match=f"'{name}'.*input_ids"):
+        objective.checked_counts(batch)
+
+
+def test_arrays_of_a_batch_pass_through_jax():
+    batch = NamedArrays(b=jnp.ones(2), a=jnp.zeros(2))
+    doubled = jax.jit(lambda x: jax.tree.map(lambda y: 2 * y, x))(batch)
+    assert isinstance(doubled, NamedArrays)
+    assert doubled["b"].tolist() == [2, 2]
+    with pytest.raises(data.UserError, match="'c'"):
+        doubled["c"]
 
 
 def test_a_span_is_looked_for_among_real_tokens_only():

@@ -3,11 +3,13 @@
 import dataclasses
 import re
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from flaxzoo import models, train
+from flaxzoo.data import UserError
 from flaxzoo.models.run_files import newest_step, steps
 from flaxzoo.train.config import in_steps
 from flaxzoo.train.optim.parameters import named
@@ -176,3 +178,35 @@ def test_other_sizes_are_cut_to_three_parameters_and_name_their_fields(tmp_path)
     assert message.count("this run has") == 3
     assert "same sizes" in message
     assert re.search(r"model\.d_model .*32.* 16", message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["nothing", "run", "exported"])
+def test_a_classifier_has_the_pooling_of_its_options(work_folder, pretrained, tmp_path, start):
+    options: dict[str, Any] = {
+        "model.pooling": "mean",
+        "data.source": f"tsv:{work_folder}/texts.tsv",
+    }
+    if start == "run":
+        options["init_from"] = str(pretrained)
+    elif start == "exported":
+        models.save(tmp_path / "exported", *models.load(pretrained))
+        train.open_run(pretrained)[1].save(tmp_path / "exported")
+        options["init_from"] = str(tmp_path / "exported")
+    else:
+        options |= {f"model.{name}": SIZES[name] for name in ("num_layers", "d_model", "num_heads")}
+        options["data.tokenizer.vocab_size"] = 64
+    options |= {"data.length": 16, "batch_size": 8, "steps": 1}
+    config = train.recipe("bert-classify", **options)
+    for _ in range(2):  # the second call finds the same run
+        train.train(config, tmp_path / "run", quiet=True)
+    model, params = models.load(tmp_path / "run")
+    assert (model.config.pooling, model.config.head) == ("mean", "sequence_classification")
+    assert list(params["head"]) == ["classifier"]
+
+
+def test_the_head_of_the_data_cannot_be_set():
+    with pytest.raises(UserError, match=r"model\.head"):
+        train.recipe("bert-classify", **{"model.head": "sequence_classification"})
+    with pytest.raises(UserError, match=r"pooling 'mean'"):
+        train.recipe("bert-tag", **{"model.pooling": "mean"})
