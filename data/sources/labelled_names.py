@@ -125,8 +125,8 @@ def parse_labelled(
     _, _, kind = name.partition(":")[0].rpartition("*")
     joined = re.search(rf"\s\+\s+(?:{'|'.join(forms)}):", name) is not None
     remedy = (
-        f"name one source, or several files by a glob, as {kind}:FOLDER/*, or, to train vectors, several data "
-        "sets as sets:A=SOURCE | B=SOURCE"
+        f"name one source, or several files by a glob, as {kind}:FOLDER/*, or, to train vectors, "
+        "several data sets as sets:A=SOURCE | B=SOURCE"
     )
     problem = f"labeled sources cannot be joined or mixed, got {name!r}: {remedy}"
     is_allowed = kind == "corpora" or not (joined or has_weights(name))

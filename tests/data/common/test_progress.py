@@ -34,16 +34,6 @@ def test_a_line_for_the_first_step_and_then_every_minute(monkeypatch):
     assert lines[0].startswith("step 41 of 100: loss 2.500, ")
 
 
-def test_a_line_is_formatted_only_when_it_is_printed(monkeypatch):
-    standard_error(monkeypatch)
-    times, formatted = iter((100.0, 100.0, 120.0, 170.0, 170.0)), []
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
-    progress = Progress()
-    for number in range(3):
-        progress._log_if_due(lambda number=number: formatted.append(number) or "a line")
-    assert formatted == [0, 2]
-
-
 def test_a_counter_prints_a_line_every_minute_and_at_the_end(monkeypatch):
     error, seconds = standard_error(monkeypatch), 0.0
     monkeypatch.setattr(module.time, "monotonic", lambda: seconds)
