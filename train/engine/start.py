@@ -31,6 +31,7 @@ from ..runs.custom import Custom
 from ..runs.init_from import InitFromPlan, init_from
 from ..runs.run_folder import Run, create_folder, prepare_run
 from ..runs.run_lock import LOCK_FILE, RunLock
+from ..runs.stages import described_stages
 from ..state import TrainState, count_parameters
 from .bad_steps import SkipCounts
 from .checkpoint import Checkpoints, set_aside_damaged
@@ -88,6 +89,9 @@ def open_run(
     run, trainer = opened.run, opened.trainer
     log(f"{_sizes(run.config, trainer)}, {trainer.description}")
     log(trainer.memory_summary)
+    if run.extends:
+        *_, stage = described_stages(run.folder, run.stated).values()
+        log(f"new stage: {stage}")
     for name, part in mixture_lines(run):
         log(f"mixture until step {run.config.steps:,}: {name}: {part}")
     note = None if custom.names else run.config.objective.loss_note(run.config.data)

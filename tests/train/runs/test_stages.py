@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
@@ -204,6 +205,8 @@ def test_the_command_extends_a_run_with_other_data(run, tmp_path, capsys):
     (tmp_path / "other.txt").write_text("\n\n".join(f"{x} red dogs ran away" for x in WORDS))
     words = f"--extend-to 6 --data.source text:{tmp_path / 'other.txt'}#block"
     assert cli.main(["train", str(run), *words.split()]) == 0
+    shown = "".join(capsys.readouterr().err.split())
+    assert re.search(r"steps5to6:\S*data\.source\S*→\S*other\.txt", shown)
     stage = config_of_run(run).stage
     # Other data begin at their first example, and an unchanged schedule goes on.
     assert stage == train.Stage(start=4, examples=0, schedule_start=0, warmup=3)
