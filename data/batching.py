@@ -25,13 +25,11 @@ from absl import flags
 from .common.errors import DataError
 from .common.fields import require, require_type
 from .dataset import ExampleSource, OrderedExamples, PickledByFields, stacked
-from .mixture import MixedExamples
+from .mixture import MIXTURE, MixedExamples
 
 Batch = dict[str, np.ndarray]
 IteratorState = dict[str, Any]
 """The position of an iterator in its data, as a JSON object."""
-MIXTURE = "mixture"
-"""The key of the iterator state that holds the position of each source of a mixture."""
 
 # The number of rounds that ``grain.MapDataset.shuffle`` uses.
 _SHUFFLE_ROUNDS = 4

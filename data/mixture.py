@@ -17,6 +17,8 @@ import numpy as np
 
 from .dataset import DataSplit, ExampleSource, PickledByFields
 
+MIXTURE = "mixture"
+"""The key of the data iterator's state that holds the position of each source of a mixture."""
 MixtureUnit = Literal["tokens", "documents"]
 """The unit of the weights of a mixture."""
 # Shares are integers whose sum is about this number, because integers give exact positions.

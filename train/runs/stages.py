@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from ...data.batching import MIXTURE
 from ...data.common.atomic_io import write_file
 from ...data.common.errors import RunError
 from ...data.common.fields import require
 from ...data.common.json_text import to_json
 from ...data.dataset import ExampleSource
-from ...data.mixture import MixedExamples
+from ...data.mixture import MIXTURE, MixedExamples
 from ...models.run_files import CHECKPOINTS, CONFIG_FILE, DATA, read_config, steps
 from ..config import Stage, TrainConfig, flatten, in_steps, is_below, to_dict, warmup_of
 from .config_json import from_dict

@@ -175,7 +175,7 @@ def test_a_mistake_is_one_line(capsys, tmp_path, arguments, message):
 
 def test_help_lists_the_options_and_their_defaults(capsys):
     assert cli.main(["bench", "--help"]) == 0
-    assert "recipes: quickstart" in capsys.readouterr().out
+    assert "flaxzoo bench quickstart --help" in capsys.readouterr().out
     assert cli.main(["bench", "quickstart", "--help-all"]) == 0
     out = capsys.readouterr().out
     assert "--optimizer.state-dtype" in out
