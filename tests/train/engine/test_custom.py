@@ -13,7 +13,7 @@ from flaxzoo.data.common.errors import UserError
 from flaxzoo.train.cli.main import main
 from flaxzoo.train.engine import start
 from flaxzoo.train.engine.loop import Loop
-from flaxzoo.train.runs.custom import Custom
+from flaxzoo.train.runs.custom import Custom, check_custom
 from flaxzoo.train.runs.run_folder import prepare_run
 
 from ...support.devices import on_devices
@@ -348,10 +348,11 @@ def test_a_focal_loss_in_micro_batches(work_folder, tmp_path, one_device, capsys
         ("rewards", ["exact_match"], "str"),
     ],
 )
-def test_an_argument_of_a_wrong_type_is_named(config, tmp_path, name, given, got):
+def test_an_argument_of_a_wrong_type_is_named(name, given, got):
+    right = {"objective": None, "examples": None, "callbacks": (), "rewards": ()}
+    check_custom(**right)
     with pytest.raises(UserError, match=f"{name} must .*{got}"):
-        train.train(config, tmp_path / "run", quiet=True, **{name: given})
-    assert not (tmp_path / "run").exists()
+        check_custom(**{**right, name: given})
 
 
 class Noisy(Sentences):
