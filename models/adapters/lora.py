@@ -334,8 +334,10 @@ def _matching(patterns: Iterable[str], paths: Iterable[str], field: str, what: s
         fitting = list(filter(parts.fullmatch, paths))
         if not fitting:
             names = sorted({part for path in paths for part in path.split("/")})
-            ours = PEFT_TARGETS.get(pattern)
-            remedy = suggest(pattern, names) if ours is None else f"here it is {ours!r}"
+            # Suggest only a map that this model has; for example, a GPT has no gate.
+            ours = PEFT_TARGETS.get(pattern, "")
+            has_map = ours.rpartition("/")[2] in {*names, ".*"}
+            remedy = f"here it is {ours!r}" if has_map else suggest(pattern, names)
             raise UserError(f"{field} {pattern!r} matches no {what}: {remedy}")
         matches.update(fitting)
     return list(filter(matches.__contains__, paths))

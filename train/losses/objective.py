@@ -216,9 +216,9 @@ class Objective:
             rng: keys `[B]` for dropout, or None.
         """
         main, trained = split(params)
-        batch = NamedArrays(batch)
         if self.forward is None:
             return self._model_outputs(apply_fn, main, batch, rng)
+        batch = NamedArrays(batch)
         # `forward` determines the order of the models and their inputs.
         run = {"model": _bound_each(apply_fn, main, rng)}
         _, fixed = split(jax.lax.stop_gradient(frozen or {}))

@@ -89,7 +89,7 @@ class HubData:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of all columns and of all fields of structs, such as ``translation.en``."""
-        # Read the columns of any split if there is no split to train on.
+        # Without a split to train on, read the columns of the first split.
         split = self.split or ("train" if "train" in self.splits else next(iter(self.splits)))
         return tuple(_DatasetTable(self.splits[split], self.name).paths)
 
