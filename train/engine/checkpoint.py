@@ -315,5 +315,20 @@ def _free_name(path: Path) -> Path:
     return next(itertools.filterfalse(Path.exists, itertools.chain([path], numbered)))
 
 
+def best_checkpoint(run: Path) -> int | None:
+    """Returns the step of the kept checkpoint with the lowest measure; None if none was measured.
+
+    Args:
+        run: The run folder.
+    """
+    measures = {}
+    for step in steps(run):
+        file = run / CHECKPOINTS / str(step) / METRICS / METRICS
+        metrics = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if "loss" in metrics:
+            measures[step] = metrics["loss"]
+    return min(measures, key=lambda step: measures[step], default=None)
+
+
 def _loss(metrics: dict[str, float]) -> float:
     return metrics.get("loss", math.inf)

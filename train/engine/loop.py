@@ -186,7 +186,10 @@ class Loop:
         self.callbacks(step, lambda callback: callback.on_step(step, numbers))
 
     def _evaluate_before_first_step(self) -> None:
-        """Repeats an interrupted evaluation, or evaluates the initial model for comparison."""
+        """Repeats an interrupted evaluation, or evaluates the initial model.
+
+        The initial model is evaluated for comparison, and to reject an unknown `best_metric`.
+        """
         if self.evaluation_due:
             self._evaluate()
             if (measure := self.measures[self.step]) is not None:
@@ -196,7 +199,8 @@ class Loop:
         # random.
         started = self.config.init_from is not None or self.trainer.validation is not None
         compared = self.config.objective.compares_with_start and started
-        if compared and self.step == 0 and not read_metrics(self.run.folder, "validation"):
+        needed = compared or self.config.best_metric is not None
+        if needed and self.step == 0 and not read_metrics(self.run.folder, "validation"):
             self._evaluate()
 
     def _evaluate(self) -> None:

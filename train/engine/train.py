@@ -33,7 +33,7 @@ from ..runs.run_lock import RunLock
 from ..runs.samples import read_samples
 from ..runs.stages import described_stages
 from .bad_steps import BadSteps
-from .checkpoint import Checkpoints
+from .checkpoint import Checkpoints, best_checkpoint
 from .loop import Loop, Scores
 from .machine_memory import memory_of_each
 from .start import OpenRun, mixture_lines, open_run, start_or_resume, train_batches
@@ -254,6 +254,10 @@ def _finish(run: Run, validation: Scores, devices: str, progress: Progress) -> s
         "devices": devices,
         **described_stages(run.folder, run.stated),
     }
+    best = best_checkpoint(run.folder) if config.keep_best else None
+    if best is not None:
+        summary["best checkpoint"] = f"step {best:,}"
+        progress.log(f"best checkpoint: step {best:,}")
     # Compare the loss with the loss of a model that uses only token frequencies.
     baseline = None if run.custom.names else config.objective.baseline(run.train)
     if baseline is not None:

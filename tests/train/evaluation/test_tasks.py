@@ -69,9 +69,9 @@ def test_tasks_judge_a_run_and_choose_its_best_checkpoint(tmp_path, capsys):
     )
     run = tmp_path / "run"
     result = train.train(config, run, quiet=True)
-    # Tasks are due after steps 2 and 3, the last one.
+    # Tasks are due before training, to check `best_metric`, and after steps 2 and 3, the last one.
     judged = [{name for name in line if "/" in name} for line in evaluations(run)]
-    assert [bool(names) for names in judged] == [False, True, True]
+    assert [bool(names) for names in judged] == [True, False, True, True]
     assert {"pets/acc", "say/exact_match", "ema_pets/acc", "ema_say/rougeL"} <= judged[-1]
     assert "say/exact_match" in (run / "report.md").read_text()
     measure = json.loads((run / "checkpoints" / "3" / "metrics" / "metrics").read_text())["loss"]

@@ -11,9 +11,11 @@ import optax
 import pytest
 from flaxzoo import models, train
 from flaxzoo.data.common.errors import UserError
+from flaxzoo.models.run_files import steps
 from flaxzoo.train.cli import main as cli
 from flaxzoo.train.optim.ema import ema_of
 from flaxzoo.train.optim.optimizer import make_optimizer
+from flaxzoo.train.runs.metrics_log import read_metrics
 from flaxzoo.train.serve.rows.settings import RowSettings
 from flaxzoo.train.serve.served import open_models
 
@@ -141,9 +143,23 @@ def test_the_average_is_sharded_like_the_parameters():
 
 
 @pytest.mark.slow
+def test_the_best_checkpoint_is_named(tmp_path, capsys):
+    run = tmp_path / "run"
+    fields = {"evaluate_every": 1, "checkpoint_every": 1, "keep_last": 1, "optimizer": OPTIMIZER}
+    train.train(small_run(tmp_path, steps=3, best_metric="max:loss", **fields), run)
+    losses = {row["step"]: row["loss"] for row in read_metrics(run, "validation")}
+    best = max((1, 2, 3), key=losses.__getitem__)
+    assert best < 3 < len(losses)  # the initial model is evaluated too, but has no checkpoint
+    assert steps(run) == [best, 3]
+    assert f"best checkpoint: step {best}\n" in capsys.readouterr().err
+    assert f"| best checkpoint | step {best} |" in (run / "report.md").read_text()
+
+
+@pytest.mark.slow
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path):
     config = small_run(tmp_path, steps=1, best_metric="max:f1")
     with pytest.raises(UserError, match=r"best_metric .*loss, .*'f1'"):
         train.train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()  # before the first step
     with pytest.raises(UserError, match=r"best_metric .*min: .*max:"):
         dataclasses.replace(config, best_metric="f1")
