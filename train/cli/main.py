@@ -85,7 +85,6 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     _mend_streams()
-    forget_flags()
     _give_threads_to_virtual_devices()
     try:
         status = _dispatch(arguments)
@@ -131,6 +130,9 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
+    finally:
+        # A program may train after a command; its messages must name fields, not options.
+        forget_flags()
     return 0
 
 

@@ -263,7 +263,7 @@ def with_flags(message: str) -> str:
 
 
 def forget_flags() -> None:
-    """Clears the field names of the previous command in this process."""
+    """Clears the options of a command, so that later messages of this process name fields."""
     _flags.clear()
 
 

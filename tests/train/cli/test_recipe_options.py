@@ -189,6 +189,12 @@ def test_messages_of_the_library_name_fields_and_those_of_the_command_options():
         forget_flags()
 
 
+def test_messages_name_fields_again_after_a_command(tmp_path):
+    message = "lower batch_size (execution.remat full)"
+    assert cli.main(["train", "quickstart", "--save-config", f"{tmp_path}/run.toml"]) == 0
+    assert with_flags(message) == message
+
+
 KINDS = "byte-bpe wordpiece sentencepiece-unigram sentencepiece-bpe characters words".split()
 
 
