@@ -33,6 +33,7 @@ CAUSAL_LMS = ("Granite",)
 OPTIONS = {
     # All rows are within the original length, as transformers chooses the factors by the longest.
     "Phi-4-mini": {"original_max_position_embeddings": 12},
+    "StableLM": {"hidden_dropout": 0.0},  # torch and JAX draw other numbers
 }
 GUIDE, HEADING = "docs/train/fine-tune.md", "fine-tuning steps"
 HEAD = "sequence_classification"
