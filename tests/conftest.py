@@ -76,8 +76,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample",
         metavar="SEED",
-        help="of each slow test with parameters, run the first case and one that SEED chooses; "
-        "run all cases in tests/integration",
+        help="of each slow test with parameters, run one case that SEED chooses; run all cases in "
+        "tests/integration",
     )
 
 
@@ -136,15 +136,14 @@ def _is_in_tier(item: pytest.Item, config: pytest.Config) -> bool:
 def _sample(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
     """Returns the items of `--sample`, with all items of `tests/integration`."""
 
-    def order(item: pytest.Item) -> tuple[bool, str]:
-        digest = hashlib.sha256(f"{seed} {item.nodeid}".encode()).hexdigest()
-        return not item.stash[IS_FIRST_CASE], digest
+    def order(item: pytest.Item) -> str:
+        return hashlib.sha256(f"{seed} {item.nodeid}".encode()).hexdigest()
 
     cases = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") and "/integration/" not in item.nodeid:
             cases[item.nodeid.partition("[")[0]].append(item)
-    left_out = {item for of_test in cases.values() for item in sorted(of_test, key=order)[2:]}
+    left_out = {item for of_test in cases.values() for item in sorted(of_test, key=order)[1:]}
     return [item for item in items if item not in left_out]
 
 
