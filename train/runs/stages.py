@@ -103,8 +103,8 @@ def data_position(
         return dataclasses.replace(before, start=start, examples=read)
     if not same_settings:
         return Stage(start=start)
-    # Sources may join or leave a mixture, and weights may change. Each source that both stages have
-    # continues after its own examples.
+    # Sources may join or leave a mixture, and weights may change. A source that is in both stages
+    # continues after the examples that it has already given.
     mixture = _data_state(folder, start).get(MIXTURE)
     if isinstance(examples, MixedExamples):
         sizes = {part.name: part.examples.num_examples for part in examples.parts}
